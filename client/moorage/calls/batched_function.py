@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from moorage.calls.ahead import Given
 from moorage.calls.function import (
     Context,
     FrameWriter,
@@ -237,7 +238,7 @@ class BatchTasks:
             run(self._served, batch, self._writer.write)
 
 
-def serve_plain(served: Served, link: socket.socket, places: int) -> None:
+def serve_plain(served: Served, link: socket.socket, places: int, _: Given | None = None) -> None:
     """Answer batches with a plain function: in this thread if there is one place and nothing to hear meanwhile, else in
     as many threads as places."""
     write = FrameWriter(link)

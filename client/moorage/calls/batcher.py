@@ -52,6 +52,9 @@ class Batcher:
     def hold(self, on: bool) -> None:
         self._program.hold(on)
 
+    def take_back(self) -> list[int]:
+        return self._program.take_back()
+
     def on_frame(self, head: FromProgram, body: bytes) -> None:
         """A frame of the program: the last answer of a batch lets the next one begin."""
         self._messenger.on_frame(head, body)

@@ -26,7 +26,9 @@ from typing import Any, BinaryIO, Final, Protocol
 
 import msgspec
 
+from moorage.calls.ahead import Given
 from moorage.calls.wire import (
+    AHEAD_MAX,
     BODY_BYTES_MAX,
     FromProgram,
     ToProgram,
@@ -37,7 +39,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import Result, decode_result, encode_result
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.served import ENDPOINT_MARK, Answer, CallError, checked_headers
-from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE, NOT_ENDPOINTS
+from moorage.schemas.service import AHEAD_VARIABLE, CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE, NOT_ENDPOINTS
 from moorage.system.loops import loop_factory
 from moorage.system.spans import served_span
 
@@ -254,20 +256,23 @@ def run(served: Served, call: ToProgram, body: bytes, context: Context, write: C
     write(told)
 
 
-def serve_plain(served: Served, link: socket.socket, places: int) -> None:
+def serve_plain(served: Served, link: socket.socket, places: int, given: Given | None = None) -> None:
     """Answer calls with a plain function: in this thread if there is one place and nothing to hear meanwhile, else in
     as many threads as places."""
     write = FrameWriter(link)
     reader = link.makefile("rb")
     known: dict[int, Context] = {}
     pool = ThreadPoolExecutor(places, "call") if places > 1 or served.hears_cancel else None
-    write(frame(FromProgram(ready=places, endpoints=served.endpoints)))
+    ahead = AHEAD_MAX if pool is None else 0  # one after another, in the order in which they were sent
+    write(frame(FromProgram(ready=places, ahead=ahead, endpoints=served.endpoints)))
     for call, body in read_calls(reader):
         if call.cancel:
             context = known.get(call.cancel)
             if context is not None:
                 context.cancel()
         elif call.call:
+            if call.ahead and given is not None and not given.take(call.call):
+                continue
             context = Context(call)
             if pool is None:
                 run(served, call, body, context, write)
@@ -348,7 +353,7 @@ async def run_async(served: Served, call: ToProgram, body: bytes, context: Conte
 
 
 def main(
-    plain: Callable[[Served, socket.socket, int], None] = serve_plain,
+    plain: Callable[[Served, socket.socket, int, Given], None] = serve_plain,
     in_loop: Callable[[Served, socket.socket, int], Coroutine[Any, Any, None]] = serve_async,
 ) -> int:
     """Answer calls until the member says that this ends: with `plain`, or `in_loop` for a coroutine function."""
@@ -356,6 +361,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=int(os.environ.pop(FD_VARIABLE)))
     link.set_inheritable(False)
+    given = Given(int(os.environ.pop(AHEAD_VARIABLE)))
     places = int(os.environ.pop(CONCURRENCY_VARIABLE))
     sys.path.insert(0, os.getcwd())
     try:
@@ -374,7 +380,7 @@ def main(
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(in_loop(served, link, places))
         else:
-            plain(served, link, places)
+            plain(served, link, places, given)
     except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
         return 1  # the member is gone
     return 0

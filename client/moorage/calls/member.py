@@ -31,6 +31,8 @@ from moorage.schemas.service import (
     Turn,
 )
 
+#: how often a member looks at its room while calls wait
+TICK_S: Final = 0.05
 #: an unanswered `want` is repeated: in a cluster one can be lost. A batch that is due waits no longer for all answers
 WANT_AGAIN_S: Final = 0.05
 #: a member that ends waits so long for the answer to its last `want`, which may be a call
@@ -46,6 +48,8 @@ HAVE_HOLDS_S: Final = 0.3
 #: calls may wait in a room that begin to run within this time, at most so many
 ROOM_MS: Final = 50.0
 ROOM_MAX: Final = 256
+#: where calls take less than this by the mean, the program has the next ones ahead: a round trip would take as long
+AHEAD_MS: Final = 2.0
 #: of the mean time of a run, the part that the last one counts for
 _MEAN_PART: Final = 0.1
 _RETRY_MS_MAX: Final = 10_000
@@ -97,6 +101,12 @@ class Outside(Protocol):
     def run(self, number: int, call: Call, left_ms: int) -> None:
         """Give the call to the service. Its end comes back as `Member.on_end` with the same number."""
 
+    def run_next(self, number: int, call: Call, left_ms: int) -> None:
+        """Give the call to the service, which begins it once those before it have ended, unless it is taken back."""
+
+    def take_back(self) -> list[int]:
+        """Return the numbers of the calls of `run_next` that have not begun, and will not begin."""
+
     def stop(self, number: int) -> None:
         """Tell the service that the caller no longer waits for this call."""
 
@@ -138,6 +148,7 @@ class Member:
         self.name = name
         self._attempt = attempt or ("", "", 0, 0, 0)
         self.places = places
+        self._ahead_max = 0
         self.batches: Batches | None = None
         self._room_fixed = room
         self.draining = False
@@ -168,9 +179,10 @@ class Member:
         self.batches = batches
         self.allow(batches.places)
 
-    def allow(self, places: int) -> None:
-        """Run so many calls at the same time, or batches of them."""
+    def allow(self, places: int, ahead: int = 0) -> None:
+        """Run so many calls at the same time, or batches of them; send so many more `ahead` of the one that runs."""
         self.places = places
+        self._ahead_max = ahead if places == 1 and self.batches is None else 0
         if self.batches is not None:
             self.batches.places = places
             self.places = places * self.batches.most
@@ -205,15 +217,26 @@ class Member:
     @property
     def needs_ticks(self) -> bool:
         """Whether `tick` has something to look at."""
-        return bool(self.room) or self._asked_s is not None or bool(self.batches and self.batches.waiting)
+        waits = self._ahead > 0 or bool(self.batches and self.batches.waiting)
+        return bool(self.room) or self._asked_s is not None or waits
+
+    @property
+    def tick_s(self) -> float:
+        """How long after the last `tick` the next one is due, at least."""
+        return QUIET_S if self._ahead else TICK_S
+
+    @property
+    def _ahead(self) -> int:
+        """How many calls the program has ahead."""
+        return max(0, len(self.running) - self.places) if self._ahead_max else 0
 
     def load(self, now_s: float) -> MemberLoad:
         """Return what this member says of itself."""
         oldest_ms = max((call.waited(now_s) for call in self.room), default=0)
-        meter = self.meter
+        meter, ahead = self.meter, self._ahead
         _, job, replica, attempt, fence = self._attempt
         return MemberLoad(
-            self.name, self.places, len(self.running), len(self.room), oldest_ms, self.draining,
+            self.name, self.places, len(self.running) - ahead, len(self.room) + ahead, oldest_ms, self.draining,
             meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
             job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(), rests=self.rests,
         )  # fmt: skip
@@ -235,6 +258,7 @@ class Member:
             self._rests_s = now_s
         self._rest, self._rested_s = turn, now_s
         self._called_s = now_s if self.room or self._called_s is not None else None
+        self._take_back(now_s)
         self._send_away_late(now_s)
         if self.room:
             self._say_have(now_s)
@@ -293,6 +317,8 @@ class Member:
             ran_ms = (now_s - call.started_s) * 1000
             self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
             self.meter.finished(ran_ms)
+        if self._ahead_max:
+            self._begin_next(now_s)
         self._fill(now_s)
         return None if call is None or call.cancelled else call
 
@@ -321,6 +347,8 @@ class Member:
     def tick(self, now_s: float) -> None:
         """Time has passed: calls expire, `have` and `want` are repeated."""
         self._look_at_rest(now_s)
+        if self._ahead and not self._is_quick(now_s):
+            self._take_back(now_s)
         self._expire(now_s)
         self._send_away_late(now_s)
         self._look_at_room()
@@ -348,6 +376,7 @@ class Member:
         a place, and the process never heard of them, nor has all of their data come: they are refused.
         """
         self.dead = True
+        self._take_back(now_s)
         unbegun = set() if self.batches is None else set(self.batches.forget_waiting())
         running, self.running = self.running, {}
         for number, call in running.items():
@@ -393,17 +422,50 @@ class Member:
             self.meter.expired += 1
             self._outside.refuse(call, EXPIRED, 0)
             return True
-        if self._is_full:
+        is_full = self._is_full
+        if is_full and not self._goes_ahead(call, now_s):
             return False
         if self._cancelled.pop(call.reply, None) is not None:
             return True
         self._number += 1
         self.running[self._number] = call
+        if is_full:
+            self._outside.run_next(self._number, call, left_ms)
+            return True
         if self.batches is None:
             call.started_s = now_s
             self.meter.began(waited_ms)
         self._outside.run(self._number, call, max(0, left_ms))
         return True
+
+    def _goes_ahead(self, call: Call, now_s: float) -> bool:
+        """Return whether the program may have a call before it has a place."""
+        may = self._ahead < self._ahead_max and 0 < self._mean_ms < AHEAD_MS and not (self.dead or self.rests)
+        return may and INPUT not in call.headers and self._is_quick(now_s)
+
+    def _is_quick(self, now_s: float) -> bool:
+        """Return whether the call that runs may end soon, so that those behind it do not wait for long."""
+        first = next(iter(self.running.values()))
+        return now_s - first.started_s < QUIET_S and INPUT not in first.headers
+
+    def _begin_next(self, now_s: float) -> None:
+        """The program has ended a call: it begins the next one of those that it has ahead."""
+        first = next(iter(self.running.values()), None)
+        if first is not None and first.started_s < 0:
+            first.started_s = now_s
+            self.meter.began(first.waited(now_s))
+
+    def _take_back(self, now_s: float) -> None:
+        """Let the calls that the program has ahead, and has not begun, wait for others to fetch them."""
+        if not self._ahead:
+            return
+        for number in self._outside.take_back():
+            call = self.running.pop(number)
+            call.started_s = -1.0
+            if not call.cancelled:
+                self._let_wait(call, now_s)
+        if self.room:
+            self._say_have(now_s)
 
     def _keep(self, call: Call, now_s: float) -> None:
         """Let a call wait here. If that is one too many, those that come too late or last wait elsewhere, or are
@@ -501,7 +563,7 @@ class Member:
 
     def _fill(self, now_s: float) -> None:
         """Run what waits here while there is a place; then ask the other members."""
-        while self.room and not self._is_full:
+        while self.room and (not self._is_full or self._goes_ahead(next(iter(self.room)), now_s)):
             self._begin(self.room.take_next(), now_s)
         self._look_at_room()
         self._fetch(now_s)

@@ -66,8 +66,6 @@ from moorage.schemas.service import (
 )
 from moorage.schemas.subjects import Subjects
 
-#: how often a member looks at its room while calls wait
-TICK_S: Final = 0.05
 #: messages that may wait to be sent before the program waits
 OUT_MAX: Final = 2000
 #: how often it says what it has to do: while that changes, and while it does not
@@ -169,6 +167,7 @@ class Messenger:
         self._sought: dict[str, tuple[Call, asyncio.TimerHandle]] = {}
         self._asked = 0
         self._calls: list[Subscription] = []
+        self._asked_here: Subscription | None = None
         self._room: Subscription | None = None
         self._closing_room: asyncio.TimerHandle | None = None
         self._asking_again: asyncio.TimerHandle | None = None
@@ -185,7 +184,7 @@ class Messenger:
         """Subscribe to what members say to each other. Raises `PermissionRefused`."""
         subjects, tenant, service = self.name.subjects, self.name.tenant, self.name.service
         await self._connection.subscribe(self._inbox, self._on_given)
-        await self._connection.subscribe(self._own_room, self._on_want)
+        self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
         await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
         await self._connection.subscribe(self._have, self._on_have)
         await self._connection.subscribe(self._turn, self._on_turn)
@@ -243,6 +242,9 @@ class Messenger:
             self._room_is_over()
         if self._asking_again is not None:
             self._asking_again.cancel()
+        if self._asked_here is not None:  # who asks from now on hears that nobody is here
+            with contextlib.suppress(BusError):
+                await self._asked_here.unsubscribe()
         while self._out:
             await self._all_sent.wait()
         for task in self._tasks:
@@ -494,6 +496,15 @@ class Messenger:
         head = ToProgram(number, len(call.data), call.headers, wait_ms=left_ms, endpoint=call.endpoint)
         self.program.send(head, call.data)
 
+    def run_next(self, number: int, call: Call, left_ms: int) -> None:
+        assert self.program is not None
+        head = ToProgram(number, len(call.data), call.headers, wait_ms=left_ms, ahead=True, endpoint=call.endpoint)
+        self.program.send(head, call.data)
+
+    def take_back(self) -> list[int]:
+        assert self.program is not None
+        return self.program.take_back()
+
     def stop(self, number: int) -> None:
         assert self.program is not None
         if self._inputs.forget_coming(number):  # the program has not heard of it
@@ -664,7 +675,7 @@ class Messenger:
     async def _tick(self) -> None:
         while True:
             await self._ticking.wait()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self.member.tick_s)
             self.member.tick(time.monotonic())
             self._look()
             if not self.member.needs_ticks:

@@ -14,8 +14,9 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from moorage.calls.ahead import Ahead
 from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
-from moorage.schemas.service import CONCURRENCY_VARIABLE, FD_VARIABLE
+from moorage.schemas.service import AHEAD_VARIABLE, CONCURRENCY_VARIABLE, FD_VARIABLE
 
 #: what a program that is told to end may take before it is killed
 END_S: Final = 2.0
@@ -34,6 +35,8 @@ class Link(Protocol):
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None: ...
 
     def hold(self, on: bool) -> None: ...
+
+    def take_back(self) -> list[int]: ...
 
 
 class Program(asyncio.Protocol):
@@ -55,6 +58,7 @@ class Program(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._at_end = asyncio.Event()
+        self._ahead = Ahead()
         self.pid = 0
 
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
@@ -63,10 +67,15 @@ class Program(asyncio.Protocol):
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), self._ahead.theirs),
                 # SIGTERM is for the member, which lets the program finish; see the supervisor's rule for sessions
                 start_new_session=True,
-                env={**environment, FD_VARIABLE: str(theirs.fileno()), CONCURRENCY_VARIABLE: str(concurrency)},
+                env={
+                    **environment,
+                    FD_VARIABLE: str(theirs.fileno()),
+                    AHEAD_VARIABLE: str(self._ahead.theirs),
+                    CONCURRENCY_VARIABLE: str(concurrency),
+                },
             )
         except BaseException:
             ours.close()
@@ -95,12 +104,18 @@ class Program(asyncio.Protocol):
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         """Send a frame. Does nothing once the program has ended."""
         if self._transport is not None and not self._transport.is_closing():
+            if head.ahead:
+                self._ahead.put(head.call)
             self._transport.write(frame(head, body))
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         """Send frames in one piece, which the program reads at once."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(frame(head, body) for head, body in frames))
+
+    def take_back(self) -> list[int]:
+        """Return the numbers of the calls that were sent ahead and have not begun: the program begins none of them."""
+        return self._ahead.take_back()
 
     def hold(self, on: bool) -> None:
         """Read nothing of the program for now (`on`), or again: it waits once the socket is full."""

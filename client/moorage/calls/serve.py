@@ -23,7 +23,7 @@ from moorage.calls.batches import Batches
 from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
-from moorage.calls.wire import FromProgram
+from moorage.calls.wire import AHEAD_MAX, FromProgram
 from moorage.schemas.service import (
     CONCURRENCY_MAX,
     INPUT_BYTES_DEFAULT,
@@ -106,7 +106,7 @@ async def serve(
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:
                 messenger.endpoints = frozenset(head.endpoints)
-                messenger.member.allow(min(places, max(1, head.ready)))
+                messenger.member.allow(min(places, max(1, head.ready)), ahead=min(head.ahead, AHEAD_MAX))
                 ready.set()
             else:
                 answered(head, body)

@@ -15,6 +15,8 @@ from moorage.schemas.unreadable import UNREADABLE
 
 #: a longer line is no frame; the server's max_payload bounds the bytes behind it
 LINE_BYTES_MAX: Final = 256 * 1024
+#: calls that a program may have ahead of the one that runs
+AHEAD_MAX: Final = 4
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -26,6 +28,7 @@ class ToProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: dict[str, str] = {}  # the caller's own
     file: str = ""  # the file that has the data of a call, where they came in parts; gone once it is answered
     wait_ms: int = 0  # milliseconds after which its caller no longer waits
+    ahead: bool = False  # of a call: it has no place yet. Its number is in the pipe, unless it is taken back
     more: bool = False  # of a call: the next frame is another call of the same batch
     cancel: int = 0  # number of a call whose caller no longer waits: answer it or not, it is not sent
     endpoint: str = ""  # of a call: the service's method that it is for; "" for the service itself
@@ -36,6 +39,7 @@ class FromProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     """A frame from the program: it is `ready`, or an `answer`, a `part` of one, or an `error`."""
 
     ready: int = 0  # it takes calls from now on, at most this many at the same time
+    ahead: int = 0  # with `ready`: so many more calls may be sent ahead, before they have a place
     endpoints: list[str] = []  # with `ready`: names of the methods that it has, beside the service itself
     answer: int = 0  # number of a call that is answered; the answer is behind the line
     part: int = 0  # number of a call of which a part is answered; more follows, and an `answer` at the end

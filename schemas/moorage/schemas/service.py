@@ -69,6 +69,8 @@ BATCH_VARIABLE: Final = "MOORAGE_CALL_BATCH"
 GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
 #: the variable of a program that `moorage serve` has started: its end of a socket, as the number of an open file
 FD_VARIABLE: Final = "MOORAGE_CALL_FD"
+#: its pipe with the numbers of the calls that it has ahead
+AHEAD_VARIABLE: Final = "MOORAGE_CALL_AHEAD_FD"
 #: the variable that names the file which `moorage serve` keeps while it takes calls, for `run.ready.call`; and that
 #: file, in the attempt's own folder
 READY_VARIABLE: Final = "MOORAGE_READY"

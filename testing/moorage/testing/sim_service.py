@@ -134,6 +134,10 @@ class _Function:
     def hold(self, on: bool) -> None:
         """Nothing is held: the simulated bus takes all there is."""
 
+    def take_back(self) -> list[int]:
+        """Nothing is sent ahead."""
+        return []
+
     def kill(self) -> None:
         for task in self._batches.tasks.union(task for task, _ in self._running.values()):
             task.cancel()

@@ -303,6 +303,27 @@ async def test_a_killed_program_answers_502_at_once_and_its_room_is_fetched(site
         assert await other.ended() == 3
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_quick_calls_that_are_ahead_of_a_slow_one_run_at_another_member(site: Site, is_killed: bool) -> None:
+    """The program has the next quick calls before they have a place: they are taken back from it, also once it died."""
+    subject = site.subject("swift")
+    async with site.serving("swift") as (caller, [one]):
+        for _ in range(50):
+            assert (await call(caller, subject, b"quick")).data == b"quick"
+        gate = site.gate()
+        # in one write, so that the program has the quick ones by the time that the first one is known to be slow
+        calls = [asyncio.create_task(call(caller, subject, data)) for data in (gate.data, b"1", b"2", b"3")]
+        await gate.runs(1)
+        async with site.serving("swift"):
+            if is_killed:
+                os.kill(one.program(), signal.SIGKILL)
+            answers = await asyncio.gather(*calls[1:])
+            assert [answer.data for answer in answers] == [b"1", b"2", b"3"]
+            assert is_killed or not calls[0].done()
+            gate.open()
+            assert error_of(await calls[0]) == ("member-died" if is_killed else "")
+
+
 async def test_a_member_that_is_asked_to_end_loses_no_call(site: Site) -> None:
     """Four members end in turn under load, each once another has come: every call is answered by its function."""
     subject = site.subject("nap")

@@ -19,10 +19,19 @@ class Recorded:
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
+        self.ahead: list[int] = []  # sent ahead, and not begun
         self.whys: list[str] = []  # of what is refused
 
     def run(self, number: int, call: Call, left_ms: int) -> None:
         self.done.append(("run", number, call.reply, left_ms))
+
+    def run_next(self, number: int, call: Call, left_ms: int) -> None:
+        self.done.append(("run_next", number, call.reply, left_ms))
+        self.ahead.append(number)
+
+    def take_back(self) -> list[int]:
+        numbers, self.ahead = self.ahead, []
+        return numbers
 
     def stop(self, number: int) -> None:
         self.done.append(("stop", number))
@@ -621,6 +630,11 @@ class Wired:
         if done is not None:
             self.net.answer(done.reply, "ok")
 
+    def run_next(self, number: int, call: Call, left_ms: int) -> None: ...
+
+    def take_back(self) -> list[int]:
+        return []
+
     def stop(self, number: int) -> None: ...
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
@@ -706,3 +720,58 @@ def test_a_wait_that_a_caller_makes_up_counts_for_no_more_than_the_highest_prior
     made_up = call("made-up", 10.0, 86_400_000, waited_ms=80_000_000, priority=0)
     calls = [made_up, call("high", 9.9, priority=100), call("low", 10.1, priority=0)]
     assert [each.reply for each in sorted(calls, key=lambda each: each.rank_s)] == ["high", "made-up", "low"]
+
+
+def quick_member() -> tuple[Member, Recorded]:
+    """A member whose calls take a millisecond: one runs, two are sent ahead, one waits."""
+    m, outside = member()
+    m.allow(1, ahead=2)
+    m.on_call(call("first"), 0.0)
+    m.on_end(1, 0.001)
+    for at, reply in enumerate("abcd"):
+        m.on_call(call(reply, 1.0 + at / 1e6), 1.0)
+    begun = [done for done in outside.take() if done[0].startswith("run")]
+    assert begun == [
+        ("run", 1, "first", 1000),
+        ("run", 2, "a", 1000),
+        ("run_next", 3, "b", 1000),
+        ("run_next", 4, "c", 1000),
+    ]
+    return m, outside
+
+
+def test_quick_calls_are_sent_ahead_and_each_begins_as_the_one_before_it_ends() -> None:
+    m, outside = quick_member()
+    assert (m.load(1.0).running, m.load(1.0).waiting) == (1, 3)
+    outside.ahead.remove(3)
+    m.on_end(2, 1.001)
+    assert [done for done in outside.take() if done[0].startswith("run")] == [("run_next", 5, "d", 999)]
+    assert [each.started_s for each in m.running.values()] == [1.001, -1.0, -1.0]
+
+
+def test_what_was_sent_ahead_is_taken_back_for_others_once_the_call_that_runs_is_slow() -> None:
+    m, outside = quick_member()
+    m.tick(1.0 + QUIET_S / 2)
+    assert len(m.running) == 3
+    m.tick(1.0 + 2 * QUIET_S)
+    assert [each.reply for each in m.running.values()] == ["a"]
+    outside.take()
+    for _ in range(3):
+        m.on_want("other", 1.1)
+    assert [done[2] for done in outside.take() if done[0] == "hand"] == ["b", "c", "d"]
+    m.on_call(call("e", 1.2), 1.2)
+    assert ran(outside) == [], "nothing goes ahead of a slow call"
+
+
+def test_of_a_program_that_dies_only_the_call_that_ran_is_lost() -> None:
+    m, outside = quick_member()
+    m.died(1.001)
+    assert [done[:3] for done in outside.take() if done[0] == "refuse"] == [("refuse", "a", MEMBER_DIED)]
+    assert [each.reply for each in m.room] == ["b", "c", "d"]
+
+
+def test_a_member_without_its_gpus_begins_none_of_the_calls_that_it_has_ahead() -> None:
+    m, _ = quick_member()
+    m.on_turn(Turn("m", False, 100), 1.001)
+    assert [each.reply for each in m.running.values()] == ["a"]
+    assert [each.reply for each in m.room] == ["b", "c", "d"]

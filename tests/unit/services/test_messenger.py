@@ -17,7 +17,8 @@ from moorage.calls.batcher import in_batches
 from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
-from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
+from moorage.calls.member import TICK_S
+from moorage.calls.messenger import LOAD_QUIET_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram

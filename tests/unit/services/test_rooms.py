@@ -20,6 +20,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.batcher import OnFrame, in_batches
 from moorage.calls.batches import Batches
+from moorage.calls.member import Call
 from moorage.calls.messenger import Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.wire import FromProgram, ToProgram
@@ -84,6 +85,9 @@ class Desk:
         self._on_frame: OnFrame = self.messenger.on_frame
         if site.batch is not None:
             self._on_frame = in_batches(self.messenger, cast(Program, self), Batches(site.batch, site.places))
+        if site.batch is None:
+            self.messenger.member.allow(site.places, ahead=4)
+        self._ahead: list[tuple[int, bytes]] = []  # calls that it has, and has not begun
         self.has_gpu = True
         self.takes = True  # it is neither to end, nor dead
         self.free_s: float | None = None  # since when it could begin a call
@@ -93,14 +97,24 @@ class Desk:
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         if head.call:
-            number, _, takes_s = body.decode().partition(" ")
-            if not self.has_gpu:
-                self.site.wrong.append(f"call {number} begins at {now_s():.3f} at a member without its GPUs")
+            if head.ahead:
+                self._ahead.append((head.call, body))
+            else:
+                self._begin(head.call, body)
             if head.endpoint and head.endpoint not in self.messenger.endpoints:
-                self.site.wrong.append(f"call {number} begins at a member that has no method {head.endpoint}")
-            self.site.began[int(number)] += 1
-            self.began_s = now_s()
-            asyncio.get_running_loop().call_later(float(takes_s), self._answer, head.call)
+                self.site.wrong.append(f"{body!r} begins at a member that has no method {head.endpoint}")
+
+    def take_back(self) -> list[int]:
+        ahead, self._ahead = self._ahead, []
+        return [number for number, _ in ahead]
+
+    def _begin(self, call: int, body: bytes) -> None:
+        number, _, takes_s = body.decode().partition(" ")
+        if not self.has_gpu:
+            self.site.wrong.append(f"call {number} begins at {now_s():.3f} at a member without its GPUs")
+        self.site.began[int(number)] += 1
+        self.began_s = now_s()
+        asyncio.get_running_loop().call_later(float(takes_s), self._answer, call)
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         for head, body in frames:
@@ -110,6 +124,8 @@ class Desk:
 
     def _answer(self, number: int) -> None:
         if not self._is_dead:
+            if self._ahead:
+                self._begin(*self._ahead.pop(0))
             self._on_frame(FromProgram(answer=number), b"")
 
     def look(self) -> None:
@@ -118,6 +134,12 @@ class Desk:
         has_place = len(member.running) < member.places and not (member.batches and member.batches.is_full)
         is_free = self.takes and self.has_gpu and not member.rests and has_place
         self.free_s = (self.free_s or now_s()) if is_free else None
+
+    def waiting(self) -> list[Call]:
+        """Return the calls that wait here for a place, in the room or ahead at the program."""
+        member = self.messenger.member
+        ahead = [] if member.batches else [call for call in member.running.values() if call.started_s < 0]
+        return [*member.room, *ahead]
 
     def has(self, endpoint: str) -> bool:
         return not endpoint or endpoint in self.messenger.endpoints
@@ -179,6 +201,7 @@ class Site:
         self.caller = self.bus.connect("caller", on_error=self.wrong.append)
         self.places = 1 + seed % 2
         self.slow_part = (0.0, 0.02, 0.2)[seed % 3]
+        self.quick_s = ((0.001, 0.005), (0.0002, 0.002))[seed // 2 % 2]
         self.is_lossy = losses > 0
         self.sent = 0
         self.endpoints: dict[int, str] = {}  # by call: the method that it is for
@@ -219,14 +242,14 @@ class Site:
             for endpoint in self.named:
                 free = [desk for desk in self.desks if desk.free_s is not None and desk.has(endpoint)]
                 idle = [max(desk.free_s or 0, desk.began_s) for desk in free]
-                rooms = [call for desk in self.desks for call in desk.messenger.member.room]
+                rooms = [call for desk in self.desks for call in desk.waiting()]
                 came = [call.came_s for call in rooms if call.endpoint == endpoint]
                 if idle and came and now_s() - max(min(idle), min(came)) > most_s:
                     self.wrong.append(f"a call waits at {now_s():.3f}, and a member has a free place")
 
     async def call(self) -> None:
         is_slow = self.dice.random() < self.slow_part
-        takes_s = self.dice.uniform(0.1, 0.3) if is_slow else self.dice.uniform(0.001, 0.005)
+        takes_s = self.dice.uniform(0.1, 0.3) if is_slow else self.dice.uniform(*self.quick_s)
         wait_ms = self.dice.choice((400, 1500, 60_000, 60_000))
         self.sent += 1
         self.all_answered.clear()
@@ -237,7 +260,7 @@ class Site:
         await self.caller.publish(subject, data, f"answers.{self.sent}", {"Moorage-Wait-Ms": str(wait_ms)})
 
     async def calls(self) -> None:
-        mean_s = 0.003 + self.slow_part * 0.2
+        mean_s = sum(self.quick_s) / 2 + self.slow_part * 0.2
         load = self.dice.choice((0.2, 0.4))
         ends_s = now_s() + CALLS_S
         while now_s() < ends_s:
