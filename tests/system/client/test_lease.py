@@ -28,6 +28,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
 from moorage.testing import SimFleet, SimulatedClock
 from tests.system.live.stack import QUICK, RealProcess, Stack, stack
+from tests.system.worker.lend.test_leases import HolderProcess
 from tests.waiting import until
 
 _ROOTS = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
@@ -60,17 +61,8 @@ sync(sys.argv[3]) if how == "sync" else asyncio.run(plain())
 """
 
 
-class Borrower:
-    """A process that borrows."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.pid = process.pid
-
-    async def line(self) -> list[str]:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(90):
-            return (await self.process.stdout.readline()).decode().split()
+class Borrower(HolderProcess):
+    """A process that borrows by the SDK or by the command."""
 
     async def is_asked(self, why: str, within_s: int) -> None:
         """Wait until it says that it is asked back for this reason; a busy machine tells it some seconds later."""

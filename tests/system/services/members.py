@@ -16,6 +16,7 @@ from moorage.bus.transport import Delivery
 from moorage.schemas.service import ERROR, MEMBER
 from tests.system.cli import forks
 from tests.system.cli.node import environment
+from tests.system.live.stack import RealProcess
 from tests.waiting import until
 
 ANSWER_S: Final = 60.0
@@ -51,20 +52,12 @@ async def waiting(caller: Connection, prefix: str, service: str) -> asyncio.Even
     return waits
 
 
-class MemberProcess:
-    """A process `moorage serve`, and what it wrote."""
-
-    def __init__(self, process: asyncio.subprocess.Process | forks.Service, log: Path) -> None:
-        self.process = process
-        self.log = log
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+class MemberProcess(RealProcess):
+    """A process `moorage serve`."""
 
     @property
     def said(self) -> str:
-        return self.log.read_text()
+        return self.words()
 
     async def ready(self) -> None:
         await until(lambda: "serves" in self.said or self.process.returncode is not None, what=f"ready: {self.said}")

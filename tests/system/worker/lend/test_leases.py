@@ -76,7 +76,7 @@ class HolderProcess:
 
     async def line(self) -> list[str]:
         assert self.process.stdout is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(90):
             return (await self.process.stdout.readline()).decode().split()
 
 
