@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.client.job import Job
-from tests.sites import running, settled
+from tests.sites import running
 from tests.system.cli.node import moorage
 from tests.system.deploy.rights import wrong_rights
 from tests.system.deploy.test_roles_live import everybody
@@ -58,22 +58,6 @@ async def test_only_a_tenant_with_the_right_and_the_worker_exchange_bytes(layout
     async with running(**LAYOUTS[layout], execs=("acme",)) as site:
         wrong = await wrong_rights(site, WHO, dict.fromkeys(WHO, TABLE), WIDE)
         assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-async def test_bytes_pass_between_a_tenants_account_and_a_worker(shared: bool) -> None:
-    async with (
-        running(shared=shared, execs=("acme",)) as site,
-        await site.connect("submitter.acme") as acme,
-        await site.connect("worker.w1") as worker,
-    ):
-        heard: dict[str, list[bytes]] = {"in": [], "out": []}
-        await worker.subscribe(f"moorage.tty.acme.w1.{STREAM}.in", lambda it: heard["in"].append(it.data))
-        await acme.subscribe(f"moorage.tty.acme.w1.{STREAM}.out", lambda it: heard["out"].append(it.data))
-        await settled(acme, worker)
-        await acme.send([(f"moorage.tty.acme.w1.{STREAM}.in", b"there", "")])
-        await worker.send([(f"moorage.tty.acme.w1.{STREAM}.out", b"back", "")])
-        await until(lambda: heard == {"in": [b"there"], "out": [b"back"]})
 
 
 @pytest.mark.slow
