@@ -6,7 +6,29 @@ from typing import Any
 
 import msgspec
 
+from moorage.schemas.always import always
+from moorage.schemas.answers.jobs import Start
+from moorage.schemas.capabilities import Enforced
 from moorage.schemas.errors import Problem
+
+
+class PlannedPlace(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Where a replica would start."""
+
+    replica: int
+    worker: str
+    gpus: list[str] = always(list[str])  # uuids of its GPUs
+    mode: str = always(str)  # sharing mode of its GPUs
+    models: list[str] = []  # models of its GPUs, if they differ
+    enforced: Enforced | None = None  # how it would be kept to its part of a shared GPU
+
+
+class PlannedJobs(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Jobs that a plan concerns. Those of other tenants are a number."""
+
+    own: list[str] = always(list[str])  # names of the tenant's own jobs, the first of them
+    own_jobs: int = always(int)
+    other_jobs: int = always(int)
 
 
 class Plan(msgspec.Struct, omit_defaults=True):
@@ -20,17 +42,14 @@ class Plan(msgspec.Struct, omit_defaults=True):
 
     starts: str  # `now`, `later`, `unknown` (not now, and there is no estimate), `never`, `refused`, or `none`
     ledger: int  # number of the record that the plan rests on: the `if_seq` of a submit that depends on it
-    #: time until a later start, ms: `p50_ms`, and if known `p90_ms` and `runs`, the number of runs behind it
-    in_ms: dict[str, int] | None = None
+    in_ms: Start | None = None  # time until a later start: `p50_ms`, and if known `p90_ms` and `runs`
     on: str = ""  # the worker of a later start
-    #: placements of the replicas: `replica`, `worker`, `gpus` (uuids), `mode`, and `models` of these if they differ
-    places: list[dict[str, Any]] = []
+    places: list[PlannedPlace] = []  # by replica: `worker`, `gpus` (uuids), `mode`, and `models` if they differ
     replicas_now: int = 0  # number of replicas that would start now
     replicas: int = 0  # number of replicas of the request
     warnings: list[str] = []  # warnings that an acceptance would have
-    preempts: dict[str, Any] | None = None  # jobs that would be ended for it: `own` by name, `own_jobs`, `other_jobs`
-    #: waiting jobs that the changes of fleet and rights let start, with the fields of `preempts`
-    starting: dict[str, Any] | None = None
+    preempts: PlannedJobs | None = None  # jobs that would be ended for it: `own` by name, `own_jobs`, `other_jobs`
+    starting: PlannedJobs | None = None  # waiting jobs that the changes of fleet and rights let start
     empty: dict[str, int | None] | None = None  # ms until each drained worker is empty; null if unknown
     waiting: dict[str, Any] | None = None  # why the job, or the rest of it, waits, in the format of `explain`
     problem: Problem | None = None  # what a submit would be answered with; only with `refused`

@@ -6,6 +6,7 @@ import pytest
 
 from moorage.cli.fleet.admin import beyond_fleet
 from moorage.client import AsyncClient, Rejected
+from moorage.schemas.answers.fleet import WorkerInfo
 from tests.system.cli.node import Node
 from tests.waiting import until
 
@@ -128,6 +129,6 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
 
 
 def test_a_guarantee_above_the_fleet_is_warned_of() -> None:
-    fleet = {"workers": [{"gpus": 16}, {"gpus": 16}]}
+    fleet = [WorkerInfo(worker=name, state="up", gpus=16) for name in ("a", "b")]
     assert beyond_fleet(200, fleet) == "warning[share]: 200 GPUs guaranteed, but the fleet has only 32"
     assert beyond_fleet(32, fleet) == ""

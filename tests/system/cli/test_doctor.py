@@ -494,7 +494,7 @@ def test_the_doctor_tells_an_operator_how_far_its_clock_is_from_the_leaders(
 
 
 def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
-    jumped = checks_nats._clock({"server": {"time": "2020-01-01T00:00:00.123456789Z"}})
+    jumped = checks_nats._clock(checks_nats._Told(server=checks_nats._Server("2020-01-01T00:00:00.123456789Z")))
     assert jumped.verdict == "warn"
     assert "ms" not in jumped.found
     assert jumped.found.endswith("they may differ by at most 1 s")

@@ -27,6 +27,7 @@ from moorage.cli.framework.console import say_if_heard
 from moorage.cli.framework.interrupts import end_in_order
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
+from moorage.client.follow.follower import decode_events
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Following:
         self.changed = asyncio.Event()
 
     def on_events(self, delivery: Delivery) -> None:
-        for event in msgspec.json.decode(delivery.data)["jobs"]:
-            self.see(event["job"], event["rev"], event["state"])
+        for event in decode_events(delivery.data).jobs:
+            self.see(event.job, event.rev, event.state)
 
     def see(self, job: str, rev: int, state: str) -> None:
         if rev > self.revs.get(job, 0):

@@ -65,7 +65,7 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield failed("nats", error)
         else:
             yield _round_trip(connection, (time.monotonic() - began) * 1000)
-        user = await _asked(connection, USER_INFO) if role_of(context) not in _ASK_NOT else {}
+        user = await _asked(connection, USER_INFO) if role_of(context) not in _ASK_NOT else None
         yield _user(user)
         if role_of(context) != "operator":  # whom the leader tells its time
             yield _clock(user)
@@ -75,8 +75,8 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield _sync(context)
         if (conf := _conf_of_ours(context)) is not None:
             yield _disk(conf)
-        if (account := str(user.get("data", {}).get("account", ""))).endswith(_LEDGERS):
-            yield _no_leader_here(account)
+        if user is not None and user.data is not None and user.data.account.endswith(_LEDGERS):
+            yield _no_leader_here(user.data.account)
             return
     except MoorageError as error:
         yield failed("nats", error)
@@ -111,8 +111,38 @@ def _round_trip(connection: Connection, milliseconds: float) -> Check:
     return Check("nats", "ok", found)
 
 
-async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
-    """Return the server's JSON answer on one of its own subjects; {} if the key may not ask, or no JSON came.
+class _User(msgspec.Struct):
+    user: str = "?"
+    account: str = "?"
+    permissions: Any = None
+
+
+class _Server(msgspec.Struct):
+    time: str = ""
+
+
+class _Error(msgspec.Struct):
+    description: str = ""
+    err_code: int = 0
+
+
+class _Stream(msgspec.Struct):
+    messages: int
+
+
+class _Told(msgspec.Struct):
+    """What the server answers about a user, an account or a stream."""
+
+    data: _User | None = None
+    server: _Server | None = None
+    error: _Error | None = None
+    state: _Stream | None = None
+    streams: int = 0
+    storage: int = 0
+
+
+async def _asked(connection: Connection, subject: str) -> _Told | None:
+    """Return the server's JSON answer on one of its own subjects; None if the key may not ask, or no JSON came.
 
     If there is no responder, return an `error` that says so.
     """
@@ -120,38 +150,35 @@ async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
 
     try:
         answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
-        data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+        return msgspec.json.decode(answer, type=_Told)
     except NoResponders:
-        return {"error": {"description": "JetStream does not answer: it is off on this server, or in this account"}}
+        return _Told(error=_Error("JetStream does not answer: it is off on this server, or in this account"))
     except (MoorageError, msgspec.MsgspecError):
-        return {}
-    return data
+        return None
 
 
-def _user(info: dict[str, Any]) -> Check:
-    data = info.get("data", {})
-    if not data:
+def _user(info: _Told | None) -> Check:
+    if info is None or info.data is None:
         return Check(
             "user", "ok", "the name of this user is unknown: the server does not allow this user to ask for it"
         )
-    bounds = (
-        "with permissions for certain subjects" if data.get("permissions") else "with all permissions in that account"
-    )
-    return Check("user", "ok", f"user {data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
+    data = info.data
+    bounds = "with permissions for certain subjects" if data.permissions else "with all permissions in that account"
+    return Check("user", "ok", f"user {data.user} of account {data.account}, {bounds}")
 
 
-def _clock(info: dict[str, Any]) -> Check:
+def _clock(info: _Told | None) -> Check:
     from moorage.bus.jetstream import wall_seconds
 
-    if not info:
+    if info is None:
         return Check(
             "clock",
             "ok",
             "this host's clock is not compared with another one: this user may not ask for that, an operator may",
         )
     try:
-        off_s = time.time() - wall_seconds(info["server"]["time"])
-    except (KeyError, ValueError):
+        off_s = time.time() - wall_seconds(info.server.time if info.server is not None else "")
+    except ValueError:
         fix = "run chrony or ntpd on this host and on the server's; a scheduler logs a warning if the clocks differ"
         return Check("clock", "warn", "this host's clock cannot be compared: the server does not report its time", fix)
     return clock(off_s, "the server's")
@@ -162,42 +189,41 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
         return Check("jetstream", "ok", "this user needs no JetStream; only schedulers do")
     api, is_about = context.api_prefix, "the account"
     info = await _asked(connection, f"{api}.INFO")
-    if not info and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
+    if info is None and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
         from moorage.schemas.subjects import Subjects
 
         is_about = stream = Subjects().dead_letter_stream  # which each scheduler makes
         info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
-    if not info:
+    if info is None:
         return Check(
             "jetstream",
             "warn",
             "this user may not ask for the state of JetStream",
             "submitters need no JetStream; schedulers do",
         )
-    if error := info.get("error"):
-        found = str(error.get("description", error))
-        if error.get("err_code") == _ERR_STREAM_NOT_FOUND:
+    if info.error is not None:
+        found, code = info.error.description, info.error.err_code
+        if code == _ERR_STREAM_NOT_FOUND:
             return Check(
                 "jetstream",
                 "ok",
                 f"JetStream answers; {is_about}: {found}, as is normal before the first scheduler has run",
             )
-        if error.get("err_code") == _ERR_NO_JETSTREAM_LEADER:
+        if code == _ERR_NO_JETSTREAM_LEADER:
             return Check("jetstream", "fail", found, _SERVERS_MISSING)
         fix = (
             "turn JetStream on: jetstream {} in the server's file, and jetstream: enabled in the account; the "
             "ledger needs it"
         )
         return Check("jetstream", "fail", found, fix)
-    if (state := info.get("state")) is not None:
+    if info.state is not None:
         return Check(
-            "jetstream", "ok", f"JetStream answers; its stream {is_about} has {many(state['messages'], 'message')}"
+            "jetstream", "ok", f"JetStream answers; its stream {is_about} has {many(info.state.messages, 'message')}"
         )
     return Check(
         "jetstream",
         "ok",
-        f"JetStream answers; the account has {many(info['streams'], 'stream')} with {info['storage'] // 1024} "
-        "KiB on disk",
+        f"JetStream answers; the account has {many(info.streams, 'stream')} with {info.storage // 1024} KiB on disk",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,6 +21,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.fleet import WorkerInfo
     from moorage.schemas.answers.operators import ActRow
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
@@ -315,7 +316,7 @@ def share(
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
             with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
-                if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).data)):
+                if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).workers)):
                     say(warning)
             await _warn_of_unknown(client)
         return None
@@ -520,9 +521,9 @@ def _by(hold: Hold | None, head: str = " by ") -> str:
     return f"{head}{words(hold.by, hold.said)}" + (f": {hold.why}" if hold.why else "")
 
 
-def beyond_fleet(gpus: int, fleet: Mapping[str, Any]) -> str:
+def beyond_fleet(gpus: int, workers: Iterable[WorkerInfo]) -> str:
     """Return a warning if a guarantee is above the GPUs that the fleet has, else an empty text."""
-    there = sum(worker["gpus"] for worker in fleet["workers"])
+    there = sum(worker.gpus for worker in workers)
     return f"warning[share]: {many(gpus, 'GPU')} guaranteed, but the fleet has only {there}" if gpus > there else ""
 
 

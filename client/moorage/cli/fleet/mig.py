@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from moorage.cli.fleet.workers import worker_of
 from moorage.cli.framework.arguments import Parameter
@@ -15,7 +15,7 @@ from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.framework.render import age
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
-from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.fleet import DeviceRow, WorkerInfo
 from moorage.schemas.cells import FOREIGN, FROZEN, LEASED
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.units import many
@@ -88,10 +88,11 @@ def mig(
         if was_open:
             await client.fleet.uncordon(worker)
         if options.json:
-            emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": slices})
+            rows = [{"profile": each.profile, "uuid": each.uuid} for each in slices]
+            emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": rows})
             return
         done = "has this MIG layout already" if not changed else many(len(slices), "slice") if slices else "whole"
-        tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each['profile']}\t{each['uuid']}" for each in slices))
+        tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each.profile}\t{each.uuid}" for each in slices))
         if not was_open:
             say(
                 f"worker {worker} was drained or cordoned before this command, so it was not opened again: "
@@ -200,7 +201,7 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
         await asyncio.sleep(ASK_S)
 
 
-async def _listed(client: AsyncClient, worker: str, gpu: tuple[str, str], wanted: list[str]) -> list[dict[str, Any]]:
+async def _listed(client: AsyncClient, worker: str, gpu: tuple[str, str], wanted: list[str]) -> list[DeviceRow]:
     """Wait until the worker lists these slices, or the whole GPU; `gpu` is its uuid and address. Raises Rejected."""
     ends_s = time.monotonic() + LISTED_S
     while time.monotonic() < ends_s:
@@ -209,7 +210,7 @@ async def _listed(client: AsyncClient, worker: str, gpu: tuple[str, str], wanted
         is_whole = any(device.uuid == gpu[0] and not device.mig for device in row.devices or ())
         is_so = sorted(device.profile for device in slices) == wanted and is_whole == (not wanted)
         if row.state != "lost" and is_so:
-            return [{"profile": device.profile, "uuid": device.uuid} for device in slices]
+            return slices
         await asyncio.sleep(ASK_S)
     why = f"the worker does not list the new slices after {LISTED_S:g} s"
     raise rejected("failed-precondition", why, found=worker, next="start the worker again, and look at its log")

@@ -54,21 +54,21 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
         name = await one_id(client, job, "submit --instead-of", acts=True)
-        shown = await client._wire.read("show", {"job": name})
-        states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
-        replaces = states != {QUEUED} and shown.get("request", {}).get("service") is not None
-        if replaces and shown["state"] not in TERMINAL:
+        shown = await client._wire.show(name)
+        states = {row.state for row in shown.replica_states} or {shown.state}
+        replaces = states != {QUEUED} and shown.asked.get("service") is not None
+        if replaces and shown.state not in TERMINAL:
             own = {**fresh, "instead_of": name}
-            request = changed(shown["request"], flags, command, dict(fields), together, own)
+            request = changed(shown.asked, flags, command, dict(fields), together, own)
             return "", await with_files(client, flags.with_, request) if flags.with_ else request
         if states != {QUEUED}:
             raise rejected(
                 "failed-precondition",
-                f"job {name} is {shown['state']}: only a waiting job can be changed, or a service that runs",
+                f"job {name} is {shown.state}: only a waiting job can be changed, or a service that runs",
                 found=name,
                 next="submit another job, or cancel this job first",
             )
-        request = changed(shown["request"], flags, command, dict(fields), together, fresh)
+        request = changed(shown.asked, flags, command, dict(fields), together, fresh)
         if flags.with_:
             request = await with_files(client, flags.with_, request)
         planned = await client.plan(request)

@@ -20,8 +20,8 @@ from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.answers import explained_in
 from moorage.client.errors import rejected
-from moorage.schemas.answers.jobs import Start
 from moorage.schemas.frames import Answer
+from moorage.schemas.plan import PlannedJobs
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _tell(planned: Plan, request: Request | None, imagined: bool) -> None:
     """Print the plan, of a request or of changes alone. `imagined` says that it is for another fleet or other rights
     than there are, so a submit would do something else."""
     rows: list[tuple[str, Any]] = [("starts", _starts(planned) if request is not None else "")]
-    rows += [("on", _place(place["worker"], len(place["gpus"]), place.get("models", ()))) for place in planned.places]
+    rows += [("on", _place(place.worker, len(place.gpus), place.models)) for place in planned.places]
     for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
             rows.append((name, _jobs(what)))
@@ -201,8 +201,8 @@ def _starts(planned: Plan) -> str:
     if _in_part(planned):
         rest = msgspec.structs.replace(why, position=None)
         return f"{planned.replicas_now} of {planned.replicas} replicas start now; the rest wait: {waits(rest)}"
-    if planned.starts == "later":
-        return f"{foreseen(msgspec.convert(planned.in_ms, Start))}, on {planned.on}"
+    if planned.in_ms is not None:
+        return f"{foreseen(planned.in_ms)}, on {planned.on}"
     if planned.starts == "unknown" and why.starts_unknown:
         return f"not now; the time is unknown: {why.starts_unknown}"
     if planned.starts == "never" and not planned.waiting:
@@ -211,7 +211,7 @@ def _starts(planned: Plan) -> str:
     return words.get(planned.starts, planned.starts)
 
 
-def _jobs(found: dict[str, Any]) -> str:
-    own = ", ".join(found["own"]) + ("…" if found["own_jobs"] > len(found["own"]) else "")
-    others = f"{found['other_jobs']} of other tenants" if found["other_jobs"] else ""
+def _jobs(found: PlannedJobs) -> str:
+    own = ", ".join(found.own) + ("…" if found.own_jobs > len(found.own) else "")
+    others = f"{found.other_jobs} of other tenants" if found.other_jobs else ""
     return ", ".join(filter(None, (own, others))) or "none"

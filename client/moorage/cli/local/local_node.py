@@ -27,6 +27,7 @@ from moorage.system.private_files import replace_private
 if TYPE_CHECKING:
     from moorage.bus.embedded import EmbeddedServer
     from moorage.cli.local.children import Child
+    from moorage.client.answers import FleetInfo
     from moorage.client.client import AsyncClient
 
 PORT_DEFAULT: Final = 4222
@@ -235,7 +236,7 @@ class Node:
         else:
             self._say_screen(fleet)
 
-    async def _until_heard(self, client: AsyncClient) -> dict[str, Any]:
+    async def _until_heard(self, client: AsyncClient) -> FleetInfo:
         from moorage.worker.agent.run import simulated_of
         from moorage.worker.settings import WorkerSettings
 
@@ -244,21 +245,21 @@ class Node:
         while True:
             fleet = await client.fleet.show()
             if sum(worker.state not in NOT_HERE for worker in fleet.workers) >= expected:
-                return fleet.data
+                return fleet
             await asyncio.sleep(READY_LOOK_S)
 
-    def _say_screen(self, fleet: dict[str, Any]) -> None:
+    def _say_screen(self, fleet: FleetInfo) -> None:
         assert self._server is not None
         assert self._scheduler is not None
         assert self._worker is not None
-        live = [worker for worker in fleet["workers"] if worker["state"] not in NOT_HERE]
-        gpus = sum(worker["gpus"] for worker in live)
+        live = [worker for worker in fleet.workers if worker.state not in NOT_HERE]
+        gpus = sum(worker.gpus for worker in live)
         tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
-        kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})
+        kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w.models})
         lines = [
             f"{tag}{paint('moorage is up', 'bold', sys.stderr)}",
             f"  server     {self._server.url}  pid {self._server.pid}",
-            f"  scheduler  epoch {fleet['epoch']}  pid {self._scheduler.pid}",
+            f"  scheduler  epoch {fleet.epoch}  pid {self._scheduler.pid}",
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
             f"  data       {self._folder}",
@@ -268,9 +269,9 @@ class Node:
         ]
         if not self._is_default_folder:
             lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
-        largest = max(live, key=lambda worker: worker["gpus"])
-        has_h100 = len(largest["models"]) == 1 and "H100" in largest["models"][0]
-        gpu = f"--gpu {min(2, largest['gpus'])}xH100 " if has_h100 else "--gpu " if gpus else ""
+        largest = max(live, key=lambda worker: worker.gpus)
+        has_h100 = len(largest.models) == 1 and "H100" in largest.models[0]
+        gpu = f"--gpu {min(2, largest.gpus)}xH100 " if has_h100 else "--gpu " if gpus else ""
         lines += [
             f"  moorage run {gpu}-- " + ("sh -c 'echo on $CUDA_VISIBLE_DEVICES'" if gpus else "echo hello"),
             f"  moorage submit {gpu}-- sleep 60",

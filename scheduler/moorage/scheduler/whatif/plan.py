@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.operate import DrainAct, act_of
-from moorage.schemas.plan import Plan
+from moorage.schemas.plan import Plan, PlannedJobs, PlannedPlace
 from moorage.schemas.reasons import REASONS
 
 #: the most workers that one plan may drain, and hosts that it may add
@@ -152,7 +152,7 @@ def _together(looks: list[Plan]) -> Plan:
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
         found = [
-            Outcome(look.in_ms["p50_ms"], (look.on, at), "p10_ms" not in look.in_ms)
+            Outcome(look.in_ms.p50_ms, (look.on, at), look.in_ms.p10_ms is None)
             for at, look in enumerate(looks)
             if look.in_ms
         ]
@@ -165,7 +165,7 @@ def _together(looks: list[Plan]) -> Plan:
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = msgspec.to_builtins(start_of(start, "", (median.in_ms or {})["runs"]).told())
+            planned.in_ms = start_of(start, "", median.in_ms.runs if median.in_ms is not None else 0).told()
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)
@@ -180,7 +180,7 @@ class _Plan(Future):
     def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, look: int) -> None:
         self._answer: bytes | None = None
         self._job: Job | None = None  # the planned job, once accepted
-        self._preempts: dict[str, Any] | None = None
+        self._preempts: PlannedJobs | None = None
         super().__init__(engine, time_ms, look)
         self._tenant = tenant
         self._asked = asked
@@ -275,8 +275,9 @@ class _Plan(Future):
     def _later(self, planned: Plan, job: Job) -> None:
         key = (job.tenant, job.name)
         self._explain(planned, job)
-        reason = REASONS.get((planned.waiting or {}).get("reason", ""))
-        if planned.waiting is not None and self.look == 0:
+        assert planned.waiting is not None
+        reason = REASONS.get(planned.waiting.get("reason", ""))
+        if self.look == 0:
             why, found_fixes = fixes(self.engine, self.time_ms, *key, within_s=FIXES_S)
             if why:
                 planned.waiting["fixes"] = msgspec.to_builtins(found_fixes)
@@ -291,11 +292,11 @@ class _Plan(Future):
         why = why_unknown(len(self.unknown_runs), len(self.unknown_starts), cut=self.cut)
         if last.at_ms <= self.time_ms:
             why = last.why
-        if planned.waiting is not None and found is None and why:
+        if found is None and why:
             planned.waiting["starts_unknown"] = why
         if found is not None:
             p10_ms = -1 if found.limited else found.in_ms
-            planned.in_ms = msgspec.to_builtins(Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).told())
+            planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).told()
             planned.on = found.worker
 
     def _empty(self, planned: Plan) -> None:
@@ -317,32 +318,28 @@ class _Plan(Future):
             planned.empty[worker.id] = max(ends, default=self.began_ms) - self.began_ms if is_known else None
 
 
-def _concerned(jobs: list[Job], tenant: str) -> dict[str, Any]:
+def _concerned(jobs: list[Job], tenant: str) -> PlannedJobs:
     own = [job.name for job in jobs if job.tenant == tenant]
-    return {"own": own[:NAMED_MAX], "own_jobs": len(own), "other_jobs": len(jobs) - len(own)}
+    return PlannedJobs(own=own[:NAMED_MAX], own_jobs=len(own), other_jobs=len(jobs) - len(own))
 
 
-def _places(job: Job, request: Request) -> list[dict[str, Any]]:
+def _places(job: Job, request: Request) -> list[PlannedPlace]:
     return [
-        {
-            "replica": replica.index,
-            "worker": replica.member.worker.id,
-            "gpus": gpu_names(replica.member.worker, replica.member.mask, replica.member.fence),
-            "mode": MODE_NAMES[replica.member.mode],
-            **_unlike(replica.member),
-            **(
-                {"enforced": msgspec.to_builtins(enforced)}
-                if (enforced := enforced_on(replica.member.worker.hello, request)) is not None
-                else {}
-            ),
-        }
+        PlannedPlace(
+            replica=replica.index,
+            worker=member.worker.id,
+            gpus=gpu_names(member.worker, member.mask, member.fence),
+            mode=MODE_NAMES[member.mode],
+            models=_unlike(member),
+            enforced=enforced_on(member.worker.hello, request),
+        )
         for replica in job.rows.values()
-        if replica.member is not None
+        if (member := replica.member) is not None
     ]
 
 
-def _unlike(member: Member) -> dict[str, list[str]]:
+def _unlike(member: Member) -> list[str]:
     """Return the models of a member's GPUs if they are of more than one: a model for each GPU, in order."""
     pool = member.worker.pool_at(member.fence).devices
     models = [pool[slot]["name"] for slot in slots_of(member.mask) if slot < len(pool)]
-    return {"models": models} if len(set(models)) > 1 else {}
+    return models if len(set(models)) > 1 else []

@@ -134,7 +134,7 @@ def test_a_plan_says_the_level_of_each_place() -> None:
     drive = fleet(w0=GUARDED)
     asked = PlanAsk(msgspec.convert({"gpu": PART, "run": RUN, "replicas": 2}, Request))
     planned = decode_planned(plan(drive.engine, drive.now, "t", asked))
-    assert [place["enforced"] for place in planned.places] == [GUARDED_MEMORY] * 2
+    assert [place.enforced for place in planned.places] == [Enforced("guarded", "advisory")] * 2
 
 
 def test_a_leader_that_takes_over_knows_the_levels() -> None:

@@ -17,7 +17,7 @@ from moorage.scheduler.whatif import plan as plan_module
 from moorage.scheduler.whatif.plan import TOO_LATE, PlanAsk, decode_planned, plan
 from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.frames import Device
-from moorage.schemas.plan import Plan
+from moorage.schemas.plan import Plan, PlannedJobs
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.queries.test_fixes import ASKS, HOSTS, world
 from tests.unit.scheduler.queries.test_forecast import MINUTE, learned, look_ahead, submit
@@ -49,8 +49,7 @@ def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
         if state == "PLACED"
     ]
     slots = [
-        (place["replica"], place["worker"], [int(gpu.rpartition("-")[2]) for gpu in place["gpus"]])
-        for place in told.places
+        (place.replica, place.worker, [int(gpu.rpartition("-")[2]) for gpu in place.gpus]) for place in told.places
     ]
     assert slots == happened
     assert (told.starts == "now") == bool(happened)
@@ -100,9 +99,8 @@ def test_later_says_when_and_where_and_why_not_now() -> None:
     told = planned(waiting(), {"gpu": {}})
     assert (told.starts, told.on) == ("later", "w0")
     assert told.in_ms is not None
-    assert abs(told.in_ms["p50_ms"] - 6 * MINUTE) < 1_000
-    assert told.in_ms.keys() == {"p50_ms", "runs"}
-    assert told.in_ms["runs"] == 4
+    assert abs(told.in_ms.p50_ms - 6 * MINUTE) < 1_000
+    assert (told.in_ms.p10_ms, told.in_ms.p90_ms, told.in_ms.runs) == (None, None, 4)
     assert told.waiting is not None
     assert told.waiting["reason"] == "busy"
 
@@ -131,9 +129,9 @@ def test_of_gpus_that_differ_a_plan_says_their_models() -> None:
     drive = Driving()
     drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])
     told = planned(drive, {"gpu": {"count": 2, "model": ["L40S", "A100"]}})
-    assert [place["models"] for place in told.places] == [["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"]]
+    assert [place.models for place in told.places] == [["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"]]
     alike = planned(drive, {"gpu": {"count": 1, "model": ["L40S", "A100"]}})
-    assert ["models" in place for place in alike.places] == [False]
+    assert [place.models for place in alike.places] == [[]]
 
 
 def test_never_unknown_and_refused_are_three_things() -> None:
@@ -184,8 +182,8 @@ def test_with_a_host_more_it_would_start_now_and_so_would_those_that_wait() -> N
     submit(drive, "theirs", tenant="u")
     host = {"devices": msgspec.to_builtins([Device(n, "nvidia", H100, f"SIM-{n}") for n in range(4)])}
     told = planned(drive, {"gpu": {"count": 2}}, add=[host])
-    assert (told.starts, told.places[0]["worker"]) == ("now", "plan-0")
-    assert told.starting == {"own": ["mine"], "own_jobs": 1, "other_jobs": 1}
+    assert (told.starts, told.places[0].worker) == ("now", "plan-0")
+    assert told.starting == PlannedJobs(own=["mine"], own_jobs=1, other_jobs=1)
     assert "theirs" not in repr(told)
 
 
@@ -229,10 +227,10 @@ def test_the_edits_of_fleet_quotas_and_shares_count_together() -> None:
     }
     before = drive.state.digest
     told = planned(drive, {"gpu": {"count": 2}}, **edits)
-    assert told.starting == {"own": [], "own_jobs": 0, "other_jobs": 1}, "the one that waited for its limit"
+    assert told.starting == PlannedJobs(own=[], own_jobs=0, other_jobs=1), "the one that waited for its limit"
     assert (told.starts, told.empty) == ("unknown", None)
     assert drive.state.digest == before
-    assert planned(drive, drain=["w1"], quota={"v": 2}).starting == {"own": [], "own_jobs": 0, "other_jobs": 0}
+    assert planned(drive, drain=["w1"], quota={"v": 2}).starting == PlannedJobs(own=[], own_jobs=0, other_jobs=0)
 
 
 def test_a_share_decides_who_goes_first() -> None:
@@ -242,7 +240,7 @@ def test_a_share_decides_who_goes_first() -> None:
     told = planned(drive, {"gpu": {}}, share={"t": {"gpus": 1}})
     first = planned(drive, {"gpu": {}})
     assert told.in_ms is not None
-    assert first.in_ms is None or first.in_ms["p50_ms"] > told.in_ms["p50_ms"]
+    assert first.in_ms is None or first.in_ms.p50_ms > told.in_ms.p50_ms
 
 
 def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now() -> None:
@@ -253,7 +251,7 @@ def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now()
     drive.settle()
     drive.submit("other", gpu={"count": 3}, priority=90)  # victims are looked for in vain
     told = planned(drive, {"gpu": {"count": 2}, "priority": 90})
-    assert told.preempts == {"own": ["mine"], "own_jobs": 1, "other_jobs": 1}
+    assert told.preempts == PlannedJobs(own=["mine"], own_jobs=1, other_jobs=1)
     assert (told.starts, told.on) == ("later", "w0")
 
 
@@ -263,10 +261,10 @@ def test_a_start_behind_a_preemption_reckons_with_the_grace_of_who_is_ended() ->
     drive.submit("mine", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
     drive.settle()
     told = planned(drive, {"gpu": {}, "priority": 90})
-    assert told.preempts == {"own": ["mine"], "own_jobs": 1, "other_jobs": 0}
+    assert told.preempts == PlannedJobs(own=["mine"], own_jobs=1, other_jobs=0)
     assert told.in_ms is not None
-    assert told.in_ms["p50_ms"] < 1_000
-    assert 40_000 <= told.in_ms["p90_ms"] < 42_000
+    assert told.in_ms.p50_ms < 1_000
+    assert 40_000 <= (told.in_ms.p90_ms or 0) < 42_000
 
 
 def test_a_start_by_preemption_is_when_the_victims_have_run_in_peace() -> None:
@@ -278,9 +276,9 @@ def test_a_start_by_preemption_is_when_the_victims_have_run_in_peace() -> None:
     drive.pass_time(10_000)
     urgent = {"priority": 90, "gpu": {"count": 2}}
     told = planned(drive, urgent)
-    assert (told.starts, told.preempts) == ("later", {"own": ["first", "second"], "own_jobs": 2, "other_jobs": 0})
+    assert (told.starts, told.preempts) == ("later", PlannedJobs(own=["first", "second"], own_jobs=2, other_jobs=0))
     assert told.in_ms is not None
-    assert 49_000 < told.in_ms["p50_ms"] < 52_000, "the second one may be ended then"
+    assert 49_000 < told.in_ms.p50_ms < 52_000, "the second one may be ended then"
     drive.submit("urgent", **urgent)
     waits = look_ahead(drive).starts["t"]["urgent"]
     assert 48_000 < waits.p50_ms < 52_000

@@ -384,7 +384,7 @@ def test_a_forecast_and_a_plan_tell_when_it_starts_behind_the_others() -> None:
     assert planned.waiting is not None
     assert planned.waiting["reason"] == "after"
     assert planned.in_ms is not None
-    assert planned.in_ms["p50_ms"] >= 650_000
+    assert planned.in_ms.p50_ms >= 650_000
 
 
 def test_the_ledger_says_which_end_let_it_go() -> None:

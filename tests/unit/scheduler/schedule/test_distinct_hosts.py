@@ -69,7 +69,7 @@ def test_more_ranks_than_hosts_are_refused_or_wait_and_say_why(gpu: dict[str, An
 
 def test_plan_says_what_then_happens() -> None:
     drive = fleet(2)
-    assert sorted(place["worker"] for place in planned(drive, PAIR).places) == ["w0", "w1"]
+    assert sorted(place.worker for place in planned(drive, PAIR).places) == ["w0", "w1"]
     drive.submit("runs", gpu={"count": 7})
     drive.settle()
     assert planned(drive, PAIR).starts != "now"
