@@ -264,22 +264,23 @@ class Connected:
 
     # ---------------------------------------------------------------------------------------------------- asking
 
-    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def read(self, verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> dict[str, Any]:
         """Send a request as `answer` does, and return only the `data` of the answer frame."""
-        return data_of(await self.answer(verb, arguments))
+        data: dict[str, Any] = (await self.answer(verb, arguments, tenant)).data
+        return data
 
     async def show(self, job: str, replicas: Ranges | None = None, tenant: str | None = None) -> JobInfo:
         """Return the answer of `show` about a job, with the rows of these replicas if some are named."""
         from moorage.client.answers import JobInfo, told  # slow to import, and most clients need it late or never
 
         asked = {"job": job} if replicas is None else {"job": job, "replicas": format_ranges(replicas)}
-        return told(JobInfo, (await self.answer("show", asked, tenant)).data)
+        return told(JobInfo, await self.read("show", asked, tenant))
 
     async def explain(self, job: str, tenant: str | None = None) -> Explanation:
         """Return the answer of `explain` about a job."""
         from moorage.client.answers import Explanation, told
 
-        return told(Explanation, (await self.answer("explain", {"job": job}, tenant)).data)
+        return told(Explanation, await self.read("explain", {"job": job}, tenant))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> Answer:
         """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame.
@@ -345,11 +346,6 @@ class Connected:
     async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed:
         """Subscribe without a round trip: `refused` of the subscription is valid once a later request is answered."""
         return await self.link.subscribe_ahead(subject, handler)
-
-
-def data_of(answer: Answer) -> dict[str, Any]:
-    data: dict[str, Any] = answer.data
-    return data
 
 
 def _as_tenant(name: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from moorage.client.asking import decode_act
-from moorage.client.connected import data_of
 from moorage.client.durations import Duration
 from moorage.client.login import who
 from moorage.schemas.codec import Decoder, encode
@@ -45,7 +44,7 @@ class Fleet:
         """
         from moorage.client.answers import FleetInfo, told
 
-        return told(FleetInfo, data_of(await self._client.operate("fleet")))
+        return told(FleetInfo, (await self._client.operate("fleet")).data)
 
     async def audit(self) -> Audit:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
@@ -55,7 +54,7 @@ class Fleet:
         """
         from moorage.client.answers import Audit
 
-        return msgspec.convert(data_of(await self._client.operate("audit")), Audit)
+        return msgspec.convert((await self._client.operate("audit")).data, Audit)
 
     async def drain(
         self,

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import msgspec
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: how long files stay that no schedule has (yet), in seconds
 LEFT_S: Final = 3600.0
 _JOBS_MAX: Final = 1000
+
+T = TypeVar("T", ScheduleDone, ScheduleList, ScheduleRan, ScheduleRow)
 
 
 class Schedules:
@@ -80,7 +82,7 @@ class Schedules:
         body.pop("job", None)
         given = {"tz": tz, "overlap": overlap, "request": body}
         try:
-            return _done(await self._ask("add", name, cron=cron, **given))
+            return (await self._ask(ScheduleDone, "add", name, cron=cron, **given)).schedule
         except Rejected:
             await self._drop(request.workload.files)
             raise
@@ -103,19 +105,19 @@ class Schedules:
 
     async def ls(self) -> list[ScheduleRow]:
         """Return the tenant's schedules in the order of their names, without their requests."""
-        return msgspec.convert(await self._ask("ls"), ScheduleList).schedules
+        return (await self._ask(ScheduleList, "ls")).schedules
 
     async def show(self, name: str) -> ScheduleRow:
         """Return a schedule with its request, and what became of its newest run."""
-        return _row(await self._ask("show", name))
+        return await self._ask(ScheduleRow, "show", name)
 
     async def pause(self, name: str) -> ScheduleRow:
         """Make no more runs until `resume`; jobs go on. Nothing happens to a schedule that is paused already."""
-        return _done(await self._ask("pause", name))
+        return (await self._ask(ScheduleDone, "pause", name)).schedule
 
     async def resume(self, name: str) -> ScheduleRow:
         """Undo `pause`. Runs that were left out are not made up."""
-        return _done(await self._ask("resume", name))
+        return (await self._ask(ScheduleDone, "resume", name)).schedule
 
     async def run_now(self, name: str) -> Job:
         """Make a run at once, also of a paused schedule, and return its job.
@@ -124,7 +126,7 @@ class Schedules:
         """
         from moorage.client.job import Job
 
-        ran = msgspec.convert(await self._ask("run-now", name, key=fresh_job_id()), ScheduleRan)
+        ran = await self._ask(ScheduleRan, "run-now", name, key=fresh_job_id())
         return Job(self._client, ran.job)
 
     async def remove(self, name: str) -> ScheduleRow:
@@ -132,7 +134,7 @@ class Schedules:
 
         Its files go now, or with a later removal if such a job may need them."""
         files = _files_of(await self.show(name))
-        removed = _done(await self._ask("remove", name))
+        removed = (await self._ask(ScheduleDone, "remove", name)).schedule
         await self._drop(files)
         return removed
 
@@ -166,13 +168,13 @@ class Schedules:
             if is_due and name not in used and (await self._client.again(partial(bucket.find, name))) is not None:
                 await bucket.forget(bucket.subject(info.nuid))
 
-    async def _ask(self, act: str, name: str = "", **arguments: Any) -> dict[str, Any]:
+    async def _ask(self, kind: type[T], act: str, name: str = "", **arguments: Any) -> T:
         given = {"act": act, **({"name": name} if name else {}), **arguments, "by": who()}
         try:
             asked = ScheduleAsked.of(given)
         except Refused as refused:
             raise Rejected(refused.problem) from None
-        return await self._client.read("schedule", msgspec.to_builtins(asked))
+        return msgspec.convert(await self._client.read("schedule", msgspec.to_builtins(asked)), kind)
 
 
 async def lacks_files(client: Connected, request: Request) -> bool:
@@ -185,11 +187,3 @@ async def lacks_files(client: Connected, request: Request) -> bool:
 
 def _files_of(row: ScheduleRow) -> str | None:
     return ((row.request or {}).get("run") or {}).get("files")
-
-
-def _row(data: dict[str, Any]) -> ScheduleRow:
-    return msgspec.convert(data, ScheduleRow)
-
-
-def _done(data: dict[str, Any]) -> ScheduleRow:
-    return msgspec.convert(data, ScheduleDone).schedule

@@ -155,8 +155,10 @@ class Calls:
         return job, ": ".join(filter(None, (explained.why or explained.means, explained.because)))
 
     async def _wake(self, service: str, asked: _Wake) -> None:
+        from moorage.schemas.answers.jobs import Woken
+
         try:
-            self._jobs[service] = (await self._client.read("wake", {"service": service})).get("job", "")
+            self._jobs[service] = msgspec.convert(await self._client.read("wake", {"service": service}), Woken).job
         except NotFound as error:
             asked.refused = error.problem
         except (ClientError, BusError, RuntimeError):

@@ -491,9 +491,9 @@ async def test_of_very_many_calls_the_values_are_read_piece_by_piece_and_the_res
     async with AsyncClient(transport=SimFleet("16x8xH100", handlers=handlers)) as moorage:
         read = moorage._wire.read
 
-        async def counted(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        async def counted(verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> dict[str, Any]:
             asked[verb] += 1
-            return await read(verb, arguments)
+            return await read(verb, arguments, tenant)
 
         moorage._wire.read = counted  # type: ignore[method-assign]
         job = await moorage.submit_handler("number", 3, gpu=1, replicas=count)

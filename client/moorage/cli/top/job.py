@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Final, TextIO
 
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.explain import explained_rows, fix_lines
@@ -61,11 +62,7 @@ async def tail(client: AsyncClient, tenant: str, shown: JobInfo) -> list[str]:
     """Return the last lines of the output, in the order in which they came to each worker."""
     from moorage.client.output import Joiner
 
-    async def read(verb: str, arguments: Any) -> dict[str, Any]:
-        data: dict[str, Any] = (await client._wire.answer(verb, arguments, tenant)).data
-        return data
-
-    job = shown.job
+    job, read = shown.job, partial(client._wire.read, tenant=tenant)
     joiner, text = Joiner(read, job, TAIL), deque[str](maxlen=4 * TAIL)
     try:
         async for piece in joiner.kept_of(await joiner.newest(shown, None), None, None):
