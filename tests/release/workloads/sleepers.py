@@ -89,6 +89,12 @@ class Sleeper:
     def run(self, number: int, call: Call, left_ms: int) -> None:
         self.left_s[number] = self.site.dice.choice([1, 1, 1, 3, 12])
 
+    def run_next(self, number: int, call: Call, left_ms: int) -> None:
+        raise AssertionError("this program is given no call ahead")
+
+    def take_back(self) -> list[int]:
+        return []
+
     def stop(self, number: int) -> None: ...
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
