@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Behaviour: A rollup of everything in one stream is done again by each stream that has it as a source, or captures what it republishes: messages of the other sources go, too.
 # Versions: nats-server 2.15.1, nats-py 2.16.0
-# Guess: Nats-Rollup is an order to the stream that was published to; a copy keeps it as a mere header, or replaces what came from that source.
+# Guess: Nats-Rollup is an order to the stream that was published to; a copy keeps the header, and nothing comes of it.
 # Seen: Two sources with 3 messages each; a message with Nats-Rollup: all to the first leaves that one alone in the aggregate, and the second source keeps its 3. Without allow_rollup_hdrs the aggregate keeps all 7.
 # Date: 2026-11-29
 . "$(dirname "$0")/common.sh"

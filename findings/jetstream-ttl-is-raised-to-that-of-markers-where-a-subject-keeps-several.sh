@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Behaviour: subject_delete_marker_ttl is the least TTL of every message, unless the stream keeps one message for each subject.
 # Versions: nats-server 2.15.1, nats-py 2.16.0
-# Guess: It says how long a marker stays, and nothing of messages; how many a subject keeps has to do with neither.
+# Guess: A message with a TTL of 1 s is gone after it; subject_delete_marker_ttl says how long its marker stays.
 # Seen: Nats-TTL 1s under a marker TTL of 10 min is stored as 600 with max_msgs_per_subject -1 and 2, and the message stays. With 1 it is kept as 1s, and is gone.
 # Date: 2026-11-29
 . "$(dirname "$0")/common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Behaviour: MPICH's mpiexec ends with the bits of all ranks' codes together, which may be a code that no rank had; of a rank that a signal ended, with the number of the signal.
 # Versions: MPICH 5.0.2 (mpich==5.0.2)
-# Guess: The code of the first rank that failed, or the largest; 137 after SIGKILL and 143 after SIGTERM, as a shell has it and Open MPI's mpirun does.
+# Guess: The code of the first rank that failed, or the largest; 137 after SIGKILL, as a shell has it and Open MPI does.
 # Seen: Ranks with 1 and 2 give 3, 64 and 3 give 67. SIGKILL gives 9 and SIGTERM 15, as a rank that exits with 9 does; beside a signal, the codes of the others are lost.
 # Date: 2026-11-29
 . "$(dirname "$0")/common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Behaviour: submitit's local executor and Parsl's workers set CUDA_VISIBLE_DEVICES to numbers from 0, whatever it was when they began.
 # Versions: submitit 1.5.4, parsl 2026.10.26
-# Guess: A task that asks for GPUs gets some of those that its parent may see; one that asks for none sees what its parent sees.
+# Guess: What is handed on is what the variable has: within 2,3 the GPUs of tasks are 2 and 3, and a uuid stays one.
 # Seen: Within CUDA_VISIBLE_DEVICES=2,3 a task of submitit with 2 GPUs gets 0,1, one without gets the empty text, and Parsl's two workers get 0 and 1. Both take 2 and 3 if these are named, but submitit no uuid: within GPU-… a task gets 0.
 # Date: 2026-11-29
 . "$(dirname "$0")/common.sh"
