@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.connection import connect
+from moorage.ranking.fragments import Fragments
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.lifecycle.admission import Admission
@@ -79,6 +80,7 @@ PLACES: Final[dict[str, Callable[[], None]]] = {
     "cancel": raising(Admission, "cancel"),
     "queue": raising(Queue, "enter"),
     "placing": raising(Placing, "_place_one"),
+    "ranking": raising(Fragments, "choose"),
     "tasks": every_task,
     "none": lambda: None,
 }
