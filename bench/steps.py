@@ -349,7 +349,7 @@ top: `make bench` has the whole of it.
 """
 #: before and after are measured in turns, so that both meet the same machine
 TURNS = 4
-ROOMS = ("schemas", "system", "bus", "scheduler", "worker", "client")
+ROOMS = ("schemas", "system", "bus", "scheduler", "ranking", "worker", "client", "testing")
 
 
 def compare(revision: str, rounds: int, workers: int) -> list[str]:
