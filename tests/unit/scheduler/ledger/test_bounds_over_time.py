@@ -85,7 +85,8 @@ TABLES = {
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
     "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Member.name",
-    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Member.runs_as",
+    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",
+    "Member.runs_as",
 }  # fmt: skip
 
 
