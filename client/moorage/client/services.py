@@ -111,7 +111,7 @@ class Calls:
         link = self._client.link
         if self._opening is None or self._link is not link or (self._opening.done() and self._opening.exception()):
             self._link, self._opening = link, asyncio.get_running_loop().create_task(_opened(link))
-        return await asyncio.shield(self._opening)
+        return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
 
     def cancel(self, subject: str, reply: str) -> None:
         """Say that the caller with this reply subject no longer waits; nobody waits for that."""
