@@ -180,17 +180,19 @@ def _signed(
         builder = builder.add_extension(x509.ExtendedKeyUsage(usage), False)
         builder = builder.add_extension(_key_usage(signs=False), True)
     if host:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host)]), False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(_alternatives(host)), False)
     return builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def _alternative(host: str) -> Any:
+def _alternatives(host: str) -> list[Any]:
+    """Return the names of a server: its host, and for an address of this machine `localhost`, as some clients ask."""
     from cryptography import x509
 
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return x509.DNSName(host)
+        return [x509.DNSName(host)]
+    return [x509.IPAddress(address), *([x509.DNSName("localhost")] if address.is_loopback else [])]
 
 
 def _key_usage(*, signs: bool) -> Any:
