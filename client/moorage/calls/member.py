@@ -50,6 +50,8 @@ ROOM_MS: Final = 50.0
 ROOM_MAX: Final = 256
 #: where calls take less than this by the mean, the program has the next ones ahead: a round trip would take as long
 AHEAD_MS: Final = 2.0
+#: a call whose caller waits less longer than this goes not ahead, where nothing looks at its time
+AHEAD_LEFT_MS: Final = 50
 #: of the mean time of a run, the part that the last one counts for
 _MEAN_PART: Final = 0.1
 _RETRY_MS_MAX: Final = 10_000
@@ -149,6 +151,7 @@ class Member:
         self._attempt = attempt or ("", "", 0, 0, 0)
         self.places = places
         self._ahead_max = 0
+        self._taken_back = 0  # the last call that was taken back from a program that may still read of it
         self.batches: Batches | None = None
         self._room_fixed = room
         self.draining = False
@@ -200,7 +203,8 @@ class Member:
     @property
     def room_max(self) -> int:
         """How many calls may wait here now: also those for which there are places, while it rests."""
-        return self._room_max + (max(0, self.places - len(self.running)) if self.rests else 0)
+        unused = max(0, self.places - len(self.running)) if self.rests else 0
+        return max(0, self._room_max - self._ahead) + unused
 
     @property
     def _room_max(self) -> int:
@@ -317,6 +321,8 @@ class Member:
             ran_ms = (now_s - call.started_s) * 1000
             self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
             self.meter.finished(ran_ms)
+            if number > self._taken_back and INPUT not in call.headers:
+                self._taken_back = 0  # the program reads in order, and has read of this one
         if self._ahead_max:
             self._begin_next(now_s)
         self._fill(now_s)
@@ -330,7 +336,10 @@ class Member:
         for number, call in self.running.items():
             if call.reply == reply:
                 call.cancelled = True
-                self._outside.stop(number)
+                if call.started_s < 0:  # it is dropped, unless the program has begun it
+                    self._take_back(now_s)
+                if number in self.running:
+                    self._outside.stop(number)
                 return
         while self._cancelled and (len(self._cancelled) >= CANCELLED_MAX or self._is_old(now_s)):
             del self._cancelled[next(iter(self._cancelled))]
@@ -439,9 +448,18 @@ class Member:
         return True
 
     def _goes_ahead(self, call: Call, now_s: float) -> bool:
-        """Return whether the program may have a call before it has a place."""
-        may = self._ahead < self._ahead_max and 0 < self._mean_ms < AHEAD_MS and not (self.dead or self.rests)
-        return may and INPUT not in call.headers and self._is_quick(now_s)
+        """Return whether the program may have a call before it has a place.
+
+        Half of those that may wait stay in the room, where a more urgent one takes their place. None goes until the
+        program has read of all that were taken back: it would take the number of a later one out of the pipe for them.
+        """
+        ahead_max = min(self._ahead_max, self._room_max // 2)
+        if self._ahead >= ahead_max or not 0 < self._mean_ms < AHEAD_MS or self._taken_back or self.dead or self.rests:
+            return False
+        if INPUT in call.headers or call.left_ms(now_s) < AHEAD_LEFT_MS or not self._is_quick(now_s):
+            return False
+        first = next(iter(self.room), call)
+        return call.rank_s <= first.rank_s
 
     def _is_quick(self, now_s: float) -> bool:
         """Return whether the call that runs may end soon, so that those behind it do not wait for long."""
@@ -456,16 +474,23 @@ class Member:
             self.meter.began(first.waited(now_s))
 
     def _take_back(self, now_s: float) -> None:
-        """Let the calls that the program has ahead, and has not begun, wait for others to fetch them."""
-        if not self._ahead:
+        """Let the calls that the program has ahead, and has not begun, wait for others to fetch them.
+
+        If it has begun none, as it hangs between two calls, the first one begins anew.
+        """
+        if not self._ahead_max or not self.running:
             return
         for number in self._outside.take_back():
-            call = self.running.pop(number)
+            self._taken_back = number
+            call = self.running.pop(number, None)
+            if call is None:  # the program has answered it, and left its number
+                continue
             call.started_s = -1.0
             if not call.cancelled:
                 self._let_wait(call, now_s)
         if self.room:
             self._say_have(now_s)
+        self._fill(now_s)
 
     def _keep(self, call: Call, now_s: float) -> None:
         """Let a call wait here. If that is one too many, those that come too late or last wait elsewhere, or are

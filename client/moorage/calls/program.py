@@ -102,10 +102,10 @@ class Program(asyncio.Protocol):
         return None if self._process is None else self._process.returncode
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
-        """Send a frame. Does nothing once the program has ended."""
+        """Send a frame. Does nothing once the program has ended, but that a call ahead can be taken back."""
+        if head.ahead:
+            self._ahead.put(head.call)
         if self._transport is not None and not self._transport.is_closing():
-            if head.ahead:
-                self._ahead.put(head.call)
             self._transport.write(frame(head, body))
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:

@@ -11,7 +11,16 @@ import pytest
 from moorage.calls.batches import Batches
 from moorage.calls.member import CANCELLED_MAX, FETCHED_S, GIVEN_S_MAX, QUIET_S, REST_HOLDS_S, Call, Member
 from moorage.calls.room import Room
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec, Turn
+from moorage.schemas.service import (
+    BUSY,
+    EXPIRED,
+    HOPS_MAX,
+    INPUT,
+    MEMBER_DIED,
+    PRIORITY_MAX,
+    BatchSpec,
+    Turn,
+)
 
 
 class Recorded:
@@ -775,3 +784,86 @@ def test_a_member_without_its_gpus_begins_none_of_the_calls_that_it_has_ahead() 
     m.on_turn(Turn("m", False, 100), 1.001)
     assert [each.reply for each in m.running.values()] == ["a"]
     assert [each.reply for each in m.room] == ["b", "c", "d"]
+
+
+def test_calls_ahead_of_a_program_that_hangs_between_two_calls_begin_anew_or_go_to_others() -> None:
+    """They were all in the room, and the member was idle: it began none of them until another call came."""
+    m, outside = quick_member()
+    m.on_end(2, 1.001)
+    outside.take()
+    m.tick(1.001 + 2 * QUIET_S)  # the program has answered the first one, and begins none of those behind it
+    assert ran(outside) == ["b"]
+    assert [each.reply for each in m.room] == ["c", "d"]
+
+
+def test_nothing_is_sent_ahead_until_the_program_has_read_of_all_that_was_taken_back() -> None:
+    """For a call that was taken back it would take the number of the next one: that would wait behind a slow call."""
+    m, outside = quick_member()
+    m.tick(1.0102)  # the first one takes more than 10 ms, and the program has not read of those behind it
+    outside.take()
+    m.on_end(2, 1.0104)
+    sent = [done[0] for done in outside.take()]
+    assert (sent.count("run"), sent.count("run_next")) == (1, 0)
+    m.on_end(max(m.running), 1.011)
+    sent = [done[0] for done in outside.take()]
+    assert (sent.count("run"), sent.count("run_next")) == (1, 1), "it reads in order, and has read of them by now"
+
+
+def test_a_call_that_cannot_go_ahead_has_the_next_place_all_the_same() -> None:
+    """Its data come in parts: a later call went ahead of it, and then the next one, for as long as some came."""
+    m, outside = quick_member()
+    m.on_call(Call("large", b"", {INPUT: "5"}, 0.9, 60_000), 1.0)
+    for at in range(3):
+        number = next(iter(m.running))
+        m.on_end(number, 1.001 + at / 1000)
+        m.on_call(call(f"later-{at}", 1.001 + at / 1000), 1.001 + at / 1000)
+        outside.ahead = [number for number in outside.ahead if number in m.running]
+    assert [each.reply for each in m.running.values()] == ["large"]
+
+
+def test_a_call_that_is_ahead_and_whose_caller_gives_up_is_dropped_unless_it_has_begun() -> None:
+    m, outside = quick_member()
+    outside.ahead.remove(3)  # it has begun, and the answer of the first one is on its way
+    outside.take()
+    m.on_cancel("c", 1.0005)
+    m.on_cancel("b", 1.0005)
+    assert [done for done in outside.take() if done[0] == "stop"] == [("stop", 3)]
+    assert [each.reply for each in m.running.values()] == ["a", "b"]
+    assert [each.reply for each in m.room] == ["d"]
+
+
+def test_no_call_goes_ahead_whose_time_may_be_over_before_it_begins() -> None:
+    m, outside = member()
+    m.allow(1, ahead=2)
+    m.on_call(call("first"), 0.0)
+    m.on_end(1, 0.001)
+    m.on_call(call("a", 1.0), 1.0)
+    m.on_call(call("b", 1.0, 3), 1.0)
+    outside.take()
+    m.on_end(2, 1.008)
+    assert [done[:3] for done in outside.take() if done[0] == "refuse"] == [("refuse", "b", EXPIRED)]
+
+
+@pytest.mark.parametrize(("room", "ahead", "waiting"), [(0, 0, 0), (1, 0, 1), (4, 2, 2), (5, 2, 3), (20, 4, 16)])
+def test_calls_that_are_ahead_are_among_those_that_may_wait(room: int, ahead: int, waiting: int) -> None:
+    """Half of these stay in the room, where a more urgent call takes the place of the last one."""
+    m, outside = member(1, room)
+    m.allow(1, ahead=4)
+    m.on_call(call("first"), 0.0)
+    m.on_end(1, 0.001)
+    for at in range(30):
+        m.on_call(call(f"{at}", 1.0), 1.0)
+    assert [done[0] for done in outside.take()].count("run_next") == ahead
+    assert (len(m.running), len(m.room)) == (1 + ahead, waiting)
+    if room:
+        m.on_call(call("urgent", 1.0, priority=PRIORITY_MAX), 1.0)
+        assert "urgent" in [each.reply for each in m.room]
+
+
+def test_a_number_that_a_program_has_left_in_the_pipe_is_passed_over() -> None:
+    m, outside = quick_member()
+    m.on_end(2, 1.001)
+    m.on_end(3, 1.002)
+    assert 3 in outside.ahead
+    m.tick(1.002 + 2 * QUIET_S)
+    assert len(m.running) == 1

@@ -44,6 +44,8 @@ TOLD_S: Final = 4 * WAY_S
 WAITS_S_MAX: Final = 0.05
 WAITS_S_MAX_LOSSY: Final = 0.3
 SAMPLE_S: Final = 0.002
+#: how often a program hangs between two calls
+HANGS_PART: Final = 0.2
 CALLS_S: Final = 3.0
 OVER_S: Final = 30.0
 
@@ -123,10 +125,20 @@ class Desk:
     def hold(self, on: bool) -> None: ...
 
     def _answer(self, number: int) -> None:
-        if not self._is_dead:
-            if self._ahead:
-                self._begin(*self._ahead.pop(0))
-            self._on_frame(FromProgram(answer=number), b"")
+        if self._is_dead:
+            return
+        if self._ahead:
+            hangs_s = self.site.dice.choice((0.01, 0.05)) if self.site.dice.random() < HANGS_PART else 0.0
+            if hangs_s:
+                asyncio.get_running_loop().call_later(hangs_s, self._begin_next, self._ahead[0])
+            else:
+                self._begin_next(self._ahead[0])
+        self._on_frame(FromProgram(answer=number), b"")
+
+    def _begin_next(self, call: tuple[int, bytes]) -> None:
+        """Begin a call that it has ahead, unless that was taken back."""
+        if self._ahead and self._ahead[0] is call and not self._is_dead:
+            self._begin(*self._ahead.pop(0))
 
     def look(self) -> None:
         """Note since when it could begin a call: it has a place and its GPUs."""
