@@ -8,7 +8,8 @@ reservation, fleet, timers) are made anew from the state, as in a takeover, and 
 - of a queue group, the jobs are held with the reason `internal`, until an operator releases them;
 - the ranker gives way to `pack` until the next term;
 - a worker's frames are refused, so its session is ended by its own lease, and its reports wait in its journal. It joins
-  again after a pause; the second time it is cordoned, and stays out until an operator says `uncordon`;
+  again after a pause; the second time it is cordoned, and stays out until an operator says `uncordon`. One whose host
+  cannot be put into the tables has none until then, and counts as silent;
 - a timer, or a step of the record for which none of these was at hand, waits for a pause.
 
 A failure as the state is taken back, or in the part of the fold that is not, ends the term. One after the fold costs
@@ -19,6 +20,7 @@ inputs alone, so a recording raises, and goes on, at the same places.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import Any, Final
 
 from moorage.scheduler.core.containment import PAUSE_MS, PLACING, STEP_PAUSE_MS, TIMERS, failed, unread
@@ -90,11 +92,11 @@ class ContainedEngine(Engine):
     def _at_fault(self, raised: Exception, now_ms: int, *, goes_on: bool) -> list[Event] | None:
         """Note what was at hand, and return the events that are at fault; None where nothing can be set aside."""
         at, contained, timer = self._at, self.containment, self.timers.at
-        if self.planner.placing.asks:
-            self._ranker_failed(raised)
-        elif at == PLACING and goes_on and (found := self._group(raised, now_ms)) is not None:
+        if self._ranker_failed(raised):
+            return []
+        if at == PLACING and goes_on and (found := self._group(raised, now_ms)) is not None:
             return found
-        elif at == TIMERS and timer is not None and ("timer", *timer) not in contained.until:
+        if at == TIMERS and timer is not None and ("timer", *timer) not in contained.until:
             contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
             contained.set_aside(now_ms + PAUSE_MS, "timer", *timer)
         elif not isinstance(at, str):
@@ -141,14 +143,18 @@ class ContainedEngine(Engine):
         made = (submit.tenant, submit.name)
         return next((run for run in runs if (run.tenant, f"{run.name}-{run.sequence}") == made), submit)
 
+    def _set_worker_aside(self, worker_id: str, now_ms: int) -> None:
+        contained = self.containment
+        contained.set_aside(now_ms + PAUSE_MS, "worker", worker_id)
+        if contained.fails_again(now_ms, "worker", worker_id):
+            contained.cordons[worker_id] = None
+
     def _failed_on(self, event: Event, raised: Exception, now_ms: int) -> None:
         """Note an event that failed, and who pays for it."""
         contained = self.containment
         if isinstance(event, FromWorker):
             contained.note("worker", type(event.frame).__name__, f"worker {event.worker}", raised, now_ms)
-            contained.set_aside(now_ms + PAUSE_MS, "worker", event.worker)
-            if contained.fails_again(now_ms, "worker", event.worker):
-                contained.cordons[event.worker] = None
+            self._set_worker_aside(event.worker, now_ms)
             return
         whose, verb, job = _asked(event)
         trace = contained.note("request", verb, f"{whose}/{job}", raised, now_ms)
@@ -243,11 +249,19 @@ class ContainedEngine(Engine):
         where = f"ranker {self.config.ranker}, {where}"
         self.containment.note("ranking", where, what, raised, self.state.time_ms)
 
-    def _ranker_failed(self, raised: Exception) -> None:
-        """Go on with the plain ranker: the configured one may have left its tables half written."""
+    def _ranker_failed(self, raised: Exception) -> bool:
+        """Return whether the configured ranker raised: it may have left its tables half written, so the plain one goes
+        on.
+
+        What that one raises on is the fault of what it ranks.
+        """
         placing, group = self.planner.placing, self.planner.serving
-        self._note_ranker(placing.asks, "" if group is None else asked(group.shape), raised)
-        placing.ranker, placing.asks = Pack(), ""
+        asks, placing.asks = placing.asks, ""
+        if not asks or self.containment.plain_ranker:
+            return False
+        self._note_ranker(asks, "" if group is None else asked(group.shape), raised)
+        placing.ranker = Pack()
+        return True
 
     # ----------------------------------------------------------------------------------------------------- rebuild
 
@@ -258,6 +272,7 @@ class ContainedEngine(Engine):
         self.admission.moved_seq = moved_seq
         self.sessions.ahead.update(sessions.ahead)
         self.sessions.reports.update(sessions.reports)
+        self.sessions.hostless.update(sessions.hostless)
         for job in self.state.jobs.values():
             job.shape = None
         self._indexing.resume(mono_ms, again=True)
@@ -268,18 +283,30 @@ class ContainedEngine(Engine):
             for name in HEARD:
                 setattr(host, name, getattr(was, name))
             host.closed = host.closed or ("worker", host.worker.id) in self.containment.until
-            self.fleet.refresh(host)
+            try:
+                self.fleet.refresh(host)
+            except Exception as raised:
+                self._index_failed(host.worker, raised)
         for event in itertools.chain(self.pending.submits, *self._wait.values()):
             if isinstance(event, Submit):
                 _, event.request, event.shape = self.reader.read(event.body)
         self._replan = True
 
-    def _index_failed(self, job: Job, raised: Exception) -> None:
-        if self.planner.placing.asks:
-            self._ranker_failed(raised)
+    def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
+        contained, now_ms = self.containment, self.state.time_ms
+        if self._ranker_failed(raised):
             return
-        self.containment.note("job", "index", f"job {job.tenant}/{job.name}", raised, self.state.time_ms)
-        self.containment.jobs[job.num] = None
+        if isinstance(of, Job):
+            contained.note("job", "index", f"job {of.tenant}/{of.name}", raised, now_ms)
+            if not of.over:
+                contained.jobs[of.num] = None
+        else:
+            with suppress(Exception):  # its host may be half in the tables
+                self.fleet.leave(of.num)
+            if of.num not in self.sessions.hostless:  # once for a session, however often the tables are made anew
+                contained.note("worker", "index", f"worker {of.id}", raised, now_ms)
+                self._set_worker_aside(of.id, now_ms)
+                self.sessions.hostless[of.num] = self._built_ms
 
     # ---------------------------------------------------------------------------------------------- after the fold
 

@@ -48,7 +48,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
-from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State
+from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.call_totals import CallTotals
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
@@ -240,7 +240,7 @@ class Engine:
         config, overdue = self.config, self.timers.overdue
         return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
 
-    def _index_failed(self, job: Job, raised: Exception) -> None:
+    def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised
 
     def _look(self, draft: Draft, job: Job) -> None:

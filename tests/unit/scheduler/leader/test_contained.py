@@ -178,6 +178,25 @@ def test_what_a_ranker_of_ones_own_may_not_choose_is_not_recorded(
     drive.replays()
 
 
+@pytest.mark.parametrize("method", ["choose", "arrived"])
+def test_what_the_plain_ranker_fails_on_too_is_set_aside(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was built again and again, for ever, each time with a new plain ranker."""
+    main = main_of(drive)
+    for ranker in (type(main), Pack):
+        raises_for(monkeypatch, ranker, method, is_poison_shape)
+    bad = drive.offer_submit(POISON, gpu={"model": POISON})
+    good = drive.offer_submit("good", tenant="u", gpu={})
+    drive.worker("w2", 1, model=POISON)
+    drive.settle()
+    assert drive.answers[bad]["code"] == "internal"
+    assert drive.answers[good]["kind"] == "accepted"
+    assert state_of(drive, "good", "u") == "RUNNING"
+    assert drive.counts == {"ranking": 1, "request": 1}
+    drive.replays()
+
+
 def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moorage.ranking.fragments import Fragments
 
@@ -651,3 +670,67 @@ def test_a_cancel_that_fails_is_answered(drive: Contained, monkeypatch: pytest.M
     assert drive.answers[good]["data"]["cancelled"]
     assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "CANCELLED")
     drive.replays()
+
+
+# ------------------------------------------------------------------------------ what fails as the tables are made anew
+
+
+def test_a_run_of_which_nothing_can_be_learned_ends_no_term(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended this one, as the tables were made anew, and each one after it as it began: nobody could lead."""
+    from moorage.scheduler.core.schedule.runtime import Durations
+
+    for name in ("bad", "good"):
+        drive.submit(name, gpu={})
+    drive.settle()
+    raises_for(monkeypatch, Durations, "learn", lambda *given: given[1].name == "bad")
+    drive.run_out("w0")
+    drive.run_out("w1")
+    assert drive.counts["output"] >= 1
+    drive.submit("more", gpu={})
+    drive.settle()
+    assert [state_of(drive, name) for name in ("bad", "good", "more")] == ["SUCCEEDED", "SUCCEEDED", "RUNNING"]
+    drive.replays()
+    drive.lead()
+    assert drive.counts == {"job": 1}
+    drive.renew()
+    drive.submit("next", gpu={})
+    drive.settle()
+    assert state_of(drive, "next") == "RUNNING"
+
+
+@pytest.mark.parametrize("method", ["_class_of", "refresh"])
+def test_a_worker_whose_host_cannot_be_made_ends_no_term(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its join was stored, so that neither this leader nor the next one could go on."""
+    from moorage.scheduler.core.fleet.fleet import Fleet
+    from moorage.scheduler.core.fleet.host import Host
+
+    def is_bad(*given: Any) -> bool:
+        hellos = [each.worker.hello if isinstance(each, Host) else each for each in given[1:]]
+        return any(isinstance(hello, dict) and "odd" in hello["labels"] for hello in hellos)
+
+    cure = raises_for(monkeypatch, Fleet, method, is_bad)
+    bad = Worker("w9", Hello("w9", "b", drivers=["noop"], labels={"odd": "1"}), "machine-w9", auto=True)
+    reply = drive.send("w9", bad.join_frame())
+    drive.tick()
+    assert reply not in drive.answers
+    assert drive.counts == {"output": 1, "worker": 1}
+    drive.submit("a", gpu={})
+    drive.settle()
+    assert state_of(drive, "a") == "RUNNING"
+    assert drive.join(bad)["code"] == "internal", "it is not read"
+    drive.replays()
+    drive.lead()
+    assert drive.counts == {"worker": 1}
+    drive.renew()
+    drive.submit("b", gpu={})
+    drive.settle()
+    assert state_of(drive, "b") == "RUNNING"
+    assert drive.state.workers["w9"].session
+    drive.pass_time(drive.config.lost_ms + 2_000)
+    assert not drive.state.workers["w9"].session, "it counts as silent"
+    assert drive.counts == {"worker": 1}
+    cure()
+    drive.pass_time(PAUSE_MS)
+    assert drive.join(bad)["kind"] == "joined"

@@ -108,11 +108,11 @@ class Fleet:
         """Add a worker's new session: its inventory, less what its members hold. Return its host."""
         self.leave(worker.num)
         hello = worker.hello
+        host = Host(worker, self._class_of(kit_of(hello, self.rules_of(hello)), hello))
         if self._by_name is not None:
             self._name(worker)
         for label, value in hello["labels"].items():
             self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
-        host = Host(worker, self._class_of(kit_of(hello, self.rules_of(hello)), hello))
         self.hosts[worker.num] = host
         self._enter(host)
         for member, shape in members:

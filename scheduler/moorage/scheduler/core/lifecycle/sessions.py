@@ -77,6 +77,8 @@ class Sessions:
         self.former: dict[int, dict[str, Any]] = {}
         self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not contain
+        #: by worker number: since which monotonic ms it has a session and no host, as the core failed on it
+        self.hostless: dict[int, int] = {}
         #: by worker number (below WORKERS_MAX): how often it has joined since a frame named its session. A goodbye
         #: names it, a loss does not, so the count survives a loss, and a worker that only joins gets no jobs in between
         self._joins: dict[int, int] = {}
@@ -426,6 +428,12 @@ class Sessions:
             elif mono_ms - self._last_report_ms(host) > host.loads_within_ms or self._renews_no_more(host, mono_ms):
                 host.stale = True
                 self.fleet.refresh(host)
+        for num, since_ms in list(self.hostless.items()):
+            worker = self.state.worker_by_num.get(num)
+            if worker is None or not worker.session or num in self.fleet.hosts:
+                del self.hostless[num]
+            elif mono_ms - since_ms > max(self.config.lost_ms, worker.lost_ms):
+                lost.append(worker)
         return lost
 
     def _renews_no_more(self, host: Host, mono_ms: int) -> bool:

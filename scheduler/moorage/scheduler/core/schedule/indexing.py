@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, TIME, Job, State
+from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, TIME, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
@@ -63,8 +64,8 @@ class Indexing:
 
     Jobs that are to be held, as `containment` says, are not put into the queue.
 
-    At the start of a term, `failed` is called for a job that cannot be indexed, with the job and the exception;
-    if it returns, that job is left out.
+    At the start of a term, `failed` is called for a job or a worker that cannot be indexed, with the exception; if it
+    returns, that one is left out.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Indexing:
         admission: Admission,
         durations: Durations,
         room: WaitingRoom,
-        failed: Callable[[Job, Exception], None],
+        failed: Callable[[Job | Worker, Exception], None],
         scaling: Scaling,
         relocating: Relocating,
         containment: Containment,
@@ -106,15 +107,23 @@ class Indexing:
         """
         standing = [worker for worker in self.state.workers.values() if worker.session]
         for worker in standing:
-            self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
+            with suppress(Exception):  # it fails again below
+                self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:
-            host = self.fleet.join(
-                worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.members.values()]
-            )
-            host.last_ms = mono_ms
+            try:
+                host = self.fleet.join(
+                    worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.members.values()]
+                )
+            except Exception as raised:
+                self._failed(worker, raised)
+            else:
+                host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
-            self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
+            try:
+                self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
+            except Exception as raised:
+                self._failed(job, raised)
         draft = self._folded()
         for job in self.state.jobs.values():
             if not again:
