@@ -26,7 +26,7 @@ from typing import Any, Final
 from moorage.scheduler.core.containment import PAUSE_MS, PLACING, STEP_PAUSE_MS, TIMERS, failed, unread
 from moorage.scheduler.core.engine import Engine, HalfFolded
 from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, QueueRead, ScheduleRun, Submit
-from moorage.scheduler.core.fleet.host import HEARD
+from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job, Worker
@@ -73,7 +73,7 @@ class ContainedEngine(Engine):
                 self._take_back()
                 for event in at_fault:
                     self._refuse(event)
-                self._rebuild(mono_ms)
+                self._rebuild(mono_ms, self.fleet.left | self.fleet.hosts)
                 continue
             assert self._in_flight is not None
             self._in_flight.replies += self._owed
@@ -265,9 +265,9 @@ class ContainedEngine(Engine):
 
     # ----------------------------------------------------------------------------------------------------- rebuild
 
-    def _rebuild(self, mono_ms: int) -> None:
-        """Rebuild all tables from the state and from what workers reported in this term."""
-        sessions, hosts, moved_seq = self.sessions, self.fleet.hosts, self.admission.moved_seq
+    def _rebuild(self, mono_ms: int, hosts: dict[int, Host]) -> None:
+        """Rebuild all tables from the state and from what workers reported in this term, as `hosts` have it."""
+        sessions, moved_seq = self.sessions, self.admission.moved_seq
         self._make_parts()
         self.admission.moved_seq = moved_seq
         self.sessions.ahead.update(sessions.ahead)
@@ -315,7 +315,7 @@ class ContainedEngine(Engine):
             super()._follow(flight, folded, first, out, mono_ms)
         except Exception as raised:
             self.containment.note("output", f"after record {self.state.seq}", "", raised, self.state.time_ms)
-            self._rebuild(mono_ms)
+            self._rebuild(mono_ms, self.fleet.hosts)
 
     def _answer(self, flight: InFlight, folded: Folded, out: Outputs) -> None:
         try:

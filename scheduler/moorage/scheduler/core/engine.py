@@ -331,12 +331,14 @@ class Engine:
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
+        looked_ms, scaled_ms = self._looked_ms, self._scaled_ms
         try:
             draft.begin()
             payload = self._write(flight, mono_ms)
         except BaseException:
             with _whole():
                 draft.take_back()
+            self._looked_ms, self._scaled_ms = looked_ms, scaled_ms
             raise
         if folds:
             with _whole():
@@ -349,6 +351,7 @@ class Engine:
         draft = flight.draft
         self.pending.begin_record()
         self._at = ""  # no step that may be left out
+        self.fleet.left.clear()
         self._begin_record(flight)
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
@@ -737,11 +740,8 @@ class Engine:
     def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:
         out = flight.outputs = Outputs()
         out.ended = folded.ended
-        out.fleet = fleet_events(self.state, flight.draft.acts, flight.draft.jobs_left, folded.was_out)
         self._follow(flight, folded, flight.draft.started, out, mono_ms)
         self._answer(flight, folded, out)
-        for tenant, service, turn in self.sleeping.take_turns():
-            out.turns.append((self.subjects.member(tenant, service, "turn"), encode(turn), ""))
         return out
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
@@ -809,6 +809,9 @@ class Engine:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
+        for tenant, service, turn in self.sleeping.take_turns():
+            out.turns.append((self.subjects.member(tenant, service, "turn"), encode(turn), ""))
+        out.fleet = fleet_events(self.state, flight.draft.acts, flight.draft.jobs_left, folded.was_out)
         out.answers = [answer for answer in out.answers if answer[0]]  # no reply subject: no answer is wanted
 
     def _workers(self, flight: InFlight, folded: Folded, mono_ms: int) -> None:

@@ -660,6 +660,33 @@ def test_what_fails_after_the_acknowledgement_costs_answers_alone(
     assert state_of(drive, "a") == "RUNNING", "a renewal brings what was not sent"
 
 
+def test_an_event_of_the_fleet_that_cannot_be_told_ends_no_term(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core import engine
+
+    cure = raises_for(monkeypatch, engine, "fleet_events", lambda *given: bool(given[1]))
+    assert drive.operate("cordon", "w0")["kind"] != "error"
+    assert drive.state.workers["w0"].flag == "cordoned"
+    assert drive.counts == {"output": 1}
+    drive.replays()
+    cure()
+
+
+def test_a_record_that_is_built_again_does_what_is_due_each_second(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a failure in each such record, no worker ever counted as lost."""
+    break_submits(drive, monkeypatch, "admission")
+    seconds = drive.config.lost_ms // 1000 + 2
+    for number in range(seconds):
+        drive.offer_submit(POISON, tenant=f"t{number}")
+        drive.tick(1_000)
+    assert drive.counts == {"request": seconds}
+    assert not drive.state.workers["w0"].session
+    drive.replays()
+
+
 def test_a_cancel_that_fails_is_answered(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     raises_for(monkeypatch, Lifecycle, "cancel", lambda *given: given[2].name == "bad", after=True)
     for name in ("bad", "good"):

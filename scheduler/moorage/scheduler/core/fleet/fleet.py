@@ -44,6 +44,8 @@ class Fleet:
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
         self.hosts: dict[int, Host] = {}
+        #: hosts that left with the record being built, by worker number: it may be taken back
+        self.left: dict[int, Host] = {}
         #: the hosts with members that are frozen
         self.with_frozen: dict[int, Host] = {}
         #: by the number of the job of a service that sleeps: the workers of its frozen members
@@ -233,6 +235,7 @@ class Fleet:
         self.with_frozen.pop(worker_num, None)
         if host is None:
             return
+        self.left[worker_num] = host
         self._exit(host)
         for device in host.worker.hello["gpu_pool"] if self._by_name is not None else ():
             for name in device_names(device):
