@@ -137,7 +137,8 @@ class Draft:
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is whole. Ordered, because its new shape is numbered in this order
         self.avoided: dict[int, set[int]] = {}
-        self.failed: set[Job] = set()  # jobs of which a replica ends FAILED or TIMED_OUT with this record
+        #: jobs of which a replica ends FAILED or TIMED_OUT with this record. Ordered, as they may be given up with it
+        self.failed: dict[Job, None] = {}
         self._first = state.next_num  # the number of the first job that this record accepts
         self._note_numbers: dict[str, int] = {}
         self._actor = ""
@@ -407,7 +408,7 @@ class Draft:
 
     def _fails(self, job: Job, to: int) -> None:
         if to in FAILURES:
-            self.failed.add(job)
+            self.failed[job] = None
 
     def move_fresh(self, job: Job, to: int, why: str, code: int = 0, only: Ranges | None = None) -> bool:
         """End the replicas that were never placed, or those `only`; return False if there are none."""

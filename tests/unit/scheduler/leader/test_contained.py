@@ -18,7 +18,8 @@ from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import Begun
-from moorage.scheduler.core.ledger.records import Op
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -761,3 +762,22 @@ def test_a_worker_whose_host_cannot_be_made_ends_no_term(
     cure()
     drive.pass_time(PAUSE_MS)
     assert drive.join(bad)["kind"] == "joined"
+
+
+def test_jobs_with_too_many_failures_are_given_up_in_the_order_in_which_they_failed(drive: Contained) -> None:
+    """They stood in a set of objects, whose order was that of their addresses: the recording did not replay."""
+    drive.worker("w2", 16)
+    names = [f"sweep-{number}" for number in range(16)]
+    for name in names:
+        drive.submit(name, gpu={"model": "H100"}, replicas=3, max_running=1, max_failed=1)
+    drive.settle()
+    for worker in drive.workers.values():
+        for key in list(worker.held):
+            worker.finish(key, 1)
+    drive.report()
+    steps = decode_record(drive.records[-1]).steps
+    ops, jobs = steps[::STEP_WIDTH], steps[1::STEP_WIDTH]
+    given_up = [num for op, num in zip(ops, jobs, strict=True) if op == Op.MOVE_FRESH]
+    assert len(given_up) == len(names)
+    assert given_up == [num for op, num in zip(ops, jobs, strict=True) if op == Op.EXIT]
+    drive.replays()

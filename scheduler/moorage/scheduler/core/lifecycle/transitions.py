@@ -149,7 +149,7 @@ class Lifecycle:
         self.request_of = request_of
         self.shape_of = shape_of
         self.requeue = requeue
-        self.failing: set[Job] = set()  # jobs of which replicas have failed, to be looked at by `give_up`
+        self.failing: dict[Job, None] = {}  # jobs of which replicas have failed, to be looked at by `give_up`
         self._with_supervisor: frozenset[Member] = frozenset()  # by the facts that are taken now
         self._charged: frozenset[Member] = frozenset()
 
@@ -512,7 +512,7 @@ class Lifecycle:
         for job in list(self.failing):
             if draft.bulk_full:
                 return
-            self.failing.discard(job)
+            del self.failing[job]
             if job.size == 1 or job.over:
                 continue
             request = self.request_of(job)

@@ -142,7 +142,7 @@ class Indexing:
         shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
         if job.failed:  # its former leader may not have come to it
-            self.admission.lifecycle.failing.add(job)
+            self.admission.lifecycle.failing[job] = None
         came_back = [replica for replica in job.rows.values() if replica.state == QUEUED] if job.back else []
         for replica in came_back[:1] if shape.together > 1 else came_back:
             if replica.not_before > self.state.time_ms:
