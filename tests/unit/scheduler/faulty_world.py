@@ -435,12 +435,14 @@ class FaultyWorld:
         self.readiness.look(state, self.drive.workers.values())
         for live in state.jobs.values():
             request = decode_request(live.body)
-            most = request.max_running
+            most, moving = request.max_running, live.relocating is not None  # one more, until it serves
             if request.scale is not None:
-                most, wanted = request.scale.max, wanted_of(live, request)
+                most, wanted = request.scale.max, wanted_of(live, request) + moving
                 stay = sum(STATES[row.state] in ("PLACED", "CLAIMED", "RUNNING") for row in live.rows.values())
                 assert stay <= wanted, f"{live.name} has {stay} members, and {wanted} are wanted"
-            assert most is None or live.on_workers <= most, f"{live.name} runs {live.on_workers} replicas of {most}"
+            assert most is None or live.on_workers <= most + moving, (
+                f"{live.name} runs {live.on_workers} replicas of {most}"
+            )
             for replica in live.replicas:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
