@@ -467,7 +467,7 @@ class Member:
         return now_s - first.started_s < QUIET_S and INPUT not in first.headers
 
     def _begin_next(self, now_s: float) -> None:
-        """The program has ended a call: it begins the next one of those that it has ahead."""
+        """The program has a call ahead, and none before it: it begins that."""
         first = next(iter(self.running.values()), None)
         if first is not None and first.started_s < 0:
             first.started_s = now_s
@@ -488,6 +488,7 @@ class Member:
             call.started_s = -1.0
             if not call.cancelled:
                 self._let_wait(call, now_s)
+        self._begin_next(now_s)  # it may go on meanwhile, and take a later one than those
         if self.room:
             self._say_have(now_s)
         self._fill(now_s)

@@ -867,3 +867,13 @@ def test_a_number_that_a_program_has_left_in_the_pipe_is_passed_over() -> None:
     assert 3 in outside.ahead
     m.tick(1.002 + 2 * QUIET_S)
     assert len(m.running) == 1
+
+
+def test_a_call_that_a_program_begins_while_those_before_it_are_taken_back_is_answered() -> None:
+    """Its answer was dropped, as of a call that has not begun, and the member ran nothing more."""
+    m, outside = quick_member()
+    m.on_end(2, 1.001)
+    outside.ahead = [3]  # the program, which hung, takes the next one out while the member takes this one
+    m.tick(1.001 + 2 * QUIET_S)
+    assert [(each.reply, each.started_s >= 0) for each in m.running.values()] == [("c", True), ("d", False)]
+    assert [each.reply for each in m.room] == ["b"]
