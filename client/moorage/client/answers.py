@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moorage.client.replicas import numbers_of
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
@@ -23,7 +22,7 @@ from moorage.schemas.answers.operators import ActsAnswer as ActsAnswer
 from moorage.schemas.answers.operators import Audit as Audit
 from moorage.schemas.answers.operators import Drift as Drift
 from moorage.schemas.capabilities import DRIVER_DEFAULT
-from moorage.schemas.ranges import Ranges
+from moorage.schemas.ranges import Ranges, first_numbers, parse_ranges
 
 
 class JobInfo(ShownJob, frozen=True, kw_only=True):
@@ -50,7 +49,8 @@ class JobInfo(ShownJob, frozen=True, kw_only=True):
     @property
     def numbers(self) -> Ranges:
         """The numbers of the job's replicas."""
-        return numbers_of(self.asked)
+        indices = self.asked.get("indices")
+        return first_numbers(self.asked.get("replicas", 1)) if indices is None else parse_ranges(indices)
 
 
 class JobList(JobsAnswer, frozen=True, kw_only=True):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from moorage.client.errors import rejected
 from moorage.schemas.job import CANCELLED, SUCCEEDED, TERMINAL
-from moorage.schemas.ranges import NUMBERS_MAX, Ranges, first_numbers, format_ranges, parse_ranges
+from moorage.schemas.ranges import NUMBERS_MAX, Ranges, format_ranges, parse_ranges
 
 if TYPE_CHECKING:
     from moorage.schemas.answers.jobs import ReplicaCounts
@@ -37,12 +36,6 @@ def field_of(which: Which) -> dict[str, str]:
     """Return the field of a question or an order that names these replicas; none for all. Raises `Rejected`."""
     only = replicas_of(which)
     return {} if only is None else {"replicas": format_ranges(only)}
-
-
-def numbers_of(request: Mapping[str, Any]) -> Ranges:
-    """Return the numbers of a job's replicas, from its request as `show` has it."""
-    indices = request.get("indices")
-    return first_numbers(request.get("replicas", 1)) if indices is None else parse_ranges(indices)
 
 
 def failed_words(counts: ReplicaCounts | None) -> str:

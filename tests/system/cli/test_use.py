@@ -97,7 +97,7 @@ async def test_of_a_job_of_which_nothing_runs_its_first_replica_is_asked(request
                 return Answer(verb, 1, {"replica": words["replica"], "attempt": 1, "span_s": 0})
             return Answer(verb, 1, {**NAMED, "request": request_, "replica_states": []})
 
-        show = Connected.show
+        read, show = Connected.read, Connected.show
 
     assert await use_rows(cast(AsyncClient, Waits()), "j", None) == []
     assert asked == [first]

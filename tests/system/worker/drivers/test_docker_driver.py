@@ -296,7 +296,7 @@ def hear(host: str, port: int) -> bytes:
     """Connect until something answers, and return what it says."""
     ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=10) as found:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=60) as found:
             if said := found.makefile("rb").read():
                 return said
         time.sleep(0.1)
