@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Final
 
 import nats
+from nats.errors import NoRespondersError
 
 from bench.book import busy_percent
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient
+from moorage.schemas.errors import MoorageError
 from moorage.system.loops import loop_factory
+from moorage.system.proctree import children
 
 SECONDS: Final = 2.0
 AT_ONCE: Final = 64
@@ -59,10 +62,6 @@ Call = Callable[[bytes], Awaitable[bytes]]
 def cpu_s(pid: int) -> float:
     """Return the processor time of a process so far, in seconds; that of threads which have ended is missing."""
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +128,7 @@ async def calls(call: Call, at_once: int) -> list[float]:
 async def answers(call: Call) -> None:
     """Wait until the service answers, and warm it."""
     while True:
-        with contextlib.suppress(Exception):  # nobody serves yet
+        with contextlib.suppress(NoRespondersError, MoorageError):  # nobody serves yet
             await call(b"0")
             break
         await asyncio.sleep(0.1)

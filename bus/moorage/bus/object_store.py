@@ -295,8 +295,8 @@ class ObjectStore:
     async def forget(self, subject: str) -> None:
         """Remove pieces that would fill the bucket, and that nobody is to read any more. Raises no BusError.
 
-        What cannot be removed goes with the bucket's age. One that refuses new messages refuses the one in place of all
-        pieces, too, once it is full: whoever removes there needs the right to purge.
+        What cannot be removed goes with the bucket's age. A full bucket that refuses new messages also refuses the
+        message that would replace the pieces, so whoever removes there needs the right to purge.
         """
         with contextlib.suppress(BusError):
             try:

@@ -358,7 +358,7 @@ class Messenger:
         self._look()
 
     def _on_method(self, delivery: Delivery) -> None:
-        """Another member lacks a method that the program has: it asks whether somebody has it, or passes a call on."""
+        """Another member lacks a method that the program has: it asks whether any has it, or passes a call on."""
         endpoint = (delivery.headers or {}).get(ENDPOINT)
         if endpoint is None:
             if delivery.reply.startswith(self._inboxes):
