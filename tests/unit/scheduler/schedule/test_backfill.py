@@ -612,3 +612,27 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.submit("short", gpu={"count": 2}, run=limited(60))
     drive.tick()
     assert [drive.states(name)[0] for name in ("too-long", "excluded", "short")] == ["QUEUED", "QUEUED", "PLACED"]
+
+
+def test_a_new_leader_lets_no_small_job_on_reserved_hosts_as_a_limit_keeps_an_earlier_job_waiting() -> None:
+    """Its first plan was for a job that the limit keeps waiting, so that another one took the hosts of the big job."""
+    drive = Driving()
+    for host, gpus in (("w0", 2), ("w1", 8)):
+        drive.worker(host, gpus)
+    drive.order("limit", tenant="v", gpus=2)
+    drive.submit("limited", tenant="v", run=limited(3_600), gpu={})
+    drive.submit("runs", run=limited(600), gpu={"count": 4})
+    drive.settle()
+    assert [drive.placed_on("limited", tenant="v"), drive.placed_on("runs")] == [["w0"], ["w1"]]
+    drive.submit("wide", tenant="v", gpu={"count": 2})
+    drive.submit("narrow", tenant="v", gpu={})
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("small", gpu={"count": 2})
+    drive.lead()
+    drive.renew()
+    drive.pass_time(2_000)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is not None
+    assert held.num == drive.job("big").num
+    assert drive.states("small") == ["QUEUED"]

@@ -103,6 +103,7 @@ class Planner:
         #: in this pass, by worker number: the slots for which frozen members wait that are to be resumed first
         self._claimed: dict[int, int] = {}
         self._waiting = 0  # groups that the last pass had to serve
+        self._knows_limits = False  # which jobs wait for the limits of their tenants, as of the last pass
 
     def is_done(self, draft: Draft) -> bool:
         """Return whether nothing more may be placed in this record; the remaining groups are served in the next one."""
@@ -215,10 +216,24 @@ class Planner:
             if not self.fleet.with_frozen:
                 return False
         self.order.begin(draft)
+        if not self._knows_limits:
+            self._knows_limits = True
+            self._learn_limits(draft)
         self.verdicts.begin(draft)  # needs the limits that jobs waited for in the last pass
         self.order.forget_limits()
         self._unprepared = not self.placing.prepare()
         return not self._unprepared
+
+    def _learn_limits(self, draft: Draft) -> None:
+        """Find the jobs that wait for their tenants' limits, as the last pass of the leader before did.
+
+        Else hosts would be reserved for one behind them, and smaller jobs be let on those that were reserved.
+        """
+        order, tenants = self.order, draft.state.tenants
+        groups = [each for each in self.queue.with_jobs() if tenants[each.tenant].gpus_max and order.prune(draft, each)]
+        for group in sorted(groups, key=lambda each: (order.key(each), each.jobs[0])):
+            if not order.may(draft, group) and self._holds_up(draft, group):
+                order.over_limit(group)
 
     def _holds_up(self, draft: Draft, group: Group) -> bool:
         """Return whether a job at its tenant's limit holds up the tenant's later jobs.

@@ -18,8 +18,8 @@ job.
 
 *When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms). A
 reservation whose job has started or ended is dropped in the next pass, whatever the time; who comes next gets hosts by
-the next plan. If its job waits but may not start any more, that plan is made at once: a new leader learns in its first
-pass whom a limit keeps waiting. Hosts that a plan leaves are opened, one by one.
+the next plan. If its job waits but may not start any more, that plan is made at once. Hosts that a plan leaves are
+opened, one by one.
 
 *A verdict* says that the first job of a group found no room: at which change of the fleet, and, where reserved hosts
 had room for it, under which plan. It holds
