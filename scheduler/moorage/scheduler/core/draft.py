@@ -145,10 +145,13 @@ class Draft:
         self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
 
     def begin(self) -> None:
-        """Begin a record: from now on all that is written here changes the state."""
+        """Begin a record: from now on all that is written here changes the state, and can be taken back."""
         state = self.state
         self._undo = Undo(state, self.time_ms)
         self._folding = Begun(state, state.seq + 1, self.time_ms, state.epoch, state.level, self.notes)
+
+    def pass_time(self) -> None:
+        """Let the state's time be that of the record; this comes before all that is written."""
         self._folding.open()
 
     @property

@@ -332,8 +332,10 @@ class Engine:
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
         looked_ms, scaled_ms = self._looked_ms, self._scaled_ms
+        self.pending.begin_record()
+        self._at = ""  # no step that may be left out
+        draft.begin()  # what this raises has changed nothing
         try:
-            draft.begin()
             payload = self._write(flight, mono_ms)
         except BaseException:
             with _whole():
@@ -349,8 +351,7 @@ class Engine:
     def _write(self, flight: InFlight, mono_ms: int) -> bytes:
         """Write the record of what was offered and of what is due, and return it encoded."""
         draft = flight.draft
-        self.pending.begin_record()
-        self._at = ""  # no step that may be left out
+        draft.pass_time()
         self.fleet.left.clear()
         self._begin_record(flight)
         if mono_ms - self._built_ms > self.config.renew_s * 1000:

@@ -306,6 +306,19 @@ def test_where_it_cannot_be_said_which_request_it_was_those_of_the_record_are_re
     drive.replays()
 
 
+def test_a_record_that_cannot_begin_has_changed_nothing(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was nothing yet by which to take it back, so that this failed in turn and hid why."""
+    before = drive.submit("before", gpu={})
+    raises_for(monkeypatch, Undo, "__init__", lambda *given: True)
+    drive.offer_submit("next", gpu={})
+    digest = drive.state.full_digest()
+    with pytest.raises(Poisoned):
+        drive.engine.build(drive.now + 1, drive.now + 1)
+    assert before["kind"] == "accepted"
+    assert drive.state.full_digest() == digest
+    assert drive.contained.waiting == 1, "what the record before took is not taken again, nor refused"
+
+
 @pytest.mark.parametrize(
     ("owner", "method", "folds", "fits"),
     [(Begun, "end", True, True), (Undo, "back", True, False)],

@@ -200,6 +200,7 @@ def test_a_job_has_the_state_that_it_has_and_not_one_that_was_taken_back() -> No
     for to in (FAILED, SUCCEEDED):
         draft = Draft(drive.state, drive.now)
         draft.begin()
+        draft.pass_time()
         for replica in list(job.rows.values()):
             draft.exit(replica, to, 0, "")
         assert job.state == STATES[to]
@@ -219,6 +220,7 @@ def test_the_ranks_of_a_gang_and_the_jobs_in_memory_keep_their_order() -> None:
     gang, before = drive.job("gang"), picture(drive.state)
     draft = Draft(drive.state, drive.now)
     draft.begin()
+    draft.pass_time()
     for replica in list(gang.rows.values()):
         draft.exit(replica, FAILED, 1, "")
     draft.add(acts.Compact([drive.job("first").num, b"", drive.job("second").num, b""]))
@@ -250,6 +252,7 @@ def test_a_record_about_one_replica_of_a_sweep_copies_no_row_of_the_others() -> 
     first, third = sweep.rows[0], sweep.rows[3]
     draft = Draft(drive.state, drive.now)
     draft.begin()
+    draft.pass_time()
     draft.exit(third, FAILED, 1, "")
     copies = [rows for _, _, rows in draft._undo._tables if isinstance(rows, dict)]
     assert not any(isinstance(row, Replica) for rows in copies for row in rows.values())
