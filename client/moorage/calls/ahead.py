@@ -23,7 +23,7 @@ class Ahead:
         os.close(self._ours)
 
     def put(self, number: int) -> None:
-        """Give a call to the program. Numbers grow."""
+        """Give a call to the program. Numbers grow. Raises BlockingIOError once it has left thousands in the pipe."""
         os.write(self._ours, number.to_bytes(_BYTES, "little"))
 
     def take_back(self) -> list[int]:

@@ -78,6 +78,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     priority: int = PRIORITY_DEFAULT
     endpoint: str = ""
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
+    is_ahead: bool = False  # it went to the program before it had a place: it may be taken back though it has begun
     cancelled: bool = False
 
     def waited(self, now_s: float) -> int:
@@ -318,9 +319,8 @@ class Member:
         if self.batches is not None:
             self.batches.end(number)
         if call is not None and call.started_s >= 0:
-            ran_ms = (now_s - call.started_s) * 1000
+            ran_ms = self._count(call, now_s)
             self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
-            self.meter.finished(ran_ms)
             if number > self._taken_back and INPUT not in call.headers:
                 self._taken_back = 0  # the program reads in order, and has read of this one
         if self._ahead_max:
@@ -390,7 +390,7 @@ class Member:
         running, self.running = self.running, {}
         for number, call in running.items():
             if call.started_s >= 0:
-                self.meter.finished((now_s - call.started_s) * 1000)
+                self._count(call, now_s)
             if call.cancelled:
                 continue
             if number in unbegun and INPUT not in call.headers:  # data that came in parts are here alone
@@ -438,6 +438,7 @@ class Member:
             return True
         self._number += 1
         self.running[self._number] = call
+        call.is_ahead = is_full
         if is_full:
             self._outside.run_next(self._number, call, left_ms)
             return True
@@ -471,7 +472,14 @@ class Member:
         first = next(iter(self.running.values()), None)
         if first is not None and first.started_s < 0:
             first.started_s = now_s
-            self.meter.began(first.waited(now_s))
+
+    def _count(self, call: Call, now_s: float) -> float:
+        """Count a call that has begun and is over; return how long it ran, in milliseconds."""
+        if call.is_ahead:  # not sooner, as it may have been taken back
+            self.meter.began(call.waited(call.started_s))
+        ran_ms = (now_s - call.started_s) * 1000
+        self.meter.finished(ran_ms)
+        return ran_ms
 
     def _take_back(self, now_s: float) -> None:
         """Let the calls that the program has ahead, and has not begun, wait for others to fetch them.

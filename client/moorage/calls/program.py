@@ -104,7 +104,11 @@ class Program(asyncio.Protocol):
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         """Send a frame. Does nothing once the program has ended, but that a call ahead can be taken back."""
         if head.ahead:
-            self._ahead.put(head.call)
+            try:
+                self._ahead.put(head.call)
+            except BlockingIOError:  # it would run calls that were taken back, too
+                # the member is in the middle of its own work
+                asyncio.get_running_loop().call_soon(self._breach, f"it takes no numbers out of {AHEAD_VARIABLE}")
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(head, body))
 
@@ -157,8 +161,7 @@ class Program(asyncio.Protocol):
             for head, body in self._frames.feed(data):
                 self._on_frame(head, body)
         except BadFrame as error:
-            self._killing = asyncio.get_running_loop().create_task(self.kill())
-            self._over(f"the program does not keep to the protocol: {error}")
+            self._breach(str(error))
 
     def eof_received(self) -> bool:
         self._at_end.set()
@@ -169,6 +172,10 @@ class Program(asyncio.Protocol):
         self._at_end.set()
         if exc is not None or (self._process is not None and self._process.returncode is None):
             asyncio.get_running_loop().call_later(END_S, self._over, "the program closed its socket")
+
+    def _breach(self, what: str) -> None:
+        self._killing = asyncio.get_running_loop().create_task(self.kill())
+        self._over(f"the program does not keep to the protocol: {what}")
 
     def _over(self, why: str) -> None:
         on_over, self._on_over = self._on_over, None

@@ -104,7 +104,9 @@ async def serve(
         messenger = Messenger(connection, serving.name, places, attempt, serving.input_bytes, folder, serving.queue)
 
         def on_frame(head: FromProgram, body: bytes) -> None:
-            if head.ready:
+            if head.ready and ready.is_set():
+                log.warning("the program says again that it is ready: that changes nothing")
+            elif head.ready:
                 messenger.endpoints = frozenset(head.endpoints)
                 messenger.member.allow(min(places, max(1, head.ready)), ahead=min(head.ahead, AHEAD_MAX))
                 ready.set()

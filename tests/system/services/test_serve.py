@@ -17,6 +17,8 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import NoResponders, RequestTimeout
 from moorage.bus.transport import Delivery
+from moorage.calls.program import Program
+from moorage.calls.wire import ToProgram
 from moorage.client import AsyncClient, CallFailed, Rejected
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
@@ -521,6 +523,59 @@ async def test_a_program_that_writes_nonsense_is_ended_and_says_so(nats_url: str
     async with member(nats_url, tmp_path, "--name", "x", "--", sys.executable, "-c", nonsense, prefix=unique) as one:
         assert await one.ended() not in (0, None)
         assert "does not keep to the protocol" in one.said
+
+
+#: one that may have calls ahead, and says after each answer that it is ready for others, and for fewer
+READY_AGAIN = """
+import json, os, socket
+link = socket.socket(fileno=int(os.environ["MOORAGE_CALL_FD"]))
+ahead = int(os.environ["MOORAGE_CALL_AHEAD_FD"])
+reader = link.makefile("rb")
+link.sendall(b'{"ready": 1, "ahead": 4}\\n')
+number = 0
+for line in reader:
+    head = json.loads(line)
+    if head.get("end"):
+        break
+    reader.read(head.get("bytes", 0))
+    if head.get("ahead"):
+        try:
+            while number < head["call"]:
+                number = int.from_bytes(os.read(ahead, 8), "little")
+        except BlockingIOError:
+            continue
+        if number > head["call"]:
+            continue
+    link.sendall(b'{"ready": 2}\\n{"answer": %d}\\n{"ready": 1, "ahead": 4}\\n' % head["call"])
+"""
+
+
+async def test_a_program_that_says_again_that_it_is_ready_loses_no_call_that_is_ahead(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    subject = f"{unique}.call.default.again"
+    async with (
+        await connect(nats_url, "caller") as caller,
+        member(nats_url, tmp_path, "--name", "again", "--queue", "100", "--concurrency", "2",
+               "--", sys.executable, "-c", READY_AGAIN, prefix=unique) as one,
+    ):  # fmt: skip
+        await one.ready()
+        for _ in range(20):
+            answers = await asyncio.gather(*(call(caller, subject, b"x") for _ in range(50)))
+            assert [error_of(answer) for answer in answers] == [""] * 50
+
+
+async def test_a_program_that_leaves_the_numbers_of_its_calls_in_the_pipe_is_ended_and_says_why() -> None:
+    over = asyncio.get_running_loop().create_future()
+    program = Program(lambda head, body: None, over.set_result)
+    await program.start(("sleep", "60"), 1, os.environ)
+    try:
+        for number in range(1, 65536 // 8 + 2):
+            program.send(ToProgram(call=number, ahead=True))
+        assert "takes no numbers" in await over
+    finally:
+        await program.finish()
+    assert program.code == -signal.SIGKILL
 
 
 async def test_members_go_on_behind_a_servers_restart(mortal_server: MortalServer, unique: str, tmp_path: Path) -> None:

@@ -137,3 +137,5 @@ def test_each_call_that_is_ahead_is_run_once_and_answered_or_given_to_others(fir
         wrong = [each for each in map(str, range(1, sent + 1)) if program.over[each] != 1 and each not in gave_up]
         assert not wrong, f"seed {seed}: {wrong}"
         assert max(program.over.values(), default=0) <= 1, f"seed {seed}"
+        counts = member.meter.counts()
+        assert sum(counts.waited) == sum(counts.ran) == member.meter.ended, f"seed {seed}: each counts once"
