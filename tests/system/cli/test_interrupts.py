@@ -99,18 +99,6 @@ async def test_on_a_terminal_it_says_so_below_the_terminals_own_sign(nats_url: s
             assert await process.wait() == 130
 
 
-async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path: Path) -> None:
-    many = tmp_path / "many.json"
-    many.write_text('[{"job": "a", "run": {"argv": ["true"]}}, {"job": "b", "run": {"argv": ["true"]}}]')
-    process = await start("submit", "--nats", nats_url, "--tenant", unique, "--timeout", "30s", "-f", str(many))
-    err = Lines(process.stderr)
-    await err.until("no scheduler answers yet")
-    process.send_signal(signal.SIGINT)
-    assert await process.wait() == 130
-    await err.until("check: moorage ls")
-    assert "any of the 2 jobs may have been accepted" in err.text
-
-
 async def test_of_trials_it_says_under_which_id_to_submit_them_again(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -184,17 +184,6 @@ async def test_a_job_that_is_called_like_a_code_is_explained_by_a_pattern_and_wa
 
 
 @pytest.mark.slow
-async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) -> None:
-    for flag, value, text in (
-        ("--priority", "101", "--priority: priority must be 0..100, found 101"),
-        ("--time-limit", "5x", "--time-limit: not a duration: '5x'"),
-        ("--gpu", "H100x2", "did you mean 2xH100"),
-    ):
-        ran = await node.run("submit", flag, value, "--", "true", tenant=unique)
-        assert (ran.code, text in ran.err) == (2, True), ran.err
-
-
-@pytest.mark.slow
 async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
     await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -259,17 +258,6 @@ async def test_on_a_terminal_progress_is_one_rewritten_line(node: Node, unique: 
     assert "\r\x1b[K" in text
     assert "hello" in text  # output and events are two subjects: either may be shown last
     assert any("SUCCEEDED" in line for line in text.splitlines())
-
-
-@pytest.mark.slow
-async def test_two_at_once_do_not_mix(node: Node, unique: str) -> None:
-    ran = await asyncio.gather(
-        *(
-            node.run("run", "--gpu", "1xH100", "--", sys.executable, "-c", f"print({at})", tenant=unique)
-            for at in range(4)
-        )
-    )
-    assert [(each.code, each.out.strip()) for each in ran] == [(0, str(at)) for at in range(4)]
 
 
 async def test_a_pipe_that_closes_early_is_no_error(node: Node, unique: str) -> None:

@@ -89,6 +89,7 @@ MANY_RUNS = [f"--set={key}={','.join(map(str, range(1, 101)))}" for key in (
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
         (("--fleet", "nosuch.toml"), "nosuch.toml cannot be read: there is no such file"),
+        (("--fleet", "x" * 5_000), "error[invalid-argument]: not a simulated host"),
         (("--fleet", "1xH100", "--cluster", "a"), "is not a philly trace, so --cluster has nothing to choose from"),
         (("--fleet", "1xH100", "--quota", "3"), "--quota 3 names no tenant"),
         (("--fleet", "1xH100", "--quota", "a=0"), "allowed 1..1000000 GPUs, or none for no limit"),
@@ -143,12 +144,32 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
 
 
 async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
+    """`tests/unit/scheduler/simulate/test_strange_traces.py` has what may be wrong within a trace."""
     file = tmp_path / "x.txt"
-    file.write_text("hello\n")
-    ran = await moorage("simulate", str(file), "--fleet", "1xH100")
-    assert (ran.code, "is not a trace in a known format" in ran.err) == (2, True)
+    for text, says in (
+        (b"hello\n", "is not a trace in a known format"),
+        (b"at_s,runs_s,job\n1,2,caf\xe9\n", r"x.txt line 2: job is b'caf\xe9', which is not UTF-8"),
+    ):
+        file.write_bytes(text)
+        ran = await moorage("simulate", str(file), "--fleet", "1xH100")
+        assert (ran.code, says in ran.err, "\nfix: " in ran.err, ran.out) == (2, True, True, ""), ran.err
     ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
+
+
+async def test_of_an_error_its_fields_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text("at_s,runs_s,gpu,gang\n1,2,1xH100,yes\n")
+    ran = await moorage("simulate", str(file), "--fleet", "1x4xH100", "--json")
+    told = json.loads(ran.out)
+    assert (told["code"], told["found"], told["allowed"]) == ("invalid-argument", "yes", "0, 1, true or false")
+
+
+async def test_a_byte_order_mark_hides_no_format(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_bytes(b"\xef\xbb\xbfat_s,runs_s,gpu\n1,2,1xH100\n")
+    ran = await moorage("simulate", str(file), "--fleet", "1x4xH100")
+    assert (ran.code, "1 of 1 jobs ended" in ran.out + ran.err) == (0, True)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.object_store import ObjectStore
-from moorage.client import AsyncClient, Client, JobFailed, Rejected
+from moorage.client import AsyncClient, JobFailed, Rejected
 from moorage.client.again import keep_files
 from moorage.client.sending import AGAIN_AFTER_S, bucket_of
 from moorage.testing import Ran, SimFleet, Task
@@ -50,17 +49,6 @@ async def test_what_failed_is_run_again_under_its_numbers_with_what_is_changed()
         asked = (await one.show()).request
         assert asked is not None
         assert (one.job, asked.indices, asked.gpu and asked.gpu.count) == ("mine", "3", 2)
-
-
-@in_virtual_time
-async def test_two_at_once_with_other_changes_are_two_jobs_and_the_same_is_one() -> None:
-    async with AsyncClient(transport=SimFleet("8xH100", script=odd_ones_fail)) as client:
-        job = await client.submit(["train"], gpu=1, job="a")
-        await job.result()
-        made = await asyncio.gather(*(job.again(env={"N": str(number)}) for number in range(3)))
-        assert {each.job for each in made} == {"a-again-1", "a-again-2", "a-again-3"}
-        same = await asyncio.gather(*(job.again(env={"N": "9"}) for _ in range(3)))
-        assert {each.job for each in same} == {"a-again-4"}
 
 
 async def test_the_files_come_again_and_files_that_are_gone_are_told(
@@ -119,10 +107,3 @@ async def test_the_files_come_whole_if_the_server_answers_the_second_try_alone(
         assert before is not None
         assert after is not None
         assert (after.digest, after.size) == (before.digest, before.size)
-
-
-def test_a_client_without_await_has_it_too() -> None:
-    with Client(transport=SimFleet("1xH100", script=odd_ones_fail)) as client:
-        job = client.submit(["train"], gpu=1, job="a")
-        job.result("60s")
-        assert job.again().result("60s").job == "a-again-1"

@@ -37,51 +37,6 @@ def test_a_lie_is_found_and_its_line_named(text: str, wrong: str, tmp_path: Path
     assert wrong in str(found.value)
 
 
-TRUE = """\
-```sh
-export WORD=kept
-cd /
-```
-
-```sh
-echo $WORD in $PWD after 3s
-```
-
-```text
-kept in / after 12ms
-```
-
-```python title="said.py"
-print("from a file")
-```
-
-```sh
-python ~/said.py
-```
-
-```text
-from …
-```
-
-```sh title="terminal 1"
-echo begun; sleep 100
-```
-
-```text
-begun
-```
-
-<!-- not run: it would fail -->
-```sh
-false
-```
-"""
-
-
-def test_a_page_that_is_true_passes(tmp_path: Path) -> None:
-    told(TRUE, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("expected", "output", "missing"),
     [

@@ -77,7 +77,6 @@ def every_task() -> None:
 PLACES: Final[dict[str, Callable[[], None]]] = {
     "read": raising(Shapes, "of"),
     "admission": raising(Admission, "submit"),
-    "cancel": raising(Admission, "cancel"),
     "queue": raising(Queue, "enter"),
     "placing": raising(Placing, "_place_one"),
     "ranking": raising(Fragments, "choose"),

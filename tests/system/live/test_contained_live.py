@@ -78,27 +78,6 @@ async def counted(who: Caller, what: str, least: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_a_poisonous_cancel_in_the_queue(nats_server: Server, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
-        await made.poisoned_scheduler("cancel", QUICK)
-        await acme.leader()
-        await made.agent("w0", "2xH100", worker="w0")
-        await acme.workers_up("w0")
-        for job in ("poison-0", "other"):
-            assert (await acme.submit(job, gpu={"model": "none such"}))["kind"] == "accepted"
-        await acme.queue("cancel", {"job": "poison-0"})
-        async with operator(made) as ana:
-            (row,) = await letters_of(ana, 1)
-        assert row.code == "internal"
-        await acme.queue("cancel", {"job": "other"})
-        await acme.reaches("other", "CANCELLED")
-        await runs(beta, "good")
-        assert await acme.state("poison-0") == "QUEUED"
-        assert (await counted(acme, "request", 1))["counts"]["request"] == 1
-        assert (await acme.fleet())["epoch"] == 1
-
-
-@pytest.mark.slow
 async def test_tasks_beside_the_records_that_raise(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.poisoned_scheduler("tasks", QUICK)

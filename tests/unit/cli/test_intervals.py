@@ -40,13 +40,6 @@ def test_of_an_end_that_nobody_saw_only_the_beginning_is_sure() -> None:
     assert found(Span("g", "a", 0, 5), Span("g", "b", 3, None)) == [("b", ["a"])]
 
 
-def test_a_long_holder_is_not_hidden_by_a_short_one() -> None:
-    assert found(Span("g", "long", 0, 9), Span("g", "a", 1, 2), Span("g", "b", 3, 4)) == [
-        ("a", ["long"]),
-        ("b", ["long"]),
-    ]
-
-
 def test_who_ends_before_it_began_is_a_mistake_of_the_record() -> None:
     with pytest.raises(ValueError, match="before it began"):
         found(Span("g", "a", 5, 4))

@@ -137,6 +137,7 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16Gi"),
         ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16Gi"),
+        ({"memory": "infG"}, "not a size: 'infG'", "write it as 16Gi"),
         ({"memory": f"{'9' * 400}G"}, "not a size: '999", "write it as 16Gi"),
         ({"cpu": float("nan")}, "--cpu is not a number of cores", "--cpu 4"),
         ({"cpu": 1e308}, "--cpu is not a number of cores", "--cpu 4"),

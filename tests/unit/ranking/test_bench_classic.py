@@ -45,48 +45,6 @@ def test_dot_product_goes_where_least_of_what_is_asked_for_is_left() -> None:
     assert chosen("dot-product", fleet, shapes.of(request(None, 30_000)))[0] == 0
 
 
-def test_packing_takes_shared_devices_then_used_hosts_then_small_idle_ones() -> None:
-    shapes = Shapes()
-    fleet, (_, big, small) = fleet_of((8, 0), (8, 0), (2, 0))
-    whole, half = shapes.of(request(GpuSpec())), share(50, shapes)
-    assert chosen("gpu-packing", fleet, whole)[0] == small.worker.num
-    fleet.take(big, half, 0b100)
-    assert chosen("gpu-packing", fleet, whole) == (big.worker.num, 1)
-    assert chosen("gpu-packing", fleet, share(40, shapes)) == (big.worker.num, 0b100)
-
-
-def test_clustering_stands_beside_its_own_kind() -> None:
-    shapes = Shapes()
-    fleet, (first, second) = fleet_of((8, 0), (8, 0))
-    ranker = CLASSIC["gpu-clustering"]()
-    one, two = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(count=2)))
-    for shape, host in ((one, first), (two, second), (one, first), (two, second)):
-        choice = ranker.choose(fleet, shape, {}, frozenset())
-        assert choice is not None
-        assert choice.host is host
-        fleet.take(host, shape, choice.mask)
-    fleet.give_all(second, [(two, 0b11), (two, 0b1100)])
-    third = shapes.of(request(GpuSpec(count=3)))
-    choice = ranker.choose(fleet, third, {}, frozenset())
-    assert choice is not None
-    assert choice.host is second, "what ran there has ended: it is idle"
-
-
-def test_fgd_takes_the_most_fragmentation_away() -> None:
-    shapes = Shapes()
-    fleet, (broken, whole) = fleet_of((1, 0), (1, 0))
-    half, all_of_it = share(50, shapes), shapes.of(request(GpuSpec()))
-    ranker = Fgd()
-    for shape in [half] * 10 + [all_of_it] * 10:
-        ranker.mix.add(shape)
-    ranker.mix.use()
-    fleet.take(whole, share(50, shapes), 1)  # half of it is left: of no use for those who ask for all
-    choice = ranker.choose(fleet, half, {}, frozenset())
-    assert choice is not None
-    assert choice.host is whole
-    assert broken.open == 1
-
-
 def test_fgd_counts_requests_that_differ_in_memory_alone_as_one() -> None:
     shapes = Shapes()
     half = share(50, shapes)

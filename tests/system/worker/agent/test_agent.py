@@ -16,7 +16,7 @@ from moorage.bus.connection import connect
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Fact, FactFrame, Output, Place, Start
+from moorage.schemas.frames import End, Fact, FactFrame, Output, Place
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.testing.conformance.leader import ScriptedLeader
@@ -289,43 +289,6 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
             await w.add("w2", slot_modes={"4": "mps"})
 
 
-async def test_an_end_stops_what_runs_and_withdraws_what_is_not_there(
-    nats_url: str, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        await w.add()
-        seat = await w.leader.joined("w1")
-        await w.leader.want("w1", place(name_of(), body("hang")))
-        await w.leader.heard("w1", "started", name_of())
-        await w.leader.want("w1", End(*name_of(), "cancelled"), End(*name_of("never"), "cancelled"))
-        assert (await w.leader.heard("w1", "exited", name_of())).code == -15
-        await w.leader.heard("w1", "withdrawn", name_of("never"))
-        await w.leader.want("w1", place(name_of("never"), body()))
-        await w.leader.want("w1", place(name_of("after"), body()))
-        await w.leader.heard("w1", "freed", name_of("after"))
-        assert "claimed" not in seat.kinds(name_of("never"))
-
-
-async def test_a_gang_holds_and_starts_together(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        await w.add(address="10.1.2.3")
-        seat = await w.leader.joined("w1")
-        gang = body(gpu={"scheduling": "gang", "distributed": {"master_port": 41000}}, replicas=2)
-        names = [name_of(replica=0), name_of(replica=1)]
-        await w.leader.want("w1", *(place(name, gang, (name[2],), hold=True) for name in names))
-        claimed = await w.leader.heard("w1", "claimed", names[0])
-        address, _, port = claimed.detail.partition(":")
-        assert address == "10.1.2.3"
-        assert 41000 <= int(port) < 41256
-        assert (await w.leader.heard("w1", "claimed", names[1])).detail == ""
-        await until(lambda: [held.phase for held in seat.renewals[-1].held] == ["claimed"] * 2, what="both held")
-        await w.leader.want("w1", *(Start(*name, address, int(port), 2) for name in names))
-        for name in names:
-            await w.leader.heard("w1", "freed", name)
-        await w.leader.want("w1", Start(*name_of("ghost"), address, 41000, 2))
-        await w.leader.heard("w1", "not-held", name_of("ghost"))
-
-
 @pytest.mark.slow
 async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
     nats_url: str, unique: str, tmp_path: Path
@@ -348,20 +311,6 @@ async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
         assert len(seat.facts) == heard + 2
         await w.leader.want("w1", End(*name_of("k"), "cancelled"))
         await w.leader.heard("w1", "freed", name_of("k"))
-
-
-async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        agent = await w.add()
-        seat = await w.leader.joined("w1")
-        await w.leader.want("w1", place(name_of("old"), body()), session="another")
-        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), b"\xc1 no frame")
-        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), encode(problem("internal", "reflected")))
-        await w.leader.want("w1", place(name_of("new"), body()))
-        await w.leader.heard("w1", "freed", name_of("new"))
-        assert seat.kinds(name_of("old")) == []
-        assert agent.members.dropped["other-session"] == 1
-        assert agent.dropped["undecodable: invalid-argument"] == 2
 
 
 async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, unique: str, tmp_path: Path) -> None:

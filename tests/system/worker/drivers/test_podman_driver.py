@@ -25,11 +25,8 @@ from moorage.schemas.service import ServiceSpec
 from moorage.system.proctree import boottime_s, descendants, read_process
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.drivers.base import CODE_LOST
-from moorage.worker.drivers.container.engine import EngineError, Piece
 from moorage.worker.drivers.container.entry import Entries
-from moorage.worker.drivers.container.faults import start_fault
-from moorage.worker.drivers.container.log_file import LogFile
-from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings, spec_of
+from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -155,22 +152,6 @@ async def test_no_line_is_lost_that_its_log_had_half_for_a_moment(home: PodmanHo
         assert await rig.reported(Ended, name) == (name, -9, "end")
         assert await rig.output(name) == rig.live_output(name) == "whole\nhalf\nmore\npart\nlast\n"
         await nothing_left(home, state)
-
-
-def test_a_log_that_its_writer_replaced_is_read_to_its_end_and_from_its_beginning(tmp_path: Path) -> None:
-    log, stamp = tmp_path / "ctr.log", "2026-11-26T17:13:58.363678401+00:00"
-    with LogFile(str(log)) as file:
-        assert list(file.read()) == [], "it is not there yet"
-        log.write_text(f"{stamp} stdout F a\n{stamp} std")
-        assert list(file.read()) == [Piece(False, stamp, b"a\n")]
-        with log.open("a") as old:
-            old.write(f"err F b c\r\nnonsense\n{stamp} stdout F \n")
-        (tmp_path / "new").write_text(f"{stamp} stdout P x\n")
-        (tmp_path / "new").rename(log)
-        assert list(file.read()) == [
-            Piece(True, stamp, b"b c\r\n"), Piece(False, stamp, b"\n"), Piece(False, stamp, b"x"),
-        ]  # fmt: skip
-        assert list(file.read()) == []
 
 
 @pytest.mark.slow
@@ -515,47 +496,6 @@ async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) 
 
 
 # ------------------------------------------------------------------------------------------------- without podman
-
-
-def test_an_error_is_sorted_by_whose_fault_it_is() -> None:
-    for text, code in (
-        ('runc: runc create failed: exec: "nope": executable file not found in $PATH: OCI runtime attempted to invoke a'
-         " command that was not found", 127),
-        ("crun: executable file `nope` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a"
-         " command that was not found", 127),
-        ('runc: runc create failed: exec: "/tmp": permission denied: OCI permission denied', 126),
-        ('workdir "/nowhere" does not exist on container 80', 126),
-        ("unable to find user nouser: no matching entries in passwd file", 126),
-        ("runc: error setting rlimit type 7: operation not permitted: OCI permission denied", None),
-        ("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=9", None),
-        ("creating container storage: no space left on device", None),
-    ):  # fmt: skip
-        assert start_fault(EngineError(500, text), is_created=True).code == code, text
-
-
-def test_limits_that_this_host_cannot_set_are_left_out() -> None:
-    host = {
-        "NetworkMode": "none", "IpcMode": "private", "ShmSize": 1, "CapDrop": [], "Binds": ["/a:/b:ro"],
-        "PidsLimit": 9, "NanoCpus": 1_500_000_000, "Memory": 5, "MemorySwap": 5, "Devices": [{"PathOnHost": "/dev/x"}],
-        "Mounts": [], "LogConfig": {"Config": {"max-size": "7"}},
-    }  # fmt: skip
-    config = {"HostConfig": host, "Labels": {}, "Env": ["A=b=c"], "User": "", "Image": "i", "Cmd": ["--help"]}
-    spec = spec_of(config, "c", {"cpu", "memory", "pids"})
-    assert spec["resource_limits"] == {
-        "pids": {"limit": 9},
-        "cpu": {"period": 100_000, "quota": 150_000},
-        "memory": {"limit": 5, "swap": 5},
-    }
-    assert (spec["devices"], spec["env"], spec["command"]) == ([{"path": "/dev/x"}], {"A": "b=c"}, ["--help"])
-    assert spec["mounts"] == [{"type": "bind", "source": "/a", "destination": "/b", "options": ["rbind", "ro"]}]
-    assert spec_of(config, "c", ())["resource_limits"] == {}
-
-
-def test_settings_that_no_container_can_have_are_refused() -> None:
-    PodmanSettings()
-    for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            PodmanSettings(**wrong)
 
 
 class Daemons:

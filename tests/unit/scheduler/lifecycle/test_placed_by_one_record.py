@@ -57,13 +57,6 @@ def say(drive: Driving, said: dict[One, tuple[int, int]]) -> None:
     drive.tick(1000)
 
 
-def told(drive: Driving) -> set[One]:
-    """Of which attempts events have said that they stall, or no more, since this was asked last."""
-    found = {(event["tenant"], event["stalled"].get("replica", 0)) for event in drive.events if "stalled" in event}
-    drive.events.clear()
-    return found
-
-
 @given(st.fixed_dictionaries(dict.fromkeys(EACH, SAYS)))
 def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None:
     drive = placed_by_one_record()

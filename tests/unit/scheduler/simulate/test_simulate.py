@@ -156,48 +156,6 @@ def test_our_own_lines_and_columns_say_the_same(tmp_path: Path) -> None:
     assert (of_lines[0].tenant, of_columns[0].tenant) == ("default", "default")
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('{"at_s": -1, "runs_s": 1}', "line 1: at_s is -1.0"),
-        ('{"at_s": 0, "runs_s": 1e300}', "runs_s is 1e+300"),
-        ('{"at_s": 0, "runs_s": 1}\n{"at_s": 0}', "line 2"),
-        ('{"at_s": 0, "runs_s": 1, "request": {"replicas": 0}}', "replicas must be"),
-        ('{"at_s": 0, "runs_s": 1, "tenant": "A b"}', "a tenant must match"),
-        (
-            '{"at_s": 0, "runs_s": 1, "request": {"job": "a"}}\n' * 2,
-            "line 2: job a of tenant default is already on line 1",
-        ),
-        ("", "there are no jobs in it"),
-        ("[" * 5000, "line 1"),
-    ],
-)
-def test_a_line_that_is_wrong_is_named(tmp_path: Path, text: str, found: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(text)
-    with pytest.raises(Refused) as refused:
-        trace.in_order(file, trace.read_own(file))
-    assert found in refused.value.problem.message
-    assert refused.value.code == "invalid-argument"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "at_s,runs_s,colour\n0,1,red\n",
-        "runs_s\n1\n",
-        "at_s,runs_s\nnow,1\n",
-        "at_s,runs_s,gpu\n0,1,2yH100\n",
-        "at_s,runs_s\n0\n",
-    ],
-)
-def test_a_column_that_is_wrong_is_named(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text(text)
-    with pytest.raises(Refused, match=r"a\.csv line [12]"):
-        list(trace.read_csv(file))
-
-
 # ------------------------------------------------------------------------------------------- what is measured
 
 
