@@ -72,7 +72,7 @@ release-check: test test-system types lint site  ## what a release needs beyond 
 	$(BIN)/python -m pytest tests/system/worker/drivers/test_kubernetes_driver.py tests/system/worker/drivers/test_conformance.py tests/system/deploy/test_kubernetes.py -k kubernetes
 	tests/system/deploy/build
 	$(BIN)/python -m pytest tests/system/deploy/test_image.py tests/system/deploy/test_systemd.py
-	MOORAGE_TEST_ALL=1 $(BIN)/python -m pytest tests/system/live/test_many_live.py tests/unit/scheduler/queue/test_groups.py
+	MOORAGE_TEST_ALL=1 $(BIN)/python -m pytest tests/system/live/test_many_replicas_live.py tests/unit/scheduler/queue/test_groups.py
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.release.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.release.sim.many --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.release.sim.many --wide --seeds $(SEEDS) --from $(FROM)

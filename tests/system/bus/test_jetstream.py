@@ -24,6 +24,8 @@ from moorage.bus.jetstream import (
     StoredMessage,
 )
 from moorage.bus.jetstream_answers import read_ack
+from moorage.bus.object_store import BUCKET_BYTES_MIN, FILES_BUCKET_BYTES, files_store
+from moorage.schemas.subjects import Subjects
 
 pytestmark = pytest.mark.any_server
 
@@ -157,3 +159,17 @@ def test_another_number_of_copies_is_mended_by_the_command_that_comes_first() ->
     assert told.message == "stream MOORAGE_LEDGER exists with other settings: num_replicas is 1, must be 3"
     assert told.next.startswith("moorage scheduler --replicas 1, as MOORAGE_LEDGER has it")
     assert told.next.endswith("moorage admin restore FILE --replace --replicas 3")
+
+
+@pytest.mark.parametrize("size", [BUCKET_BYTES_MIN, FILES_BUCKET_BYTES + BUCKET_BYTES_MIN, -1])
+async def test_an_existing_bucket_keeps_the_size_that_an_operator_gave_it(
+    nats_url: str, unique: str, size: int
+) -> None:
+    async with await connect(nats_url, "test") as connection:
+        js, subjects = JetStream(connection), Subjects(unique)
+        store = files_store(js, subjects, "acme")
+        await store.make()
+        name = f"OBJ_{subjects.files_bucket('acme')}"
+        await js.ensure_stream({"name": name, "max_bytes": size}, frozenset({"max_bytes"}))
+        await store.make()
+        assert (await js.stream_info(name)).config["max_bytes"] == size

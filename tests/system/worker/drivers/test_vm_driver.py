@@ -33,7 +33,7 @@ from moorage.worker.supervisor.protocol import Event, Output
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 from tests.guests import MODULES, kernel, make_disk, make_initramfs, why_no_vm
 from tests.nvidia.stub import Stub
-from tests.system.worker.drivers.test_handed_on import NO_LIBRARY, Amd, opened
+from tests.system.worker.drivers.test_passthrough import NO_LIBRARY, Amd, opened
 from tests.unit.worker.made_up_pci import AUDIO, GPU
 from tests.waiting import until
 

@@ -159,15 +159,6 @@ def test_limits_are_set_and_what_cannot_be_is_told(tmp_path: Path, arguments: tu
     with_rig(tmp_path, arguments, scenario)
 
 
-def test_a_request_larger_than_a_packet_arrives_whole(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        env = {f"V{number}": "x" * 100_000 for number in range(5)} | {"PATH": SHELL_PATH}
-        ended = await rig.run(sh("j", 'echo "${#V0} ${#V4}"', env=env))
-        assert (ended.exit_code, rig.text("j")) == (0, "100000 100000\n")
-
-    with_rig(tmp_path, arguments, scenario)
-
-
 FAILING_STARTS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"argv": ("/no/such/program",)}, "exec", "ENOENT"),
     ({"argv": ("no-such-program",)}, "exec", "ENOENT"),
@@ -355,21 +346,6 @@ def test_what_the_main_process_leaves_is_killed_before_the_end_is_told(
         assert (ended.reason, ended.exit_code) == ("exit", 5)
         assert not lives(int(rig.text("j")))
         assert lives(other.pid)
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_a_tree_is_killed_with_its_living_main_process(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        inner = """setsid sh -c 'trap "" TERM; sleep 1000 & echo $!; wait' &"""
-        script = f"trap '' TERM; {inner} setsid sleep 1000 & echo $!; wait; sleep 1000"
-        await rig.client.start([sh("j", script)])
-        pids = [int(line) for line in await rig.line("j", 2)]
-        assert all(lives(pid) for pid in pids)
-        await rig.client.end([EndMember(key="j", grace_s=0.05, why="cancelled")])
-        ended = await rig.ended("j")
-        assert (ended.reason, ended.signal, ended.why) == ("end", signal.SIGKILL, "cancelled")
-        assert not any(lives(pid) for pid in pids)
 
     with_rig(tmp_path, arguments, scenario)
 

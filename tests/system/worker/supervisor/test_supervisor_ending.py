@@ -114,26 +114,18 @@ def test_the_grace_lasts_when_the_main_process_is_over(tmp_path: Path, arguments
     with_rig(tmp_path, arguments, scenario)
 
 
-def test_a_time_limit_leaves_it_its_grace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("by", ["timeout", "fence"])
+def test_a_time_limit_and_a_fence_leave_it_its_grace(tmp_path: Path, arguments: tuple[str, ...], by: str) -> None:
     async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after", timeout_s=2.0, grace_s=600.0)])
-        await rig.line("j", 2)
-        (tmp_path / "go").touch()
-        ended = await rig.ended("j")
-        assert (ended.reason, rig.text("j").endswith("saving\nsaved\n")) == ("timeout", True)
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_a_fence_leaves_it_its_grace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after", grace_s=600.0)])
+        limit_s = 2.0 if by == "timeout" else None
+        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after", timeout_s=limit_s, grace_s=600.0)])
         await ready(rig)
-        await rig.client.fence(boottime_s(), 600.0)
+        if by == "fence":
+            await rig.client.fence(boottime_s(), 600.0)
         await rig.line("j", 2)
         (tmp_path / "go").touch()
-        ended = await rig.ended("j")
-        assert (ended.reason, rig.text("j").endswith("saving\nsaved\n")) == ("fence", True)
+        assert (await rig.ended("j")).reason == by
+        assert rig.text("j").endswith("saving\nsaved\n")
 
     with_rig(tmp_path, arguments, scenario)
 
@@ -147,19 +139,6 @@ def test_what_is_left_is_killed_when_the_grace_is_over(tmp_path: Path, arguments
         await poll(lambda: read_process(main) is None)
         ended = await rig.ended("j")
         assert (ended.reason, ended.signal, lives(pid)) == ("end", signal.SIGTERM, False)
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_a_second_end_shortens_the_grace_of_what_is_left(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
-        main = (await rig.started("j")).pid
-        pid = await ready(rig)
-        await rig.client.end([EndMember(key="j", grace_s=600.0)])
-        await poll(lambda: read_process(main) is None)
-        await rig.client.end([EndMember(key="j", grace_s=0.0)])
-        assert ((await rig.ended("j")).reason, lives(pid)) == ("end", False)
 
     with_rig(tmp_path, arguments, scenario)
 

@@ -29,7 +29,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import LogsAsked
 from moorage.schemas.service import CallCounts, MemberLoad
 from tests.unit.scheduler.driving import SUBJECTS, Driving
-from tests.unit.scheduler.queries.test_looks import nothing
+from tests.unit.scheduler.queries.test_forecast_looks import nothing
 
 UP_MS = int(Config().scale_up_s * 1000)
 DOWN_MS = int(Config().scale_down_s * 1000)

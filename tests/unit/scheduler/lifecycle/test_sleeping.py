@@ -16,7 +16,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames.use import AttemptUse, DeviceUse
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
-from tests.unit.scheduler.queries.test_looks import nothing
+from tests.unit.scheduler.queries.test_forecast_looks import nothing
 
 CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
 CANNOT = {"process": Capabilities(answers_calls=True)}
