@@ -22,9 +22,9 @@ from moorage.scheduler.core.ledger.state import (
     LEGAL,
     RUNNING,
     STATE,
+    Member,
     Replica,
     State,
-    new_member,
 )
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from tests.unit.scheduler.driving import Driving
@@ -68,7 +68,7 @@ def in_state(name: str) -> State:
     replica = Replica(job, 0)
     replica.attempt, replica.fence = 1, 2
     if name in HOLDS:
-        member = new_member(replica, state.worker_by_num[0], 1, 1, 2)
+        member = Member(replica, state.worker_by_num[0], 1, 2, 1, 1, 1, ("t", "j", 0, 1, 2))
         replica.member = state.worker_by_num[0].members[member.name] = member
         job.held = 1
         state.tenants[job.tenant].gpus = 1

@@ -13,7 +13,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker, new_job, new_member
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker, new_job
 from moorage.schemas.ranges import ONE
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
@@ -132,7 +132,7 @@ COUNTED = {"bad", "codes", "failed", "wakes", "well_n", "weight", "guaranteed", 
 def rows() -> list[Job | Replica | Member | Worker | Tenant]:
     job = new_job(1, "t", "j", b"{}", ONE, "", 5, 2)
     replica, worker = Replica(job, 0), Worker(0, "w0", "m")
-    return [job, replica, worker, Tenant("t"), new_member(replica, worker, 1, 1, 3)]
+    return [job, replica, worker, Tenant("t"), Member(replica, worker, 0, 3, 1, 1, 1, ("t", "j", 0, 0, 3))]
 
 
 @pytest.mark.parametrize("kind", FOLLOW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
@@ -27,31 +28,20 @@ class FoldError(Exception):
     """The record does not fit this state: another ledger, another version, or a defect. Stop; never skip it."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Folded:
     """What a record changed, for the leader's answers, frames and events."""
 
-    __slots__ = (
-        "accepted",
-        "compacted",
-        "ended",
-        "forgotten",
-        "jobs",
-        "placed",
-        "touched",
-        "was_out",
-        "workers",
-    )
-
-    def __init__(self) -> None:
-        self.accepted: list[Job] = []
-        self.jobs: dict[int, Job] = {}  # jobs with a new revision
-        self.placed: list[Member] = []
-        self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
-        self.ended: list[Job] = []
-        self.compacted: list[Job] = []  # ended ones that left memory
-        self.workers: list[Worker] = []  # joined, left or changed
-        self.was_out: dict[Worker, int] = {}  # of those, `out` before the record
-        self.forgotten: list[Worker] = []
+    accepted: list[Job] = field(default_factory=list)
+    jobs: dict[int, Job] = field(default_factory=dict)  # jobs with a new revision
+    placed: list[Member] = field(default_factory=list)
+    #: members whose wanted state changed: to end, or a gang to start
+    touched: list[Member] = field(default_factory=list)
+    ended: list[Job] = field(default_factory=list)
+    compacted: list[Job] = field(default_factory=list)  # ended ones that left memory
+    workers: list[Worker] = field(default_factory=list)  # joined, left or changed
+    was_out: dict[Worker, int] = field(default_factory=dict)  # of those, `out` before the record
+    forgotten: list[Worker] = field(default_factory=list)
 
 
 class Folding:

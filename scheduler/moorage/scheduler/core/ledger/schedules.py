@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from moorage.scheduler.core.ledger.digests import number_of
@@ -9,6 +10,7 @@ from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.schemas.job import AFTER_MAX
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Schedule:
     """A tenant's schedule. `wish` is the sequence of the record that last set, paused or resumed it.
 
@@ -16,51 +18,27 @@ class Schedule:
     message's sequence is the number of that run. A run is folded once: `through` is the last number.
     """
 
-    __slots__ = (
-        "body",
-        "by",
-        "cron",
-        "due_ms",
-        "job",
-        "last_ms",
-        "live",
-        "name",
-        "next_ms",
-        "overlap",
-        "paused",
-        "row",
-        "runs",
-        "since_ms",
-        "skipped",
-        "tenant",
-        "through",
-        "tz",
-        "why",
-        "wish",
-    )
-
-    def __init__(self, tenant: str, name: str, cron: str, tz: str, overlap: str, body: bytes, by: str) -> None:
-        self.tenant = tenant
-        self.name = name
-        self.cron = cron
-        self.tz = tz
-        self.overlap = overlap  # skip or queue
-        self.body = body  # the request, without a job id
-        self.by = by  # the actor as `records.actor` writes it
-        self.paused = False
-        self.wish = 0
-        self.since_ms = 0
-        self.through = 0
-        self.runs = 0  # runs that made a job
-        self.skipped = 0  # runs that made none
-        self.why = ""  # why the newest run made no job
-        self.job = ""  # the newest job
-        #: with overlap queue, its jobs that lived at the newest run, oldest first: each waits for those before it
-        self.live: list[str] = []
-        self.last_ms = 0  # when the newest run was recorded
-        self.due_ms = 0  # when it was due, as the run before it said
-        self.next_ms = 0
-        self.row = 0
+    tenant: str
+    name: str
+    cron: str
+    tz: str
+    overlap: str  # skip or queue
+    body: bytes  # the request, without a job id
+    by: str  # the actor as `records.actor` writes it
+    paused: bool = False
+    wish: int = 0
+    since_ms: int = 0
+    through: int = 0
+    runs: int = 0  # runs that made a job
+    skipped: int = 0  # runs that made none
+    why: str = ""  # why the newest run made no job
+    job: str = ""  # the newest job
+    #: with overlap queue, its jobs that lived at the newest run, oldest first: each waits for those before it
+    live: list[str] = field(default_factory=list)
+    last_ms: int = 0  # when the newest run was recorded
+    due_ms: int = 0  # when it was due, as the run before it said
+    next_ms: int = 0
+    row: int = 0
 
     def ran(self, sequence: int, why: str, next_ms: int, time_ms: int) -> None:
         """Note a run: `why` it made no job, "" if it made one; `next_ms` says when the next is due, 0 if not known."""

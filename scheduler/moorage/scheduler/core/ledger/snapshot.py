@@ -164,7 +164,7 @@ def _load_worker(state: State, values: Sequence[Any], members: list[Sequence[Any
         job = state.jobs[num]
         replica = job.rows.get(index) or _ended(job, index)
         name = job.tenant, job.name, index, attempt, fence
-        member = Member(replica, worker, attempt, fence, home, mode, name)
+        member = Member(replica, worker, attempt, fence, home, home, mode, name)
         Member.LASTING.fill(member, each)
         state.preemptibles += member.preemptible
         worker.members[member.name] = member

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 from moorage.scheduler.core.ledger import bits
@@ -195,10 +196,9 @@ class Pool(NamedTuple):
     simulated: bool
 
 
+NO_POOL: Final = Pool(0, [], False)
 #: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
 POOLS_MAX: Final = 16
-
-
 #: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
@@ -219,6 +219,7 @@ def extra_of(replicas: int, size: int) -> int:
     return min(replicas, LISTED_MAX) // REPLICAS_APIECE + size // BYTES_APIECE
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """An accepted request with its replicas. Made by `new_job`.
 
@@ -227,135 +228,74 @@ class Job:
     succeed. So a job of a million replicas that wait, or have ended, takes no more memory than one of a few.
     """
 
-    __slots__ = (
-        "accepted_ms",
-        "added",
-        "after",
-        "always",
-        "attempt",
-        "avoid",
-        "awaits",
-        "back",
-        "bad",
-        "body",
-        "bounds",
-        "ceiling",
-        "codes",
-        "count",
-        "deadline_ms",
-        "derived",
-        "ends",
-        "extra",
-        "failed",
-        "fresh",
-        "gang",
-        "held",
-        "hold",
-        "key",
-        "lacking",
-        "ledger",
-        "lingering",
-        "live",
-        "master",
-        "name",
-        "num",
-        "numbers",
-        "over",
-        "own_subject",
-        "placed_ms",
-        "preempts",
-        "priority",
-        "ready_ms",
-        "relocating",
-        "resizes",
-        "rev",
-        "row",
-        "rows",
-        "scaled",
-        "shape",
-        "since_ms",
-        "size",
-        "started",
-        "story",
-        "tenant",
-        "told",
-        "traceparent",
-        "used",
-        "well",
-    )
-
-    def __init__(
-        self, num: int, tenant: str, name: str, body: bytes, traceparent: str, accepted_ms: int, ledger: int,
-        fresh: Ranges, size: int,
-    ) -> None:  # fmt: skip
-        self.num = num
-        self.tenant = tenant
-        self.name = name
-        self.body = body
-        self.traceparent = traceparent
-        self.accepted_ms = accepted_ms
-        self.ledger = ledger  # sequence of the record that accepted it
-        self.numbers = fresh  # the numbers of all replicas
-        self.size = size
-        self.live = size  # number of replicas that have not ended
-        self.fresh = fresh  # numbers of the replicas that were never placed and have not ended
-        self.rows: dict[int, Replica] = {}  # by number: replicas that were placed and have not ended
-        self.well = 0  # number of replicas that SUCCEEDED
-        #: by state: which replicas ended so, but for SUCCEEDED; None for none. See `bits`
-        self.bad: dict[int, bytearray] | None = None
-        #: number of replicas whose attempt ended FAILED or TIMED_OUT; those that ended so while they waited are none
-        self.failed = 0
-        self.ends = 0  # a digest of all ends, in their order
-        #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
-        self.codes: dict[int, int] | None = None
-        self.attempt = 0  # the highest attempt of a replica
-        self.back = 0  # number of `rows` that are QUEUED: they have been placed before
-        self.placed_ms = 0  # ledger ms of the last placement
-        self.rev = 1
-        self.held = 0  # number of members that hold devices, including ended attempts
-        #: those of ended attempts, by replica and fence, in the order of their ends; None for none yet
-        self.lingering: dict[tuple[int, int], Member] | None = None
-        self.over = False  # no further step is possible
-        self.started = False  # whether any replica has ever run
-        self.gang = int(GangPhase.NONE)
-        self.after = 0  # what a gang's replicas become once the current attempt has ended
-        self.count = 0  # which counter grows at that point (see `records.Count`)
-        self.master = ""  # address:port of rank 0
-        #: devices that failed while it used them, and all of a worker that refused it: worker number, slot mask
-        self.avoid: tuple[tuple[int, int], ...] = ()
-        #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
-        self.lacking: tuple[int, ...] = ()
-        self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
-        #: what it waits for before it may be queued: the numbers of jobs, and which end of each counts (see
-        #: `records.Ends`); or 0, and the ledger ms before which it may not start
-        self.awaits: Awaits = ()
-        self.ready_ms = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
-        #: until it is placed: the workers reserved for it, and the jobs that were ended for it; then, if any of their
-        #: members may stay until another one serves: job, replica and ledger ms of the end for each
-        self.preempts: tuple[tuple[int, ...], ...] | None = None
-        self.priority = -1  # set by an operator or its tenant; negative: the request's priority applies
-        #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
-        self.ceiling = -1
-        self.bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
-        self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
-        self.scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
-        #: of a service: the replica that leaves its worker once the other one serves; None if none moves
-        self.relocating: tuple[int, int] | None = None
-        self.added = 0  # how many replicas it has got beyond those of its request, each in the place of another
-        #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
-        self.used: tuple[int, int] | None = None
-        self.story: list[Transition] = []
-        self.row = 0
-        self.shape: Any = None  # soft: the interned shape of its request
-        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
-        self.key = b""  # soft: `finished.job_key`, once computed
-        self.told = 0  # soft: revision up to which events were sent
-        self.always: bool | None = None  # soft: whether its replicas start again even after they ended well
-        self.own_subject: bool | None = None  # soft: whether its events also go to its own subject
-        #: soft: ledger ms since which it may start, or may start more after it had `max_running`
-        self.since_ms = 0
-        self.extra = 0  # soft: `extra_of` it
-        self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
+    num: int
+    tenant: str
+    name: str
+    body: bytes
+    traceparent: str
+    accepted_ms: int
+    ledger: int  # sequence of the record that accepted it
+    numbers: Ranges  # the numbers of all replicas
+    size: int
+    live: int  # number of replicas that have not ended
+    fresh: Ranges  # numbers of the replicas that were never placed and have not ended
+    rows: dict[int, Replica] = field(default_factory=dict)  # by number: replicas that were placed and have not ended
+    well: int = 0  # number of replicas that SUCCEEDED
+    #: by state: which replicas ended so, but for SUCCEEDED; None for none. See `bits`
+    bad: dict[int, bytearray] | None = None
+    #: number of replicas whose attempt ended FAILED or TIMED_OUT; those that ended so while they waited are none
+    failed: int = 0
+    ends: int = 0  # a digest of all ends, in their order
+    #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
+    codes: dict[int, int] | None = None
+    attempt: int = 0  # the highest attempt of a replica
+    back: int = 0  # number of `rows` that are QUEUED: they have been placed before
+    placed_ms: int = 0  # ledger ms of the last placement
+    rev: int = 1
+    held: int = 0  # number of members that hold devices, including ended attempts
+    #: those of ended attempts, by replica and fence, in the order of their ends; None for none yet
+    lingering: dict[tuple[int, int], Member] | None = None
+    over: bool = False  # no further step is possible
+    started: bool = False  # whether any replica has ever run
+    gang: int = int(GangPhase.NONE)
+    after: int = 0  # what a gang's replicas become once the current attempt has ended
+    count: int = 0  # which counter grows at that point (see `records.Count`)
+    master: str = ""  # address:port of rank 0
+    #: devices that failed while it used them, and all of a worker that refused it: worker number, slot mask
+    avoid: tuple[tuple[int, int], ...] = ()
+    #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
+    lacking: tuple[int, ...] = ()
+    hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
+    #: what it waits for before it may be queued: the numbers of jobs, and which end of each counts (see
+    #: `records.Ends`); or 0, and the ledger ms before which it may not start
+    awaits: Awaits = ()
+    ready_ms: int = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
+    #: until it is placed: the workers reserved for it, and the jobs that were ended for it; then, if any of their
+    #: members may stay until another one serves: job, replica and ledger ms of the end for each
+    preempts: tuple[tuple[int, ...], ...] | None = None
+    priority: int = -1  # set by an operator or its tenant; negative: the request's priority applies
+    #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
+    ceiling: int = -1
+    bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
+    resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
+    scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
+    #: of a service: the replica that leaves its worker once the other one serves; None if none moves
+    relocating: tuple[int, int] | None = None
+    added: int = 0  # how many replicas it has got beyond those of its request, each in the place of another
+    #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
+    used: tuple[int, int] | None = None
+    story: list[Transition] = field(default_factory=list)
+    row: int = 0
+    shape: Any = None  # soft: the interned shape of its request
+    deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+    key: bytes = b""  # soft: `finished.job_key`, once computed
+    told: int = 0  # soft: revision up to which events were sent
+    always: bool | None = None  # soft: whether its replicas start again even after they ended well
+    own_subject: bool | None = None  # soft: whether its events also go to its own subject
+    #: soft: ledger ms since which it may start, or may start more after it had `max_running`
+    since_ms: int = 0
+    extra: int = 0  # soft: `extra_of` it
+    derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
     LASTING: ClassVar = Lasting(
         {
@@ -580,51 +520,33 @@ def _by_index(replica: Replica) -> int:
 def new_job(num: int, tenant: str, name: str, body: bytes, numbers: Ranges, traceparent: str, ms: int, seq: int) -> Job:
     """Return a job with all replicas queued, as accepted by record `seq` at ledger time `ms`."""
     size = 1 if numbers is ONE else count_of(numbers)
-    job = Job(num, tenant, name, body, traceparent, ms, seq, numbers, size)
+    job = Job(num, tenant, name, body, traceparent, ms, seq, numbers, size, size, numbers)
     if size >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
         job.extra = extra_of(size, len(body))
     return job
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Replica:
     """One of a job's copies: its state, its attempt, and how many retries, losses and restarts it has used."""
 
-    __slots__ = (
-        "after",
-        "attempt",
-        "fence",
-        "index",
-        "job",
-        "losses",
-        "member",
-        "not_before",
-        "nth",
-        "refusals",
-        "restarts",
-        "retries",
-        "row",
-        "state",
-        "streak",
-    )
-
-    def __init__(self, job: Job, index: int) -> None:
-        self.job = job
-        self.index = index
-        self.nth = 0  # soft: it grows in the order of its job's `rows`
-        self.state = QUEUED
-        self.attempt = 0
-        self.fence = 0
-        self.retries = 0
-        self.losses = 0
-        self.refusals = 0
-        self.restarts = 0  # of a job that stays
-        self.streak = 0  # how many of them came one after another, each soon after its attempt's start
-        #: ledger ms before which it is not placed: backoff after a failure, loss or refusal; of one that was asked to
-        #: leave its worker and counts for that, the ms for which it will wait once it has left
-        self.not_before = 0
-        self.after = 0  # the state that follows ENDING or CANCELLING
-        self.member: Member | None = None
-        self.row = 0
+    job: Job
+    index: int
+    nth: int = 0  # soft: it grows in the order of its job's `rows`
+    state: int = QUEUED
+    attempt: int = 0
+    fence: int = 0
+    retries: int = 0
+    losses: int = 0
+    refusals: int = 0
+    restarts: int = 0  # of a job that stays
+    streak: int = 0  # how many of them came one after another, each soon after its attempt's start
+    #: ledger ms before which it is not placed: backoff after a failure, loss or refusal; of one that was asked to
+    #: leave its worker and counts for that, the ms for which it will wait once it has left
+    not_before: int = 0
+    after: int = 0  # the state that follows ENDING or CANCELLING
+    member: Member | None = None
+    row: int = 0
 
     LASTING: ClassVar = Lasting(
         {"index": int},
@@ -652,6 +574,7 @@ class Replica:
         return number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Member:
     """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost.
 
@@ -659,51 +582,26 @@ class Member:
     which it was placed.
     """
 
-    __slots__ = (
-        "address",
-        "attempt",
-        "fence",
-        "freeze",
-        "home",
-        "leased",
-        "mask",
-        "missed",
-        "mode",
-        "name",
-        "notice_s",
-        "phase",
-        "preemptible",
-        "rate_milli",
-        "ready",
-        "replica",
-        "row",
-        "runs_as",
-        "wakes",
-        "worker",
-    )
-
-    def __init__(
-        self, replica: Replica, worker: Worker, attempt: int, fence: int, mask: int, mode: int, name: AttemptName
-    ) -> None:
-        self.replica = replica
-        self.worker = worker
-        self.attempt = attempt
-        self.fence = fence
-        self.mask = self.home = mask
-        self.mode = mode
-        self.name = name
-        self.phase = AT_PLACED
-        self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
-        self.notice_s = 0  # the notice with which it was asked to end
-        self.freeze = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
-        self.wakes = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
-        self.leased = 0  # sequence of the record that last leased its devices to it again; 0: none has
-        self.preemptible = False  # it ends for jobs that are not, and for frozen ones that need its devices
-        self.ready = False  # its worker has seen that it is ready for work
-        self.address = ""  # `address:port,port` at which its own ports are reached
-        self.row = 0
-        self.missed = 0  # soft: consecutive renewals that did not list it
-        self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
+    replica: Replica
+    worker: Worker
+    attempt: int
+    fence: int
+    mask: int
+    home: int
+    mode: int
+    name: AttemptName
+    phase: int = AT_PLACED
+    rate_milli: int = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
+    notice_s: int = 0  # the notice with which it was asked to end
+    freeze: bool = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
+    wakes: bool = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
+    leased: int = 0  # sequence of the record that last leased its devices to it again; 0: none has
+    preemptible: bool = False  # it ends for jobs that are not, and for frozen ones that need its devices
+    ready: bool = False  # its worker has seen that it is ready for work
+    address: str = ""  # `address:port,port` at which its own ports are reached
+    row: int = 0
+    missed: int = 0  # soft: consecutive renewals that did not list it
+    runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
 
     @property
     def is_current(self) -> bool:
@@ -740,13 +638,6 @@ class Member:
         return number_of((row, "preemptible")) if self.preemptible else row
 
 
-def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
-    """Return a new member for a replica's current attempt, on these slots of a worker."""
-    job = replica.job
-    name = job.tenant, job.name, replica.index, replica.attempt, fence
-    return Member(replica, worker, replica.attempt, fence, mask, mode, name)
-
-
 def code_of(to: int | None, code: int) -> int | None:
     """Return the exit code in a transition on a worker to the state `to`; None if it has none.
 
@@ -781,66 +672,38 @@ def exit_code_of(job: Job) -> int | None:
     return decided_code(job.state, [(STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE])) for row in rows])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Worker:
     """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
 
-    __slots__ = (
-        "boot",
-        "by",
-        "flag",
-        "flag_ms",
-        "former",
-        "hello",
-        "id",
-        "joined_ms",
-        "left_ms",
-        "left_why",
-        "machine",
-        "members",
-        "n",
-        "no",
-        "num",
-        "pool",
-        "pool_of",
-        "quarantined",
-        "row",
-        "session",
-        "until_ms",
-        "unwell",
-        "unwell_mask",
-        "well",
-        "well_n",
-        "why",
-        "window",
-    )
-
-    def __init__(self, num: int, worker_id: str, machine: str) -> None:
-        self.num = num
-        self.id = worker_id
-        self.machine = machine
-        self.boot = ""
-        self.n = 0  # number of the last join
-        self.no = 0  # the last report frame of this session that was folded
-        self.session = ""  # empty: no session, so nothing may be placed here
-        self.joined_ms = 0
-        self.left_ms = 0  # when its last session ended; 0 if it never had one
-        self.left_why = ""  # why its last session ended
-        self.hello: dict[str, Any] = {}
-        self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
-        self.flag = "open"
-        self.flag_ms = 0  # ledger ms since when it has that flag
-        self.by = ""  # who ordered that
-        self.why = ""  # the reason of that order, or of the last start that failed
-        self.until_ms = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
-        self.quarantined = 0  # slot mask: devices that were not free after a job ended
-        self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
-        self.unwell_mask = 0
-        self.well = 0  # slots that an operator declared healthy, until the worker confirms
-        self.well_n = 0  # sequence of the record with that order
-        self.window: Window | None = None  # a planned or current maintenance window
-        self.members: dict[AttemptName, Member] = {}
-        self.pool, self.pool_of = Pool(0, [], False), self.hello  # soft: its devices by a hello, and that hello
-        self.row = 0
+    num: int
+    id: str
+    machine: str
+    boot: str = ""
+    n: int = 0  # number of the last join
+    no: int = 0  # the last report frame of this session that was folded
+    session: str = ""  # empty: no session, so nothing may be placed here
+    joined_ms: int = 0
+    left_ms: int = 0  # when its last session ended; 0 if it never had one
+    left_why: str = ""  # why its last session ended
+    hello: dict[str, Any] = field(default_factory=dict)
+    former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
+    flag: str = "open"
+    flag_ms: int = 0  # ledger ms since when it has that flag
+    by: str = ""  # who ordered that
+    why: str = ""  # the reason of that order, or of the last start that failed
+    until_ms: int = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
+    quarantined: int = 0  # slot mask: devices that were not free after a job ended
+    unwell: dict[int, Ailment] = field(default_factory=dict)  # by slot: devices that the worker reports as unhealthy
+    unwell_mask: int = 0
+    well: int = 0  # slots that an operator declared healthy, until the worker confirms
+    well_n: int = 0  # sequence of the record with that order
+    window: Window | None = None  # a planned or current maintenance window
+    members: dict[AttemptName, Member] = field(default_factory=dict)
+    #: soft: its devices by a hello, and that hello
+    pool: Pool = NO_POOL
+    pool_of: dict[str, Any] | None = None
+    row: int = 0
 
     @property
     def out(self) -> int:
@@ -897,52 +760,30 @@ class Worker:
         return row
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tenant:
     """A tenant as recorded in the ledger: its jobs by name, how far its queue was read, its limits and usage."""
 
-    __slots__ = (
-        "cancel_cursor",
-        "extra",
-        "gpus",
-        "gpus_max",
-        "guaranteed",
-        "hold",
-        "jobs",
-        "jobs_max",
-        "limit",
-        "live",
-        "name",
-        "rate_milli",
-        "row",
-        "share",
-        "submit_cursor",
-        "tombstones",
-        "usage_base",
-        "waits",
-        "weight",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.jobs: dict[str, Job] = {}
-        self.submit_cursor = 0
-        self.cancel_cursor = 0
-        # job name -> queue sequence of its cancel; negative ms for a cancel by request
-        self.tombstones: dict[str, int] = {}
-        self.live = 0  # jobs that have not ended
-        self.extra = 0  # soft: the sum of the `extra` of its jobs
-        self.waits = 0  # soft: the sum of the `waits` of its jobs
-        self.gpus = 0  # devices that its members hold; each sharer counts a shared device
-        self.gpus_max = 0  # 0: no limit
-        self.jobs_max = 0
-        self.limit: StandingOrder | None = None  # the order that set the two limits
-        self.hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
-        self.weight = 0  # in the fair share; 0: unset
-        self.guaranteed = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
-        self.share: StandingOrder | None = None  # the order that set weight and guarantee
-        self.rate_milli = 0  # what its members use now, in thousandths of a GPU; 0 while usage is not counted
-        self.usage_base = 0  # its usage up to the last change of the rate, see `fairshare`
-        self.row = 0
+    name: str
+    jobs: dict[str, Job] = field(default_factory=dict)
+    submit_cursor: int = 0
+    cancel_cursor: int = 0
+    # job name -> queue sequence of its cancel; negative ms for a cancel by request
+    tombstones: dict[str, int] = field(default_factory=dict)
+    live: int = 0  # jobs that have not ended
+    extra: int = 0  # soft: the sum of the `extra` of its jobs
+    waits: int = 0  # soft: the sum of the `waits` of its jobs
+    gpus: int = 0  # devices that its members hold; each sharer counts a shared device
+    gpus_max: int = 0  # 0: no limit
+    jobs_max: int = 0
+    limit: StandingOrder | None = None  # the order that set the two limits
+    hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
+    weight: int = 0  # in the fair share; 0: unset
+    guaranteed: int = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
+    share: StandingOrder | None = None  # the order that set weight and guarantee
+    rate_milli: int = 0  # what its members use now, in thousandths of a GPU; 0 while usage is not counted
+    usage_base: int = 0  # its usage up to the last change of the rate, see `fairshare`
+    row: int = 0
 
     @property
     def ordered(self) -> bool:

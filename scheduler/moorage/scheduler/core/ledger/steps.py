@@ -163,7 +163,7 @@ class FoldingSteps(Folding):
         replica.not_before = 0
         replica.state = PLACED
         name = (job.tenant, job.name, index, attempt, seq)
-        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
+        member = Member(replica, worker, attempt, seq, b, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
         if c & PREEMPTIBLE:
             member.preemptible = True
             state.preemptibles += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant
@@ -61,19 +62,17 @@ _read_request: Final = RequestCache().read
 Message = tuple[str, bytes, str]  # subject, payload, reply
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Outputs:
     """Everything sent for one record. `answers` are (reply subject, payload)."""
 
-    __slots__ = ("answers", "ended", "events", "fleet", "messages", "turns")
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[str, bytes]] = []
-        self.messages: list[Message] = []
-        self.turns: list[Message] = []  # for members that sleep
-        self.ended: list[Job] = []  # jobs that ended with this record
-        self.fleet: list[FleetEvent] = []  # what it did to the fleet
-        # tenant, job, event as JSON, whether also on its own subject
-        self.events: list[tuple[str, str, bytes, bool]] = []
+    answers: list[tuple[str, bytes]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Message] = field(default_factory=list)  # for members that sleep
+    ended: list[Job] = field(default_factory=list)  # jobs that ended with this record
+    fleet: list[FleetEvent] = field(default_factory=list)  # what it did to the fleet
+    # tenant, job, event as JSON, whether also on its own subject
+    events: list[tuple[str, str, bytes, bool]] = field(default_factory=list)
 
 
 class WantedFrames:
