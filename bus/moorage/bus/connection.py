@@ -6,8 +6,7 @@ What it adds to nats-py, each for a trap met there:
 - refused permissions, which the server tells asynchronously, reach the caller they concern, and a standing subscription
   that a reload of the server refused is made again once it may be;
 - a flush waits for what nats-py has buffered, too: it sends its PING ahead of that;
-- handlers are plain functions, called in the order of their subscription; a message that nats-py drops for want of room
-  is a lost connection;
+- handlers are plain functions, called as the messages are read, in the order in which the server sent them;
 - a message over max_payload never leaves: the server would cut the connection.
 """
 
@@ -357,8 +356,6 @@ class Connection(Link):
             operation, subject = found.groups()
             anew = RIGHTS_ANEW if has_right(self.inbox_prefix, operation, subject) else ""
             self._on_refused(PermissionRefused(operation, subject, anew))
-        elif isinstance(error, nats.errors.SlowConsumerError):  # a message was dropped, and the order has a gap
-            self._on_lost(client)
 
     def _on_handler_failed(self, error: Exception) -> None:
         self._report(HandlerFailed("a subscription", error))

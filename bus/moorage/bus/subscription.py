@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -13,16 +14,26 @@ from moorage.bus.dialing import quietly
 from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Delivery, Handler
 
-#: What may wait in nats-py's queue between two turns of the event loop. Handlers only enqueue, so a turn empties the
-#: queue; a connection in which it fills up all the same is lost (`SlowConsumerError`).
-PENDING_MESSAGES_MAX: Final = 1_000_000
-PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
-
 #: seconds before a refused subscription is tried a second time, and the most between two tries
 AGAIN_S_MIN: Final = 1.0
 AGAIN_S_MAX: Final = 30.0
 
 Forget = Callable[["Subscription"], Awaitable[None]]
+
+
+class _Receiver(asyncio.Future[Msg]):
+    """The future that nats-py gives each message of a subscription to as it reads it: it calls `receive`.
+
+    A subscription with a callback has a queue and a task instead, which take one more turn of the event loop. This
+    future is never done, so the subscription goes on.
+    """
+
+    def __init__(self, receive: Callable[[Msg], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def set_result(self, result: Msg, /) -> None:
+        self._receive(result)
 
 
 class Subscription:
@@ -104,20 +115,14 @@ class Subscription:
     async def _subscribe(self, client: Client) -> None:
         self.client = client
 
-        async def on_message(msg: Msg) -> None:
-            if self.client is client:  # nats-py hands out what waits after an `unsubscribe`, too
+        def receive(msg: Msg) -> None:
+            if self.client is client:
                 try:
                     self.handler(Delivery(msg.subject, msg.reply, msg.data, msg.headers))
                 except Exception as error:
                     self._failed(error)
 
-        started = await client.subscribe(
-            self.subject,
-            queue=self.queue,
-            cb=on_message,
-            pending_msgs_limit=PENDING_MESSAGES_MAX,
-            pending_bytes_limit=PENDING_BYTES_MAX,
-        )
+        started = await client.subscribe(self.subject, queue=self.queue, future=_Receiver(receive))
         if self.client is client:
             self._nats = started
         else:  # ended meanwhile

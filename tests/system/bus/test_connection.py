@@ -145,6 +145,23 @@ async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: st
         assert len(told) == 1
 
 
+async def test_a_subscription_takes_no_task_and_its_handler_gets_each_message_as_it_is_read(
+    nats_url: str, unique: str
+) -> None:
+    async with await connect(nats_url, "a") as a:
+        before, heard = asyncio.all_tasks(), ""
+
+        def handler(delivery: Delivery) -> None:
+            nonlocal heard
+            heard += delivery.subject[-1]
+
+        for name in "xy":
+            await a.subscribe(f"{unique}.{name}", handler)
+        assert asyncio.all_tasks() == before
+        await a.send([(f"{unique}.{name}", b"", "") for name in "xyxyxy"])
+        await until(lambda: heard == "xyxyxy", what="six messages in the order in which they were sent")
+
+
 async def test_first_connect_gives_up_in_time(unique: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
