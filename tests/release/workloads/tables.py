@@ -25,7 +25,7 @@ BOUNDS: Final = {
     ("ranking.prices", "RANKS_MAX"): 32,
     ("ranking.fragments", "KEPT_MAX"): 48,
     ("ranking.prices", "CELLS_MAX"): 64,
-    ("fleet.rates", "RATES_MAX"): 32,
+    ("queue.order", "RATES_MAX"): 32,
     ("fleet.host", "FITS_MAX"): 32,
     ("fleet.host", "RANKS_MAX"): 32,
     ("fleet.fleet", "ASKED_MAX"): 16,

@@ -13,7 +13,7 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.jetstream import APPEND_TIMEOUT_S, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Join

@@ -30,7 +30,7 @@ from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job, Worker
-from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.rank.checked import asked, ranker_of
 from moorage.scheduler.core.rank.ranker import Pack, Ranker

@@ -43,6 +43,7 @@ from moorage.scheduler.core.ledger.undo import Undo
 from moorage.schemas.frames import Fact, Stalled
 from moorage.schemas.printable import shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
+from moorage.schemas.service import Turn
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
@@ -89,6 +90,7 @@ class Draft:
         "bytes",
         "digest",
         "ends",
+        "enlarged",
         "evidence",
         "examined",
         "facts",
@@ -106,6 +108,7 @@ class Draft:
         "steps",
         "time_ms",
         "turned",
+        "turns",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
@@ -127,6 +130,8 @@ class Draft:
         self.ends: set[int] = set()  # numbers of jobs with a member that this record asks to end
         self.idle: list[tuple[Member, Fact]] = []  # members that report idle GPUs, for events
         self.stalls: list[tuple[Job, Stalled]] = []  # stalls that begin or are over, for events
+        self.turns: list[tuple[str, str, Turn]] = []  # what members that sleep are told: tenant, service, turn
+        self.enlarged: list[Job] = []  # jobs with one more replica, which waits from the end of this record on
         self.started: list[Job] = []  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends
         #: how many more transitions this record has than steps: one step may end many replicas, one of no job none

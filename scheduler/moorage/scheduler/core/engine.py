@@ -74,8 +74,7 @@ from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.outputs.fleet_events import fleet_events
-from moorage.scheduler.core.outputs.in_flight import InFlight
-from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
+from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, InFlight, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Queue, Waiting
@@ -189,7 +188,7 @@ class Engine:
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self._look, self.planner, self.lifecycle, reader.request_of, reader.shape_of,
-            config.half_life_ms, Resizing(state, reader, self.fleet),
+            Resizing(state, reader, self.fleet, self.planner.order),
         )  # fmt: skip
         self._changing = Changing(
             state, self.queue, reader, self._look, lambda draft, job, room: self._indexing.let_place(draft, job, room)
@@ -205,9 +204,7 @@ class Engine:
             lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
             config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
         )  # fmt: skip
-        self.relocating = Relocating(
-            state, self.fleet, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job)
-        )
+        self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
         self._indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
             self.scaling, self.relocating, self.containment,
@@ -357,7 +354,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
-        self.orders.resume_turns(draft)
+        if self.state.half_life_ms != self.config.half_life_ms:
+            draft.add(acts.HalfLife(self.config.half_life_ms))  # a leader counts usage by its own setting
         orders = self._gather(flight, mono_ms)
         looks = mono_ms - self._looked_ms >= 1000 and self._begins("each second", draft)
         if looks:
@@ -755,7 +753,8 @@ class Engine:
             )
         if not flight.draft.empty:
             self.admission.moved_seq = seq
-        self.relocating.followed()
+        for more in flight.draft.enlarged:
+            self._indexing.enter_more(more)
         for num in flight.awaiting:
             self.room.add(state.jobs[num])
         has_waiting, several = bool(self.room.jobs), self.queue.waiting
@@ -773,7 +772,8 @@ class Engine:
                 self.sessions.health.avoids(job)
         if flight.draft.left_queue:
             self._indexing.ended(folded.ended)
-        self.outcomes.add(folded.ended, state.time_ms)
+        if folded.ended:
+            self.outcomes.add(folded.ended, state.time_ms)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job))
         wanted = WantedFrames(state, self.subjects)
@@ -810,9 +810,10 @@ class Engine:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
-        for tenant, service, turn in self.sleeping.take_turns():
+        for tenant, service, turn in flight.draft.turns:
             out.turns.append((self.subjects.member(tenant, service, "turn"), encode(turn), ""))
-        out.fleet = fleet_events(self.state, flight.draft.acts, flight.draft.jobs_left, folded.was_out)
+        if flight.draft.acts or folded.was_out:
+            out.fleet = fleet_events(self.state, flight.draft.acts, flight.draft.jobs_left, folded.was_out)
         out.answers = [answer for answer in out.answers if answer[0]]  # no reply subject: no answer is wanted
 
     def _workers(self, flight: InFlight, folded: Folded, mono_ms: int) -> None:

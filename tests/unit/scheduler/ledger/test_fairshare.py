@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shapes
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.fairshare import HALF_LIVES_MAX, ONE, inflation
+from moorage.scheduler.core.queue.order import Rates
 from moorage.schemas.gpu import GpuSpec
 from tests.unit.ranking.test_fragments import add, request, worker
 from tests.unit.scheduler.driving import Driving

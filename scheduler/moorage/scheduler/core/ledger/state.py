@@ -18,7 +18,6 @@ from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.records import GangPhase
-from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
@@ -186,6 +185,15 @@ class Window(NamedTuple):
     until_ms: int
     by: str
     why: str
+
+
+class Resize(NamedTuple):
+    """The part of each device that a job has from a ledger millisecond on, and the record that gave it."""
+
+    since_ms: int
+    seq: int
+    memory_mib: int
+    compute_percent: int
 
 
 class Pool(NamedTuple):

@@ -265,7 +265,6 @@ class Admission:
     def _begin(self, draft: Draft) -> None:
         """Prepare for the submits of a record."""
         self._of_draft = draft
-        self._away.begin()
         self._heard = None
         self._over = None
         self._plain.clear()

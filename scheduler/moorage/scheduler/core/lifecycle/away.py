@@ -19,12 +19,8 @@ class Away:
     def __init__(self, state: State, fleet: Fleet) -> None:
         self._state = state
         self._known = fleet
-        self._looked = (-1, 0)  # as of which workers `_fleet` is: another one came, left or was forgotten since
+        self._as_of = (-1, -1, -1)  # the record before, the inventory and the number of workers as of which `_fleet` is
         self._fleet = Fleet()
-
-    def begin(self) -> None:
-        """A record has taken the joins and the ends of sessions that it was offered."""
-        self._looked = (-1, 0)
 
     def lack(self, shape: Shape, replicas: int) -> int:
         """Return how many of so many replicas they could not hold, if all came back; 0 or less if they could all."""
@@ -33,10 +29,10 @@ class Away:
         return self._fleet.lack(shape, replicas)
 
     def _look(self) -> None:
-        as_of = (self._known.inventory, len(self._state.workers))
-        if as_of == self._looked:
+        as_of = (self._state.seq, self._known.inventory, len(self._state.workers))
+        if as_of == self._as_of:
             return
-        self._looked = as_of
+        self._as_of = as_of
         here, hosts = self._known.hosts, self._fleet.hosts
         away = {w.num: w for w in self._state.workers.values() if w.hello and w.num not in here}
         for num in [num for num in hosts if num not in away or hosts[num].worker.hello is not away[num].hello]:

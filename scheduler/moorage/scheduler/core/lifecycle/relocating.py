@@ -18,7 +18,7 @@ to end is in each of its renewals and not in the ledger: its next session, or an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -120,18 +120,14 @@ def _is_spare(job: Job, index: int, request: Request) -> bool:
 
 
 class Relocating:
-    """Moves members of services. `enter(job)` lets a new replica of a job wait in the queue."""
+    """Moves members of services."""
 
-    def __init__(
-        self, state: State, fleet: Fleet, lifecycle: Lifecycle, services: Services, enter: Callable[[Job], None]
-    ) -> None:
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, services: Services) -> None:
         self._state = state
         self._fleet = fleet
         self._lifecycle = lifecycle
         self._services = services
-        self._enter = enter
         self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
-        self._begun: list[int] = []  # numbers of jobs that this record adds a replica to
         self._looks: dict[int, int] = {}  # by job number: in how many looks its replacement had no place
         self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
 
@@ -139,12 +135,6 @@ class Relocating:
         """Go on with what a leader before has begun."""
         if job.relocating is not None:
             self._jobs.add(job.num)
-
-    def followed(self) -> None:
-        """Let what the record added wait for a place, now that it is folded."""
-        for num in self._begun:
-            self._enter(self._state.jobs[num])
-        self._begun.clear()
 
     def pass_time(self, draft: Draft) -> None:
         """Take the next step of each move, and begin those that are wanted; to be called once a second.
@@ -208,7 +198,7 @@ class Relocating:
             new = request.numbers[-1][1] + job.added + 1
             if new >= NUMBERS_MAX:
                 return
-            self._begun.append(job.num)
+            draft.enlarged.append(job)
         self._jobs.add(job.num)
         self._looks[job.num] = 0
         draft.add(Relocate(job.num, member.replica.index, new))

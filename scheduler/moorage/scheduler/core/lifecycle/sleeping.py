@@ -119,7 +119,6 @@ class Sleeping:
         self._heard: dict[AttemptName, _Heard] = {}
         self._looked_ms = 0
         self._swaps = Swaps()
-        self._turns: list[tuple[str, str, Turn]] = []
         #: whether to look in the next record: a call waits in a member that sleeps, one was told to run on, or has
         #: ended the calls of its turn
         self.is_called = False
@@ -136,11 +135,6 @@ class Sleeping:
             heard.take(load, mono_ms)
         ends_turn = heard.has_ended and not member.freeze and member.replica.state == RUNNING
         self.is_called |= ends_turn or (member.wakes and heard.is_called)
-
-    def take_turns(self) -> list[tuple[str, str, Turn]]:
-        """Return what members are to be told since the last time, each with its tenant and its service."""
-        turns, self._turns = self._turns, []
-        return turns
 
     def waking(self, member: Member, began_ms: int = 0) -> str:
         """Return what it takes to have a frozen member's memory back on its GPUs, of which `began_ms` are over; "" if
@@ -319,20 +313,20 @@ class Sleeping:
         rests = rests or self._turn_is_over(heard, mono_ms)
         if not rests:
             if not heard.is_told:
-                self._say(heard, Turn(load.member, awake=True), mono_ms)
+                self._say(draft, heard, Turn(load.member, awake=True), mono_ms)
             return
         if told is None or told.awake or not load.rests or mono_ms - heard.told_ms >= TURN_AGAIN_MS:
             wait = self.waits(draft, member)
             about = f", in about {math.ceil(wait.ms / 1000)} s" if wait.ms and not wait.stuck else ""
             why = f"the service sleeps{about}: it {wait.why}"
-            self._say(heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)
+            self._say(draft, heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)
 
-    def _say(self, heard: _Heard, turn: Turn, mono_ms: int) -> None:
+    def _say(self, draft: Draft, heard: _Heard, turn: Turn, mono_ms: int) -> None:
         job = heard.member.replica.job
         service = self._lifecycle.request_of(job).service
         assert service is not None
         heard.told, heard.told_ms = turn, mono_ms
-        self._turns.append((job.tenant, service.name, turn))
+        draft.turns.append((job.tenant, service.name, turn))
 
     def _turn_is_over(self, heard: _Heard, mono_ms: int) -> bool:
         """Return whether a member that runs gives its GPUs to another one that waits for them."""

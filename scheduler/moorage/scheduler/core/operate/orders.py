@@ -75,11 +75,9 @@ class Orders:
         lifecycle: Lifecycle,
         request_of: Callable[[Job], Request],
         shape_of: Callable[[Job], Shape],
-        half_life_ms: int,
         resizing: Resizing,
     ) -> None:
         self.state = state
-        self.half_life_ms = half_life_ms
         self.resizing = resizing
         self.queue = queue
         self._look = look
@@ -271,17 +269,7 @@ class Orders:
         changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)
         if changed:
             draft.add(acts.Share(name, weight, gpus, by, asked.why))
-            self._take_turns(draft)
         return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, draft.tenant(name).share))
-
-    def resume_turns(self, draft: Draft) -> None:
-        """Count usage with this leader's setting of the half-life: tenants are served in turns from the first on."""
-        self._take_turns(draft)
-
-    def _take_turns(self, draft: Draft) -> None:
-        """Count usage with this leader's half-life from now on."""
-        if self.state.half_life_ms != self.half_life_ms:
-            draft.add(acts.HalfLife(self.half_life_ms))
 
     # ------------------------------------------------------------------------------------------------------- inside
 

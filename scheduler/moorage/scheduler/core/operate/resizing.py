@@ -10,14 +10,13 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.records import MODE_NAMES
-from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
 from moorage.scheduler.core.outputs.outputs import slots_of, takes_parts
+from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.capabilities import (
     COUNTED,
@@ -38,11 +37,11 @@ _SMALLER: Final = f"give it a smaller part; or {_WHILE_IT_WAITS}"
 class Resizing:
     """Decides whether a job may have another share, and counts it."""
 
-    def __init__(self, state: State, reader: RequestReader, fleet: Fleet) -> None:
+    def __init__(self, state: State, reader: RequestReader, fleet: Fleet, order: QueueOrder) -> None:
         self._state = state
         self._reader = reader
         self._fleet = fleet
-        self._rates = Rates(fleet)
+        self._order = order
 
     def resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Resized | Problem:
         """Give a job another share; return its share now, or a refusal. If it has that share already, nothing changes.
@@ -79,7 +78,7 @@ class Resizing:
             if host is not None:
                 self._fleet.give(host, old, member.mask)
                 self._fleet.take(host, new, member.mask)
-        rate_milli = self._rates.of(new)
+        rate_milli = self._order.rate_milli(new)
         written = 0 if rate_milli == GPU_MILLI * new.count else rate_milli
         draft.add(acts.Resize(job.num, *part, written, by, asked.why))
         job.shape = new
@@ -159,7 +158,7 @@ class Resizing:
 
 def resized_of(job: Job) -> Resized:
     """Return the share that an operator gave a job, which must have one; only the operator's answer has attempts."""
-    row: Resize = job.resizes[-1]
+    row = job.resizes[-1]
     return Resized(row.memory_mib, row.compute_percent, row.since_ms)
 
 

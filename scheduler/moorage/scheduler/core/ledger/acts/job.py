@@ -10,7 +10,6 @@ from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.records import BY_WORKER
-from moorage.scheduler.core.ledger.resizes import Resize as ResizeRow
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
@@ -32,6 +31,7 @@ from moorage.scheduler.core.ledger.state import (
     bounds_after,
     without_job,
 )
+from moorage.scheduler.core.ledger.state import Resize as ResizeRow
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, STATES
