@@ -445,10 +445,11 @@ class Draft:
     # ----------------------------------------------------------------------------------------- record
 
     def record(self, leader: int, rid: int) -> Record:
-        """Return the record; nothing may be written behind it."""
+        """Return the record; nothing may be written behind it, and `finish` does what cannot be taken back."""
         for num in self.facts[::2]:
             self._undo.worker(num)
         self._folding.facts(self.facts)
+        self._folding.weigh()
         level = self.state.level
         early = [act.tag for act in self.acts if level < act.LEVEL]
         if early:  # a defect of the scheduler: older followers would stop at such a record

@@ -346,7 +346,25 @@ class Engine:
         return payload
 
     def _write(self, flight: InFlight, mono_ms: int) -> bytes:
-        """Write the record of what was offered and of what is due, and return it encoded."""
+        """Write the record of what was offered and of what is due, and return it encoded.
+
+        Each step reads the state as those before it have left it, so their order is a part of what they decide:
+
+        1. What failed before is held or closed, and a leader's half-life of usage holds: all that follows goes by them.
+        2. Workers' frames: what they free is placed in this record. Then each second who was silent, since a renewal in
+           this record proves that its worker lives; and what drains, starts that fail and stalls end.
+        3. Cancels, rejections, timers, and what ends tell those that wait for them, each as far as the bulk part has
+           room. They end work, so what they free, and the limits that it counts for, are those of the steps behind.
+        4. Orders on jobs and tenants, behind the timers: each replica that waits is in the queue by then, or has a
+           timer in the future. A hold keeps what it names from step 7.
+        5. Submits, behind the cancels and orders that may refuse them, and behind the ends that make room for them.
+        6. What follows from ends, behind all that may end a replica: jobs with too many failures, moves of members,
+           and the slots that frozen members wait for. These change as members are to sleep or to run on, and are read
+           when jobs are placed.
+        7. Placements, with what this record has freed, unless more timers are due: their jobs come first. Behind them
+           the numbers of members of services, which count what was placed just now.
+        8. Ended jobs leave memory last: no step in this record names them any more.
+        """
         draft = flight.draft
         draft.pass_time()
         self.fleet.left.clear()

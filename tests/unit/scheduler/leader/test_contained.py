@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import Begun
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
-from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
@@ -317,6 +317,22 @@ def test_a_record_that_cannot_begin_has_changed_nothing(drive: Contained, monkey
     assert before["kind"] == "accepted"
     assert drive.state.full_digest() == digest
     assert drive.contained.waiting == 1, "what the record before took is not taken again, nor refused"
+
+
+def test_a_record_of_which_a_row_has_no_number_is_taken_back_and_the_term_goes_on(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a number that is too large for the digest: such a request ended the term, and each one after it."""
+    drive.submit("before", gpu={})
+    raises_for(monkeypatch, Job, "digest_row", lambda job: job.name == POISON)
+    reply = drive.offer_submit(POISON, gpu={})
+    drive.tick()
+    assert drive.answers[reply]["code"] == "internal"
+    assert drive.state.job("t", POISON) is None
+    drive.submit("good", tenant="u", gpu={})
+    drive.settle()
+    assert [state_of(drive, "before"), state_of(drive, "good", "u")] == ["RUNNING"] * 2
+    drive.replays()
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def begin(state: State, record: Record, seq: int) -> Begun:
     try:
         folding.open()
         folding.run(record)
+        folding.weigh()
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
     return folding
@@ -107,7 +108,7 @@ def begin(state: State, record: Record, seq: int) -> Begun:
 class Begun(Folding):
     """Folds one record; collects the changed rows, so that each row is hashed once."""
 
-    __slots__ = ("_accepts", "_acts")
+    __slots__ = ("_accepts", "_acts", "_numbers", "_weighed")
 
     def open(self) -> None:
         """Let time pass until the record's."""
@@ -139,7 +140,7 @@ class Begun(Folding):
             self.rows[worker] = None
 
     def end(self) -> Folded:
-        """Finish the record: the table of ended jobs, the digest and the sequence."""
+        """Finish the record, which was weighed: the table of ended jobs, the digest and the sequence."""
         state = self.state
         finished, before = state.finished, state.finished.row
         finished.add_all(self.finished)
@@ -150,24 +151,27 @@ class Begun(Folding):
         state.seq = self.seq
         return self.out
 
+    def weigh(self) -> None:
+        """Make the numbers of the rows that this record has changed. A leader can still take back all of it."""
+        state, jobs = self.state, self.out.jobs.values()
+        for job in jobs if state.preempting else ():
+            if job.preempts is not None and job.live == 0:
+                job.preempts = None
+                state.preempting.pop(job.num, None)
+        self._weighed = [*self.replicas, *jobs, *self.members, *self.rows]
+        self._numbers = [0 if IS_TERMINAL[each.state] else each.digest_row() for each in self.replicas]
+        self._numbers += [each.digest_row() for each in self._weighed[len(self.replicas) :]]
+
     def _renew_digest(self) -> None:
         """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""
         state, out = self.state, self.out
+        digest, ended = state.digest, state.ended
+        for row, new in zip(self._weighed, self._numbers, strict=True):
+            digest += new - row.row
+            row.row = new
         for job in out.jobs.values():
             if len(job.story) >= STORY_MAX:
                 self.shorten_story(job)
-        digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
-        for replica in self.replicas:
-            new = 0 if IS_TERMINAL[replica.state] else replica.digest_row()
-            digest += new - replica.row
-            replica.row = new
-        for job in out.jobs.values():
-            if preempting and job.preempts is not None and job.live == 0:
-                job.preempts = None
-                state.preempting.pop(job.num, None)
-            new = job.digest_row()
-            digest += new - job.row
-            job.row = new
             # a job may leave memory only once all replicas have ended and all devices were reported free
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
@@ -180,14 +184,6 @@ class Begun(Folding):
                     state.extra_ended += job.extra
                 ended.append(job.num)
                 out.ended.append(job)
-        for member in self.members:
-            new = member.digest_row()
-            digest += new - member.row
-            member.row = new
-        for row in self.rows:
-            new = row.digest_row()
-            digest += new - row.row
-            row.row = new
         state.digest = digest & 0xFFFFFFFFFFFFFFFF
 
     # --------------------------------------------------------------------------------------- accepts
