@@ -39,6 +39,7 @@ from moorage.schemas.service import (
     EXPIRED,
     FAILED,
     HOPS,
+    IMPORTED,
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
@@ -51,6 +52,7 @@ from moorage.schemas.service import (
     PRIORITY_MAX,
     QUEUE,
     RAN_MS,
+    REPLY,
     RESERVED_HEADERS,
     ROOM_QUEUE,
     SEND,
@@ -274,10 +276,13 @@ class Messenger:
 
     def _call_of(self, delivery: Delivery) -> Call | None:
         """Return a call; None if there is no inbox to which it may be answered, or its headers say what they cannot."""
-        if not delivery.reply or not may_answer(self.name.prefix, self._subject, delivery.reply):
+        reply, told = delivery.reply, (delivery.headers or {}).get(REPLY, "")
+        if not reply and told.startswith(IMPORTED):
+            reply = told
+        if not reply or not may_answer(self.name.prefix, self._subject, reply):
             return None
         own: dict[str, str] = {}
-        call = Call(delivery.reply, delivery.data, own, delivery.received_monotonic_s, self._wait_ms)
+        call = Call(reply, delivery.data, own, delivery.received_monotonic_s, self._wait_ms)
         try:
             for name, value in (delivery.headers or {}).items():
                 known = name.lower()
@@ -313,7 +318,7 @@ class Messenger:
     def _on_given(self, delivery: Delivery) -> None:
         """The answer to a `want`: a call with its caller's inbox as the reply, or an empty one, or the server's 503."""
         headers = delivery.headers or {}
-        call = self._call_of(delivery) if delivery.reply else None
+        call = self._call_of(delivery)
         if call is not None:
             call.endpoint = headers.get(ENDPOINT, "")
         elif self._asks_one:  # its room has been emptied, or it has ended; calls may wait in other rooms
@@ -646,8 +651,11 @@ class Messenger:
         if message.headers is None:
             await self._connection.send([(message.subject, message.body, message.reply)])
             return
+        reply, headers = message.reply, message.headers
+        if reply.startswith(IMPORTED):
+            reply, headers = "", {**headers, REPLY: reply}
         try:
-            await self._connection.publish(*message[:3], message.headers)
+            await self._connection.publish(message.subject, message.body, reply, headers)
         except PayloadTooLarge as error:
             if message.reply:  # a call that is passed on, which nobody has run: its caller may send it again
                 body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")

@@ -43,6 +43,10 @@ PRIORITY_MAX: Final = 100
 #: of a call that a full member has sent on: how often; and how many milliseconds it has waited in rooms
 HOPS: Final = "Moorage-Hops"
 WAITED_MS: Final = "Moorage-Waited-Ms"
+#: of a call that a member passes on: where it is answered, if its caller is in another account. A server lets clients
+#: answer on the subject that it has made for that, and takes no message from them that has it as its reply
+REPLY: Final = "Moorage-Reply"
+IMPORTED: Final = "_R_."
 #: of an answer: the member that gave it, and how long it took
 MEMBER: Final = "Moorage-Member"
 RAN_MS: Final = "Moorage-Ran-Ms"
@@ -131,6 +135,7 @@ RESERVED_HEADERS: Final = frozenset(
     for name in (
         HOPS,
         WAITED_MS,
+        REPLY,
         ENDPOINT,
         MEMBER,
         RAN_MS,

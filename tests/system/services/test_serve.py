@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 
 from moorage.bus.connection import Connection, connect
+from moorage.bus.embedded import find_binary
 from moorage.bus.errors import NoResponders, RequestTimeout
 from moorage.bus.transport import Delivery
 from moorage.calls.program import Program
 from moorage.calls.wire import ToProgram
 from moorage.client import AsyncClient, CallFailed, Rejected
+from tests.ports import free_ports
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
 from tests.waiting import until
@@ -90,6 +93,45 @@ async def test_a_full_member_lets_an_idle_one_fetch(site: Site) -> None:
             assert [error_of(answer) for answer in answers] == ["", ""]
             assert len(set(map(member_of, answers))) == 2, "one had both, and the other was idle"
             assert all(int((answer.headers or {})["Moorage-Waited-Ms"]) >= 0 for answer in answers)
+
+
+#: two accounts, of which one calls the services of the other
+ACCOUNTS = """
+listen: "127.0.0.1:%d"
+accounts {
+  OURS { users: [ { user: ours, password: ours } ], exports: [ { service: "UNIQUE.call.default.>" } ] }
+  THEIRS {
+    users: [ { user: theirs, password: theirs } ]
+    imports: [ { service: { account: OURS, subject: "UNIQUE.call.default.>" } } ]
+  }
+}
+"""
+
+
+async def test_a_call_from_another_account_is_passed_on_to_an_idle_member(unique: str, tmp_path: Path) -> None:
+    """No message of a client may have the reply that the server made for it."""
+    [port] = free_ports(1)
+    (tmp_path / "nats.conf").write_text(ACCOUNTS.replace("UNIQUE", unique) % port)
+    server = await asyncio.create_subprocess_exec(find_binary(), "-c", str(tmp_path / "nats.conf"), stderr=PIPE)
+    ours, theirs = (f"nats://{user}:{user}@127.0.0.1:{port}" for user in ("ours", "theirs"))
+    words = ("functions:held", "--name", "held")
+    try:
+        async with (
+            await connect(theirs, "caller") as caller,
+            member(ours, tmp_path, *words, prefix=unique) as one,
+            member(ours, tmp_path, *words, prefix=unique) as two,
+        ):
+            await asyncio.gather(one.ready(), two.ready())
+            subject, gate = f"{unique}.call.default.held", Gate(tmp_path)
+            holding = asyncio.create_task(call(caller, subject, gate.data))
+            await gate.runs()
+            for _ in range(12):  # half of them come to the member that runs the first one
+                assert error_of(await call(caller, subject)) == ""
+            gate.open()
+            assert (await holding).data == gate.data
+    finally:
+        server.terminate()
+        await server.communicate()
 
 
 async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again(site: Site) -> None:
