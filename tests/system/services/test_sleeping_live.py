@@ -87,7 +87,7 @@ async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
         for weight in (2, 3, 5):
             answer = await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=1))
             assert answer["kind"] == "accepted", answer
-            await _until_state(one, f"times-{weight}", "FROZEN")
+            await until_state(one, f"times-{weight}", "FROZEN")
         assert len(list((stub.folder / "away").iterdir())) == 3
         began_s = time.monotonic()
         assert await client.call("times-2", b"7") == b"14"
@@ -99,7 +99,7 @@ async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
             assert await asyncio.gather(*calls) == [b"%d" % (weight * each) for weight, each in numbers]
             print(f"three models in turns took {time.monotonic() - began_s:.2f} s")
         for weight in (2, 3, 5):
-            await _until_state(one, f"times-{weight}", "FROZEN")
+            await until_state(one, f"times-{weight}", "FROZEN")
             (row,) = (await one.show(f"times-{weight}"))["replica_states"]
             assert row["attempt"] == 1, "none of them was started anew"
 
@@ -111,7 +111,7 @@ async def test_a_call_that_cannot_wait_for_its_turn_hears_at_once_how_long_it_ta
     async with fleet(nats_server, tmp_path, monkeypatch) as (one, client, stub):
         for weight, awake_s in ((2, 1), (3, 3600)):
             await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=awake_s))
-            await _until_state(one, f"times-{weight}", "FROZEN")
+            await until_state(one, f"times-{weight}", "FROZEN")
         why = (await one.api("explain", {"job": "times-2"}))["data"]["why"]
         assert why.startswith("it is frozen until it is called; waking: ")
         assert await client.call("times-3", b"7") == b"21"
@@ -124,7 +124,7 @@ async def test_a_call_that_cannot_wait_for_its_turn_hears_at_once_how_long_it_ta
         assert "waits for its turn on its GPUs" in str(refused.value)
 
 
-async def _until_state(one: Caller, job: str, wanted: str) -> None:
+async def until_state(one: Caller, job: str, wanted: str) -> None:
     async def reached() -> bool:
         return await state(one, job) == wanted
 

@@ -1,0 +1,1 @@
+"""What services cost and do, chapter by chapter: `python -m bench.services`."""
