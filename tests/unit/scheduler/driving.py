@@ -245,11 +245,7 @@ class Driving:
         """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
         engine = self.engine
         held = engine.planner.verdicts.reservation
-        if (
-            held is None
-            or not engine.stale_ledger.may_place(self.now, self.now)
-            or engine.timers.more_are_due(engine.standing_draft())
-        ):
+        if held is None or not engine.stale_ledger.may_place(self.now, self.now) or engine.timers.more_are_due():
             return
         job = self.state.jobs[held.num]
         tenant = self.state.tenants[job.tenant]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
@@ -60,7 +59,7 @@ class View:
     @property
     def next_pass_ms(self) -> float:
         """The ledger time from which on a pass may place more without any event; infinity for never."""
-        return self._engine.planner.next_ms(self._engine.standing_draft())
+        return self._engine.planner.next_ms()
 
     @property
     def idle_until_ms(self) -> float:
@@ -80,7 +79,7 @@ class View:
     @property
     def preempts(self) -> bool:
         """Whether jobs may be ended for other jobs at all."""
-        return self._engine.planner.preempting.allowed(self._engine.standing_draft())
+        return self._engine.planner.preempting.allowed()
 
     def preempts_later(self, job: Job, hosts: Iterable[Host]) -> str:
         """Return by what right jobs on these hosts will be ended for this job, once they have run long enough; empty
@@ -177,7 +176,7 @@ class View:
     def _held(self) -> Reservation | None:
         """The reservation, if its job may start after what the last record did; the next pass drops it else."""
         verdicts = self._engine.planner.verdicts
-        return verdicts.reservation if verdicts.stands(self._engine.standing_draft()) else None
+        return verdicts.reservation if verdicts.stands() else None
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the numbers of the hosts that jobs of this priority, shape and tenant may not use.
@@ -219,10 +218,10 @@ class View:
             position = 1 + queue.before(priority, num, order.standing_of)
             return position, max(size, position)
         own = (-order.standing_of(priority, num), num)
-        draft, before, waiting = self._engine.standing_draft(), 0, 1
+        before, waiting = 0, 1
         for group in queue.groups.values():
             for other in group.jobs:
-                if other != num and order.waits(draft, other):
+                if other != num and order.waits(other):
                     waiting += 1
                     before += (-order.standing_of(group.priority, other), other) < own
         return 1 + before, waiting
@@ -233,7 +232,7 @@ class View:
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return (turn of a tenant, number of tenants), 1 for the next; None if tenants have no turns."""
-        return self._order.turn_of(self._engine.standing_draft(), tenant)
+        return self._order.turn_of(tenant)
 
     # ------------------------------------------------------------------------------------ what goes before
 
@@ -244,19 +243,18 @@ class View:
 
     def gpus_before(self, job: Job) -> int:
         """Return how many GPUs the tenant's waiting jobs before this one ask for."""
-        draft = self._engine.standing_draft()
         return sum(
-            group.shape.gpus * sum(map(self._engine.queue.may, self._before(draft, group, job)))
+            group.shape.gpus * sum(map(self._engine.queue.may, self._before(group, job)))
             for group in self._engine.queue.groups.values()
             if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape)
         )
 
-    def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
+    def _before(self, group: Group, job: Job) -> Iterator[int]:
         """Yield the numbers of the waiting jobs of a queue group that go before a job, in order."""
         order, priority, mine = self._order, self._engine.reader.priority_of(job), job.num
         counts = order.standing_of(priority, mine)
         for num in group.jobs:
-            if num == mine or not order.waits(draft, num):
+            if num == mine or not order.waits(num):
                 continue
             theirs = order.standing_of(group.priority, num)
             if counts <= order.aged_of(group.priority, num):

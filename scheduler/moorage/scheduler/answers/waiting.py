@@ -182,7 +182,7 @@ def _why_frozen(engine: Engine, job: Job) -> str:
             if member.name in engine.planner.frozen.refused:
                 return f"it is to run on, behind a job of tenant {job.tenant} that waits for the tenant's limit"
             if sleeps:
-                return f"it is called, and {engine.sleeping.waits(engine.standing_draft(), member).why}"
+                return f"it is called, and {engine.sleeping.waits(member).why}"
             host = engine.fleet.hosts.get(member.worker.num)
             is_shut = host is not None and member.home & host.shut  # no end of another one gives it all of its GPUs
             if not is_shut and any(other.mask & member.home for other in member.worker.members.values()):

@@ -36,7 +36,6 @@ from moorage.scheduler.core.ledger.state import (
     Member,
     Replica,
     State,
-    Tenant,
     Worker,
 )
 from moorage.scheduler.core.ledger.undo import Undo
@@ -68,9 +67,6 @@ _FREE: Final = int(Op.FREE)
 _ACT: Final = int(Op.ACT)
 _ACCEPT: Final = int(Op.ACCEPT)
 _A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
-
-#: read in place of a tenant that the ledger does not know
-_NOBODY: Final = Tenant("")
 
 
 class Draft:
@@ -173,10 +169,6 @@ class Draft:
         return self._folding.end()
 
     # ------------------------------------------------------------------------------------------ what it holds
-
-    def tenant(self, name: str) -> Tenant:
-        """Return a tenant, to be read only; an empty one if it is not known."""
-        return self.state.tenants.get(name) or _NOBODY
 
     @property
     def changed(self) -> dict[int, Job]:

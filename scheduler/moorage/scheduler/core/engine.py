@@ -180,8 +180,8 @@ class Engine:
             state, self.lifecycle, lambda draft, new, old: self.planner.preempting.replacing(draft, new, old)
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
-        self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
-        self._frozen = Frozen(self.fleet, self.lifecycle)
+        self.room = WaitingRoom(state, lambda job: self._indexing.enter(job), self.lifecycle.cancel)
+        self._frozen = Frozen(state, self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
             self._frozen, self.admission.could_ever, int(config.reserve_after * 1000),
@@ -191,7 +191,7 @@ class Engine:
             Resizing(state, reader, self.fleet, self.planner.order),
         )  # fmt: skip
         self._changing = Changing(
-            state, self.queue, reader, self._look, lambda draft, job, room: self._indexing.let_place(draft, job, room)
+            state, self.queue, reader, self._look, lambda job, room: self._indexing.let_place(job, room)
         )
         self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
@@ -201,7 +201,7 @@ class Engine:
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
-            lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
+            lambda job, wanted: self._indexing.let_have(job, wanted),
             config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
@@ -225,7 +225,7 @@ class Engine:
             self.fleet, self.reader.shape_of, self.reader.priority_of, int(config.preempt_after * 1000), config.ages
         )
         return Preempting(
-            policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
+            self.state, policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
             lambda member: self.relocating.moves(member), lambda: self.scaling,
         )  # fmt: skip
 
@@ -235,13 +235,13 @@ class Engine:
 
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
-        return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
+        return QueueOrder(self.state, self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised
 
-    def _look(self, draft: Draft, job: Job) -> None:
-        self._indexing.look(draft, job)
+    def _look(self, job: Job) -> None:
+        self._indexing.look(job)
 
     def stands(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
@@ -404,7 +404,7 @@ class Engine:
         self._replan = False
         if (
             self.stale_ledger.may_place(draft.time_ms, mono_ms)
-            and not self.timers.more_are_due(draft)
+            and not self.timers.more_are_due()
             and self._begins(PLACING, draft)
         ):
             self._indexing.let_follow(draft)
@@ -497,10 +497,6 @@ class Engine:
         if explain is not None and job is not None and (told := explain(job)):
             woken = sent(woken, why=": ".join(filter(None, (told.why or told.means, told.because))))
         return msgspec.structs.replace(answer, ledger=self.state.seq, data=woken)
-
-    def standing_draft(self) -> Draft:
-        """Return a read-only draft for questions: the state has the record in flight, if there is one."""
-        return Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
         """Record the newest snapshot and repeat the previous one, so that recovery finds both in one record."""
@@ -596,7 +592,7 @@ class Engine:
             if isinstance(event, Submit):
                 known = tenants.get(event.tenant)
                 job = known.jobs.get(event.name) if known is not None else None
-                if job is not None and self.retention.holds_up(draft, job):
+                if job is not None and self.retention.holds_up(job):
                     return
                 taken.append(submits.popleft())
                 self._submit(flight, event)
@@ -672,7 +668,7 @@ class Engine:
     def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | Execute]) -> None:
         """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
-            if flight.draft.full or self.timers.more_are_due(flight.draft):
+            if flight.draft.full or self.timers.more_are_due():
                 self.pending.put_back(orders[at:])
                 return
             self._at = order

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.schedule import plan, runtime, soonest
 from moorage.scheduler.core.schedule.runtime import FREED_MS
@@ -428,9 +427,9 @@ def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monke
     backfilling, tried = drive.engine.planner.backfilling, list[int]()
     surely_ends = backfilling._surely_ends
 
-    def asked(draft: Draft, shape: Shape, num: int, within_ms: int) -> bool:
+    def asked(shape: Shape, num: int, within_ms: int) -> bool:
         tried.append(num)
-        return surely_ends(draft, shape, num, within_ms)
+        return surely_ends(shape, num, within_ms)
 
     monkeypatch.setattr(backfilling, "_surely_ends", asked)
     drive.pass_time(60_000)

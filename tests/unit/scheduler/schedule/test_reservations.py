@@ -363,14 +363,18 @@ def told(found: Reservation | None) -> tuple[object, ...]:
 
 def planned(drive: Driving, last: Reservation | None = None, *, after_ms: int = 0) -> Reservation | None:
     """A plan of this leader, made so long after its last record."""
-    planner, draft = drive.engine.planner, Draft(drive.state, drive.state.time_ms + after_ms)
+    planner, began_ms = drive.engine.planner, drive.state.time_ms
+    drive.state.time_ms += after_ms
+    draft = Draft(drive.state, drive.state.time_ms)
     config, policy = drive.config, planner.preempting.policy
     known = Known(
         planner.fleet, planner.order, planner.estimates, planner.could_ever, policy.priority_of,
         int(config.reserve_after * 1000),
     )  # fmt: skip
-    planner.order.begin(draft)
-    return plan(known, draft, last).reservation
+    planner.order.begin()
+    found = plan(known, draft, last).reservation
+    drive.state.time_ms = began_ms
+    return found
 
 
 def anew(drive: Driving) -> Driving:

@@ -831,6 +831,10 @@ class Tenant:
         return row
 
 
+#: read in place of a tenant that the ledger does not know
+_NOBODY: Final = Tenant("")
+
+
 class State:
     """Everything that the ledger has recorded up to sequence `seq`."""
 
@@ -887,6 +891,10 @@ class State:
         if row is None:
             row = self.tenants[name] = Tenant(name)
         return row
+
+    def read_tenant(self, name: str) -> Tenant:
+        """Return a tenant, to be read only; an empty one if it is not known."""
+        return self.tenants.get(name) or _NOBODY
 
     def follows(self, ledger_id: str) -> bool:
         """Return whether this ledger was restored, directly or through others, from that ledger."""

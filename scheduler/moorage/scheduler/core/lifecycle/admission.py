@@ -168,7 +168,7 @@ class Admission:
         if moved is not None:
             return _refused(event, moved, moved.message)
         warnings: list[str] = []
-        if event.tenant not in self._plain and not self._is_plain(draft, event.tenant):
+        if event.tenant not in self._plain and not self._is_plain(event.tenant):
             limit = self._over_limit(draft, event)
             if limit is not None and answered:
                 return limit
@@ -181,7 +181,7 @@ class Admission:
                 )
             if limit is not None:
                 return _refused(event, limit, limit.message)
-            if draft.tenant(event.tenant).hold is not None:
+            if self.state.read_tenant(event.tenant).hold is not None:
                 warnings.append(HELD)
         awaits: Awaits = ()
         if request.after:
@@ -269,13 +269,13 @@ class Admission:
         self._over = None
         self._plain.clear()
 
-    def _is_plain(self, draft: Draft, tenant: str) -> bool:
+    def _is_plain(self, tenant: str) -> bool:
         """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.
 
         Cancels and orders come before the submits of a record, and submits create none of the three.
         """
-        row, known = draft.tenant(tenant), self.state.tenants.get(tenant)
-        if row.gpus_max or row.jobs_max or row.hold is not None or (known is not None and known.tombstones):
+        row = self.state.read_tenant(tenant)
+        if row.gpus_max or row.jobs_max or row.hold is not None or row.tombstones:
             return False
         self._plain.add(tenant)
         return True
@@ -287,13 +287,13 @@ class Admission:
             job = tenant.jobs.get(event.name)
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger if job.ledger != draft.seq else 0)
-        row = self._finished_lately(draft, event.key)
+        row = self._finished_lately(event.key)
         return None if row is None else self._finished(event, row[0], row[2])
 
-    def _finished_lately(self, draft: Draft, key: bytes) -> tuple[bytes, int, int, int] | None:
+    def _finished_lately(self, key: bytes) -> tuple[bytes, int, int, int] | None:
         """Return the row of a job that left memory; None if its id is free: older rows are only for the history."""
         row = self.state.finished.find(key) if len(self.state.finished) else None
-        is_free = row is None or draft.time_ms - row[1] * 1000 >= self.config.finished_keep_ms
+        is_free = row is None or self.state.time_ms - row[1] * 1000 >= self.config.finished_keep_ms
         return None if is_free else row
 
     def _has_room(self, tenant: str) -> bool:
@@ -366,7 +366,7 @@ class Admission:
 
         The number of jobs is not checked for a request from the durable queue.
         """
-        tenant = draft.tenant(event.tenant)
+        tenant = self.state.read_tenant(event.tenant)
         gpus_max, jobs_max, live = tenant.gpus_max, tenant.jobs_max, tenant.live
         need = event.shape.gpus
         if gpus_max and need > gpus_max:
@@ -531,7 +531,7 @@ class Admission:
             with draft.by(event.by):
                 did = self.lifecycle.cancel(draft, job, event.why, only)
             return Answer("cancel", 0, Cancelled(job=event.job, cancelled=did, was=was))
-        row = self._finished_lately(draft, job_key(event.tenant, event.job))
+        row = self._finished_lately(job_key(event.tenant, event.job))
         if row is not None:
             return Answer("cancel", 0, Cancelled(job=event.job, cancelled=False, was=STATES[row[2]]))
         if not (event.before or event.sequence):

@@ -14,7 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member, Tenant
+from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member, State, Tenant
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
 
@@ -39,7 +39,8 @@ def is_over_limit(tenant: Tenant, member: Member) -> bool:
 class Frozen:
     """Decides for the frozen members on the hosts of one fleet."""
 
-    def __init__(self, fleet: Fleet, lifecycle: Lifecycle) -> None:
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle) -> None:
+        self._state = state
         self._fleet = fleet
         self._lifecycle = lifecycle
         #: the members that the last pass did not resume because an earlier job waits for the limit of their tenant
@@ -71,7 +72,7 @@ class Frozen:
                 kept |= member.home
             if member.phase == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
-            elif self._needs(draft, member):
+            elif self._needs(member):
                 needed |= member.home
                 needing.append(member)
         for other in list(host.worker.members.values()) if needed & ~host.free else ():
@@ -92,14 +93,14 @@ class Frozen:
             why = f"GPU {slot} of {host.worker.id}, which the frozen job waits for, is not lent any more"
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
-    def _needs(self, draft: Draft, member: Member) -> bool:
+    def _needs(self, member: Member) -> bool:
         """Return whether a frozen member is to run on and may, or has a grace to save its work on its devices."""
         state = member.replica.state
         if state in LEAVING:
             return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
-        return state == FROZEN and not member.freeze and self._may_run(draft, member)
+        return state == FROZEN and not member.freeze and self._may_run(member)
 
-    def _may_run(self, draft: Draft, member: Member) -> bool:
+    def _may_run(self, member: Member) -> bool:
         """Return whether a member may have its devices once they are free: nobody gives them up for one on hold.
 
         Nor if some of them are in other use, unwell or in quarantine, or if an earlier job of its tenant is to start.
@@ -107,7 +108,7 @@ class Frozen:
         if member.name in self.refused or member.home & self._fleet.hosts[member.worker.num].shut:
             return False
         job = member.replica.job
-        tenant = draft.tenant(job.tenant)
+        tenant = self._state.read_tenant(job.tenant)
         if job.hold is not None or tenant.hold is not None:
             return False
         return not is_over_limit(tenant, member)

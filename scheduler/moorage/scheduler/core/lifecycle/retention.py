@@ -34,14 +34,14 @@ class Retention:
         # rows are kept longer than ids if the history is: they also locate the history
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
 
-    def holds_up(self, draft: Draft, job: Job) -> bool:
+    def holds_up(self, job: Job) -> bool:
         """Return whether a submit must wait, because an ended job in memory has its id longer than `finished_keep`.
 
         Then that job is compacted with this record or the next ones, after all that ended before it.
         """
         if not job.over or not job.story:
             return False
-        if draft.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
+        if self._state.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
             return False
         self._through = job.num
         return True

@@ -137,7 +137,7 @@ class Yields(NamedTuple):
 
 
 class Scaling:
-    """Follows the calls of services. `bound(draft, job, wanted)` lets the queue place as many replicas as are wanted.
+    """Follows the calls of services. `bound(job, wanted)` lets the queue place as many replicas as are wanted.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
     called when a caller has the first member of a service started. `refused(draft, member)` says whether a member that
@@ -150,7 +150,7 @@ class Scaling:
         lifecycle: Lifecycle,
         order: QueueOrder,
         priority_of: Callable[[Job], int],
-        bound: Callable[[Draft, Job, int], None],
+        bound: Callable[[Job, int], None],
         up_s: float,
         down_s: float,
         woken: Callable[[str, str, int], None],
@@ -261,7 +261,7 @@ class Scaling:
             service.moved_ms, service.low_ms = draft.time_ms, None
         self._want(draft, job, count - 1, why)
 
-    def yielding(self, draft: Draft) -> list[Yields]:
+    def yielding(self) -> list[Yields]:
         """Return the jobs with members above `min`, which end for jobs that come before these in the queue."""
         found = list[Yields]()
         for num in sorted(self.above):
@@ -273,7 +273,7 @@ class Scaling:
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
                 rate_milli = self._order.rate_milli(shape)
-                found.append(Yields(self._standing(draft, job), num, job.tenant, count, shape, rate_milli))
+                found.append(Yields(self._standing(job), num, job.tenant, count, shape, rate_milli))
         return found
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:
@@ -378,7 +378,7 @@ class Scaling:
 
     def _want(self, draft: Draft, job: Job, wanted: int, why: str) -> None:
         draft.add(Scale(job.num, wanted, why))
-        self._bound(draft, job, wanted)
+        self._bound(job, wanted)
 
     def _end_fewest(self, draft: Draft, service: _Service, members: list[Member], count: int, why: str) -> None:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
@@ -390,10 +390,10 @@ class Scaling:
         for member in sorted(members, key=calls)[: max(0, count)]:
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
-    def _standing(self, draft: Draft, job: Job) -> Key:
+    def _standing(self, job: Job) -> Key:
         """Return where a service stands in the queue."""
         mine = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant, [job.num])
-        key, tenant = self._order.key(mine), draft.tenant(job.tenant)
+        key, tenant = self._order.key(mine), self._state.read_tenant(job.tenant)
         if 0 < tenant.gpus <= tenant.guaranteed:
             key = (0, *key[1:])  # what it has is its tenant's own
         return key

@@ -196,7 +196,7 @@ class Services:
         None ends if the new one could not start then either: for want of room, or as its tenant is held or at its
         limit.
         """
-        tenant = draft.tenant(new.tenant)
+        tenant = self._state.read_tenant(new.tenant)
         if most <= 0 or tenant.hold is not None or self._has_failed(new):
             return
         if not self._finds_no_place(draft, new, ready):

@@ -144,17 +144,17 @@ class Sleeping:
         takes = f"about {max(1, math.ceil((swap.in_ms - began_ms) / 1000))} s" if swap.in_ms > began_ms else ""
         return f"waking: {', '.join(filter(None, (size, takes)))}" if size or takes else ""
 
-    def waits(self, draft: Draft, member: Member) -> Wait:
+    def waits(self, member: Member) -> Wait:
         """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long from now."""
         swap, waking, job = self._swaps.of(member.replica.job.num), self.waking(member), member.replica.job
-        if job.hold is not None or draft.tenant(job.tenant).hold is not None:
+        if job.hold is not None or self._state.read_tenant(job.tenant).hold is not None:
             return Wait(None, "is held")
-        if is_over_limit(draft.tenant(job.tenant), member):
+        if is_over_limit(self._state.read_tenant(job.tenant), member):
             return Wait(None, "waits for the GPU limit of its tenant")
         then = f"; then {waking}" if waking else ""
         mask = member.mask
         if member.replica.state == FROZEN and mask:
-            began_ms = self._wakes_ms(draft, member)
+            began_ms = self._wakes_ms(member)
             waking = self.waking(member, began_ms)
             return Wait(max(0, swap.in_ms - began_ms), f"is {waking}" if waking else "is resumed")
         host = self._fleet.hosts.get(member.worker.num)
@@ -174,10 +174,10 @@ class Sleeping:
         if refused:
             no_ram = any(_why_not(other).startswith(NO_RAM) for other in refused)
             told = f": {NO_RAM}its host's RAM has no room for it" if no_ram else ""  # its size may be another tenant's
-            left_ms = max(self._left_ms(draft, other) for other in refused)
+            left_ms = max(self._left_ms(other) for other in refused)
             why = f"waits for its turn on its GPUs: the service there could not be frozen, and is asked again{told}"
             return Wait(max(1000, left_ms) if no_ram else None, why, stuck=no_ram)
-        left_ms = max((self._left_ms(draft, other) for other in holders), default=0)
+        left_ms = max((self._left_ms(other) for other in holders), default=0)
         in_ms = left_ms + max(map(self._out_ms, holders), default=0) + before_ms + swap.in_ms
         if mask:
             return Wait(in_ms, f"has had its turn, as another service that sleeps is called{then}")
@@ -186,7 +186,7 @@ class Sleeping:
         first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
         return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
 
-    def _left_ms(self, draft: Draft, member: Member) -> int:
+    def _left_ms(self, member: Member) -> int:
         """Return for how long a member keeps its GPUs from another one that sleeps and is called; 0 if unknown.
 
         One that is waking has its turn first.
@@ -196,7 +196,7 @@ class Sleeping:
             return 0
         least_ms = round(1000 * request.service.awake_s)
         if member.replica.state == FROZEN:
-            waking_ms = self._swaps.of(member.replica.job.num).in_ms - self._wakes_ms(draft, member)
+            waking_ms = self._swaps.of(member.replica.job.num).in_ms - self._wakes_ms(member)
             return max(0, waking_ms) + least_ms
         if heard is None:
             return 0
@@ -211,9 +211,9 @@ class Sleeping:
         since_ms = heard.freezes_ms if heard is not None and member.freeze else None
         return out_ms if since_ms is None else max(0, out_ms - (self._looked_ms - since_ms))
 
-    def _wakes_ms(self, draft: Draft, member: Member) -> int:
+    def _wakes_ms(self, member: Member) -> int:
         """Return for how long a member that is to run on has had its GPUs again."""
-        return max(0, draft.time_ms - (_leased_ms(member) or draft.time_ms))
+        return max(0, self._state.time_ms - (_leased_ms(member) or self._state.time_ms))
 
     def _turn_ms(self, member: Member) -> int:
         """Return how long a turn of a frozen member takes, from its resume to the next one's."""
@@ -316,7 +316,7 @@ class Sleeping:
                 self._say(draft, heard, Turn(load.member, awake=True), mono_ms)
             return
         if told is None or told.awake or not load.rests or mono_ms - heard.told_ms >= TURN_AGAIN_MS:
-            wait = self.waits(draft, member)
+            wait = self.waits(member)
             about = f", in about {math.ceil(wait.ms / 1000)} s" if wait.ms and not wait.stuck else ""
             why = f"the service sleeps{about}: it {wait.why}"
             self._say(draft, heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)

@@ -25,7 +25,7 @@ _DEADLINE, _START_WITHIN, BACKOFF, _NOT_BEFORE = range(4)
 REPLICA_BITS: Final = 20  # 1,000,000 replicas a job
 
 #: lets a replica wait in the queue again, given by its job and its number
-ComeBack = Callable[[Draft, Job, int], None]
+ComeBack = Callable[[Job, int], None]
 
 
 def of_replica(num: int, number: int) -> int:
@@ -122,7 +122,7 @@ class Timers:
                 self._starting.discard(num)
             elif kind == _DEADLINE:
                 lifecycle.deadline(draft, job)
-            elif (start_ms := self._start_ms(draft, job)) > draft.time_ms:
+            elif (start_ms := self._start_ms(job)) > draft.time_ms:
                 self._push(start_ms, _START_WITHIN, num)  # others of its replicas were placed since, or came back
             else:
                 self._starting.discard(num)
@@ -136,7 +136,7 @@ class Timers:
             due_ms, kind, what = heappop(timers)
             self.at = kind, what
             if kind == BACKOFF:
-                self._end_backoff(draft, come_back, what)
+                self._end_backoff(come_back, what)
                 continue
             if kind == _NOT_BEFORE:
                 self._time_came(what)
@@ -147,20 +147,20 @@ class Timers:
             else:
                 # a job with a placed replica may have started when it is handled, and then goes on; of several replicas
                 # that have begun, some may come back until then, and their time counts anew
-                ends = kind == _DEADLINE or not (job.held or job.started or self._start_ms(draft, job) > draft.time_ms)
+                ends = kind == _DEADLINE or not (job.held or job.started or self._start_ms(job) > draft.time_ms)
                 self._passed.append(_Passed(due_ms, kind, what, ends))
                 if ends:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
 
-    def _end_backoff(self, draft: Draft, come_back: ComeBack, what: int) -> None:
+    def _end_backoff(self, come_back: ComeBack, what: int) -> None:
         job = self._state.jobs.get(what >> REPLICA_BITS)
         if job is None or job.over:
             return
         request = self._requests.request_of(job)
         self.arm_start(job, request, job.waits_from_ms)  # its timer may have passed while nothing of it waited
-        come_back(draft, job, what & (1 << REPLICA_BITS) - 1)
+        come_back(job, what & (1 << REPLICA_BITS) - 1)
 
-    def _start_ms(self, draft: Draft, job: Job) -> int:
+    def _start_ms(self, job: Job) -> int:
         """Return the ledger ms until which the next replica of a job of several has to be placed; 0 for any other job.
 
         The time counts anew from each placement, and from when a replica came back and its backoff ended. A job with as
@@ -171,15 +171,15 @@ class Timers:
             return 0
         most = most_of(job, request)
         if most is not None and job.on_workers >= most:
-            from_ms = draft.time_ms
+            from_ms = self._state.time_ms
         else:
             waiting = [row for row in job.rows.values() if row.state == QUEUED]
             from_ms = max([job.waits_from_ms, *(row.not_before for row in waiting)])
         return from_ms + int(request.start_within_s * 1000)
 
-    def more_are_due(self, draft: Draft) -> bool:
+    def more_are_due(self) -> bool:
         """Return whether passed timers remain that `due` did not reach; they may be backoffs or overdue jobs."""
-        return bool(self.rows) and self.rows[0][0] <= draft.time_ms
+        return bool(self.rows) and self.rows[0][0] <= self._state.time_ms
 
     def clear_out(self) -> None:
         """Drop the timers of ended jobs once there are many, since most jobs end long before their deadlines.

@@ -28,8 +28,8 @@ class Changing:
         state: State,
         queue: Queue,
         reader: RequestReader,
-        look: Callable[[Draft, Job], None],
-        let_place: Callable[[Draft, Job, int], None],
+        look: Callable[[Job], None],
+        let_place: Callable[[Job, int], None],
     ) -> None:
         self._state = state
         self._queue = queue
@@ -94,11 +94,11 @@ class Changing:
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
         bound = most_of(job, wanted)
         if most >= 0 and job.size > 1 and bound is not None:
-            self._let_place(draft, job, bound - job.on_workers)
+            self._let_place(job, bound - job.on_workers)
         if priority != had:
             self._queue.leave(job.num, (had, self._reader.shape_of(job), job.tenant))
             draft.reprioritized.add(job.num)
-            self._look(draft, job)
+            self._look(job)
 
     def _gone(self, event: ChangeOrder, job: Job | None) -> Problem:
         name = event.asked.job

@@ -70,7 +70,7 @@ class Orders:
         self,
         state: State,
         queue: Queue,
-        look: Callable[[Draft, Job], None],
+        look: Callable[[Job], None],
         planner: Planner,
         lifecycle: Lifecycle,
         request_of: Callable[[Job], Request],
@@ -137,17 +137,18 @@ class Orders:
 
     def _hold_tenant(self, draft: Draft, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on, name = isinstance(asked, HoldAct), asked.tenant or ""
-        changed = (draft.tenant(name).hold is not None) != on
+        changed = (self.state.read_tenant(name).hold is not None) != on
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(name, 0, by, asked.why))
-        return self._done_of(draft, "hold" if on else "release", changed, name, hold=as_hold(draft.tenant(name).hold))
+        now = as_hold(self.state.read_tenant(name).hold)
+        return self._done_of("hold" if on else "release", changed, name, hold=now)
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on = isinstance(asked, HoldAct)
         changed = (job.hold is not None) != on
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
-            self._look(draft, job)
+            self._look(job)
         return self._done("hold" if on else "release", job, changed, hold=as_hold(job.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -210,7 +211,7 @@ class Orders:
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
             self.queue.leave(job.num, (before, self.shape_of(job), job.tenant))
-            self._look(draft, job)
+            self._look(job)
             draft.reprioritized.add(job.num)
         return self._done("priority", job, changed, priority=asked.priority)
 
@@ -222,16 +223,16 @@ class Orders:
         changed = job.part != before
         if changed:
             self.queue.leave(job.num, (self._priority(job), old, job.tenant))
-            self._look(draft, job)
+            self._look(job)
         return self._done("resize", job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
-        name, tenant = asked.tenant, draft.tenant(asked.tenant)
+        name, tenant = asked.tenant, self.state.read_tenant(asked.tenant)
         gpus, jobs = _given(asked.gpus, tenant.gpus_max), _given(asked.jobs, tenant.jobs_max)
         changed = (gpus, jobs) != (tenant.gpus_max, tenant.jobs_max)
         if changed:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
-        return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, draft.tenant(name).limit))
+        return self._done_of("limit", changed, name, limit=as_limit(gpus, jobs, self.state.read_tenant(name).limit))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
@@ -264,18 +265,17 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        name, tenant = asked.tenant, draft.tenant(asked.tenant)
+        name, tenant = asked.tenant, self.state.read_tenant(asked.tenant)
         weight, gpus = _given(asked.weight, tenant.weight), _given(asked.gpus, tenant.guaranteed)
         changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)
         if changed:
             draft.add(acts.Share(name, weight, gpus, by, asked.why))
-        return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, draft.tenant(name).share))
+        return self._done_of("share", changed, name, share=as_share(weight, gpus, self.state.read_tenant(name).share))
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    @staticmethod
-    def _done_of(draft: Draft, verb: str, changed: bool, tenant: str, **now: object) -> Done:
-        return Done(verb, changed, tenant=tenant, gpus=draft.tenant(tenant).gpus, **now)  # type: ignore[arg-type]
+    def _done_of(self, verb: str, changed: bool, tenant: str, **now: object) -> Done:
+        return Done(verb, changed, tenant=tenant, gpus=self.state.read_tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
     def _done(self, verb: str, job: Job, changed: bool, **now: object) -> Done:
         members = sum(replica.member is not None for replica in job.rows.values())

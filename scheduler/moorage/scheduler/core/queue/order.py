@@ -18,7 +18,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score, sharer_milli
 from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
-from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica
+from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica, State
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.memo import Memo
 from moorage.schemas.ranges import both, count_of
@@ -71,14 +71,13 @@ class Rates:
 class Turns:
     """The order of queue groups under fair share in one pass; placements change it."""
 
-    __slots__ = ("_at", "_draft", "_rates", "_scores", "_standing", "_tenants")
+    __slots__ = ("_at", "_rates", "_scores", "_standing", "_state", "_tenants")
 
-    def __init__(self, draft: Draft, rates: Rates, standing: Callable[[Group], int] | None = None) -> None:
+    def __init__(self, state: State, rates: Rates, standing: Callable[[Group], int] | None = None) -> None:
         """`standing` returns the effective priority of a group's first job; None without ageing."""
-        state = draft.state
-        self._draft = draft
+        self._state = state
         self._rates = rates
-        self._at = inflation(draft.time_ms - state.counts_from_ms, state.half_life_ms)
+        self._at = inflation(state.time_ms - state.counts_from_ms, state.half_life_ms)
         self._standing = standing
         self._scores: dict[str, int] = {}
         self._tenants = state.tenants
@@ -90,7 +89,7 @@ class Turns:
         """
         name = group.tenant
         priority = group.priority if self._standing is None else self._standing(group)
-        tenant = self._draft.tenant(name)
+        tenant = self._state.read_tenant(name)
         points = self._scores.get(name)
         if points is None:
             points = self._score_of(name)
@@ -127,14 +126,13 @@ class Turns:
         borrows, priority, mine = self.key(group)
         if others is None:
             return UNBOUNDED
-        draft, shape = self._draft, group.shape
+        tenant, shape = self._state.read_tenant(group.tenant), group.shape
         theirs = others[0]
         if (borrows, priority) < theirs[:2]:
             if borrows or not shape.count:
                 return UNBOUNDED
-            return (draft.tenant(group.tenant).guaranteed - draft.tenant(group.tenant).gpus) // (shape.gpus)
-        weight = draft.tenant(group.tenant).weight
-        return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
+            return (tenant.guaranteed - tenant.gpus) // shape.gpus
+        return places_until(theirs[2] - mine, tenant.weight, self._rates.of(shape) * shape.together, self._at)
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -154,12 +152,14 @@ class QueueOrder:
 
     def __init__(
         self,
+        state: State,
         fleet: Fleet,
         queue: Queue,
         ageing: Ageing | None,
         overdue: Container[int],
         left_too_soon_of: Callable[[int, int], frozenset[int]],
     ) -> None:
+        self.state = state
         self.queue = queue
         self.ageing = ageing
         self.overdue = overdue
@@ -169,21 +169,19 @@ class QueueOrder:
         #: the sort key of queue groups; equal keys are ordered by arrival
         self.key: Callable[[Group], Key] = by_priority
         self._rates = Rates(fleet)
-        self._draft: Draft | None = None  # the draft of the last pass
         self._ages_from: dict[int, int] = {}  # in this pass, by job: since when it waits, as the pass first saw it
         self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
         #: in this pass, by tenant: the group whose first job waits for the tenant's limit, and that job's number
         self._full: dict[str, tuple[Group, int]] = {}
 
-    def begin(self, draft: Draft) -> None:
+    def begin(self) -> None:
         """Begin a pass: choose the sort key, and start with no placements counted."""
-        self._draft = draft
         self._ages_from.clear()
         standing = None
         if self.ageing is not None:
             standing = self.standing
             self._classes = sorted({group.priority for group in self.queue.groups.values() if group.jobs})
-        self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
+        self.turns = Turns(self.state, self._rates, standing) if self.is_fair() else None
         self.key = self._choose_key()
 
     def end(self) -> None:
@@ -194,9 +192,9 @@ class QueueOrder:
         """Forget which jobs wait for their tenants' limits; the pass finds that out again."""
         self._full.clear()
 
-    def is_fair(self, draft: Draft) -> bool:
+    def is_fair(self) -> bool:
         """Return whether fair share orders the queue: usage is counted, from a leader's first record on."""
-        return draft.state.half_life_ms > 0
+        return self.state.half_life_ms > 0
 
     def is_shared(self) -> bool:
         """Return whether jobs of several tenants wait, which fair share then orders in this pass."""
@@ -206,41 +204,40 @@ class QueueOrder:
 
     # ------------------------------------------------------------------------------------ what still waits
 
-    def waits(self, draft: Draft, num: int) -> bool:
+    def waits(self, num: int) -> bool:
         """Return whether a job may place a replica now: none of those that ended, and none of an overdue job."""
         waiting = self.queue.waiting.get(num)
-        job = draft.state.jobs.get(num)
+        job = self.state.jobs.get(num)
         if job is None or num in self.overdue:
             return False
         if waiting is None:
             replica = job.rows.get(0)
-            return bool(job.fresh) if replica is None else self._is_due(draft, replica)
+            return bool(job.fresh) if replica is None else self._is_due(replica)
         if waiting.fresh != job.fresh:
             waiting.fresh = both(waiting.fresh, job.fresh)  # some may end in this record
-        while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(draft, back)):
+        while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(back)):
             del waiting.back[0]
         return waiting.may_any
 
-    def to_place(self, draft: Draft, num: int, most: int) -> int:
+    def to_place(self, num: int, most: int) -> int:
         """Return how many replicas, or gangs, a job that `waits` may place now; counted up to `most`."""
         waiting = self.queue.waiting.get(num)
         if waiting is None:
             return 1
-        most, job = min(most, waiting.room), draft.state.jobs.get(num)
+        most, job = min(most, waiting.room), self.state.jobs.get(num)
         if job is None:
             return 0
         rows = (job.rows.get(index) for index in waiting.back)  # some may end in this record
-        due = sum(1 for _ in islice((row for row in rows if row is not None and self._is_due(draft, row)), most))
+        due = sum(1 for _ in islice((row for row in rows if row is not None and self._is_due(row)), most))
         return min(most, due + count_of(waiting.fresh))
 
-    @staticmethod
-    def _is_due(draft: Draft, replica: Replica) -> bool:
-        return replica.state == QUEUED and replica.not_before <= draft.time_ms
+    def _is_due(self, replica: Replica) -> bool:
+        return replica.state == QUEUED and replica.not_before <= self.state.time_ms
 
-    def prune(self, draft: Draft, group: Group) -> bool:
+    def prune(self, group: Group) -> bool:
         """Remove jobs that no longer wait from the front of a queue group. Return whether any job is left."""
         jobs = group.jobs
-        while jobs and not self.waits(draft, jobs[0]):
+        while jobs and not self.waits(jobs[0]):
             jobs.popleft()
         return bool(jobs)
 
@@ -275,45 +272,45 @@ class QueueOrder:
 
     def standing_of(self, priority: int, num: int) -> int:
         """Return the effective priority of one job."""
-        if self.ageing is None or self._draft is None:
+        if self.ageing is None:
             return priority
-        job = self._draft.state.jobs.get(num)
-        waited_ms = 0 if job is None else self._waited_ms(self._draft, job)
+        job = self.state.jobs.get(num)
+        waited_ms = 0 if job is None else self._waited_ms(job)
         return self.ageing.standing(self._classes, priority, waited_ms)
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self) -> float:
         """Return the ledger ms at which age alone next lifts the first job of a group; infinity for never."""
         if self.ageing is None:
             return math.inf
         groups = [group for group in self.queue.groups.values() if group.jobs]
-        classes = sorted({group.priority for group in groups})
+        classes, now_ms = sorted({group.priority for group in groups}), self.state.time_ms
         found = math.inf
         for group in groups if len(classes) > 1 else ():
-            if (job := draft.state.jobs.get(group.jobs[0])) is not None:
+            if (job := self.state.jobs.get(group.jobs[0])) is not None:
                 from_ms = job.waits_from_ms
-                found = min(found, from_ms + self.ageing.rises_ms(classes, group.priority, draft.time_ms - from_ms))
+                found = min(found, from_ms + self.ageing.rises_ms(classes, group.priority, now_ms - from_ms))
         return found
 
     def aged_of(self, priority: int, num: int) -> int:
         """Return a job's priority with age, even if no waiting job has exactly that priority."""
-        if self.ageing is None or self._draft is None:
+        if self.ageing is None:
             return priority
-        job = self._draft.state.jobs.get(num)
-        return priority if job is None else self.ageing.of(priority, self._waited_ms(self._draft, job))
+        job = self.state.jobs.get(num)
+        return priority if job is None else self.ageing.of(priority, self._waited_ms(job))
 
-    def _waited_ms(self, draft: Draft, job: Job) -> int:
+    def _waited_ms(self, job: Job) -> int:
         """Return for how long a job has waited; what it places in a pass does not take its age for the next ones."""
-        return draft.time_ms - self._ages_from.setdefault(job.num, job.waits_from_ms)
+        return self.state.time_ms - self._ages_from.setdefault(job.num, job.waits_from_ms)
 
-    def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
+    def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.
 
         None without fair share, or if the tenant has no queued job. Reads every group, so it is for questions, not for
         each record.
         """
-        if not self.is_fair(draft):
+        if not self.is_fair():
             return None
-        turns = Turns(draft, self._rates, self.standing if self.ageing is not None else None)
+        turns = Turns(self.state, self._rates, self.standing if self.ageing is not None else None)
         firsts: dict[str, tuple[Key, int]] = {}
         for group in self.queue.groups.values():
             if group.jobs:
@@ -344,23 +341,23 @@ class QueueOrder:
 
     # ------------------------------------------------------------------------------------ limits of tenants
 
-    def room(self, draft: Draft, group: Group) -> float:
+    def room(self, group: Group) -> float:
         """Return how many GPUs the tenant of this queue group may still lease: infinity without a limit, -1 if held.
 
         It is 0 while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a big one.
         """
         full = self._full.get(group.tenant)
-        room = self.room_of(draft, group.tenant)
+        room = self.room_of(group.tenant)
         if full is None or not full[0].jobs or self._comes_before(group, full[0]):
             return room
         return min(room, 0)
 
-    def room_of(self, draft: Draft, tenant: str) -> float:
+    def room_of(self, tenant: str) -> float:
         """Return how many GPUs a tenant may still lease, ignoring jobs that wait for its limit.
 
         Infinity without a limit, -1 if the tenant is held.
         """
-        row = draft.tenant(tenant)
+        row = self.state.read_tenant(tenant)
         if row.hold is not None:
             return -1
         return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
@@ -370,9 +367,9 @@ class QueueOrder:
             return False
         return (self.key(group), group.jobs[0]) < (self.key(other), other.jobs[0])
 
-    def may(self, draft: Draft, group: Group) -> bool:
+    def may(self, group: Group) -> bool:
         """Return whether the tenant may start the first job of its group now."""
-        return group.shape.gpus <= self.room(draft, group)
+        return group.shape.gpus <= self.room(group)
 
     def over_limit(self, group: Group) -> None:
         """Remember a queue group whose first job waits for its tenant's limit and holds up the tenant's later jobs.

@@ -35,11 +35,9 @@ class _End(NamedTuple):
 
 
 class WaitingRoom:
-    """`enter(draft, job)` puts a job into the queue, `cancel(draft, job, why)` ends it."""
+    """`enter(job)` puts a job into the queue, `cancel(draft, job, why)` ends it."""
 
-    def __init__(
-        self, state: State, enter: Callable[[Draft, Job], None], cancel: Callable[[Draft, Job, str], bool]
-    ) -> None:
+    def __init__(self, state: State, enter: Callable[[Job], None], cancel: Callable[[Draft, Job, str], bool]) -> None:
         self._state = state
         self._enter = enter
         self._cancel = cancel
@@ -121,7 +119,7 @@ class WaitingRoom:
         for job in [self._state.jobs[num] for num in waiting]:
             if not job.awaits:
                 self._leave(job)
-                self._enter(draft, job)
+                self._enter(job)
 
     def _ended(self, num: int, state: int) -> _End:
         end = self.telling.get(num)

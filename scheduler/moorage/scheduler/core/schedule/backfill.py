@@ -37,7 +37,7 @@ class Backfilling:
         placed, need, tried = 0, shape.gpus, deque(_tried(group, draft.time_ms))
         while tried and need <= room and not draft.full and placed < DEPTH_MAX * shape.together:
             num = tried.popleft()
-            if not self._surely_ends(draft, shape, num, held.start_ms - draft.time_ms):
+            if not self._surely_ends(shape, num, held.start_ms - draft.time_ms):
                 continue
             if self._placing.place(draft, shape, num, taken) is None:
                 if self._order.kept_from(draft, num, shape):
@@ -51,14 +51,14 @@ class Backfilling:
             self._order.count(group)
         return placed
 
-    def _surely_ends(self, draft: Draft, shape: Shape, num: int, within_ms: int) -> bool:
+    def _surely_ends(self, shape: Shape, num: int, within_ms: int) -> bool:
         """Return whether a job still waits and surely ends within `within_ms` ms.
 
         That is judged by its time limit, else by how long nine of ten such runs took.
         """
-        if within_ms <= 0 or not self._order.waits(draft, num):
+        if within_ms <= 0 or not self._order.waits(num):
             return False
-        estimates, job = self._estimates, draft.state.jobs[num]
+        estimates, job = self._estimates, self._order.state.jobs[num]
         most_ms = estimates.most_ms(job.tenant, estimates.request_of(job), shape, job.accepted_ms)
         return most_ms is not None and most_ms <= within_ms
 

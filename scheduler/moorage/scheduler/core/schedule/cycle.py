@@ -96,7 +96,7 @@ class Planner:
         self.verdicts = Verdicts(known, preempting)
         self.placing = Placing(fleet, self.order, ranker)
         self.backfilling = Backfilling(self.order, self.verdicts, self.placing, estimates)
-        self._endless = Endless(estimates)
+        self._endless = Endless(order.state, estimates)
         self._unprepared = False  # the ranker is not ready to choose
         self.serving: Group | None = None  # the group being served, for containment when a pass fails
         self._in_vain_max = IN_VAIN_MAX
@@ -118,7 +118,7 @@ class Planner:
         if not self._begin(draft):
             return 0
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
-        ready = verdicts.ready(draft, order.key)
+        ready = verdicts.ready(order.key)
         self._bound(cut, len(ready))
         self._add_frozen(ready)
         while ready and not self.is_done(draft):
@@ -128,11 +128,11 @@ class Planner:
                 heappop(ready)
                 self._resume(draft, group, group.resumes)
                 continue
-            if verdicts.is_like_full(draft, group):
+            if verdicts.is_like_full(group):
                 heappop(ready)
-                passed += order.room(draft, group) == math.inf
+                passed += order.room(group) == math.inf
                 if passed * SWEEP_PART >= len(ready):
-                    ready, passed = self._without_full(draft, ready), 0
+                    ready, passed = self._without_full(ready), 0
                 continue
             if (now := order.key(group)) != key:
                 heapreplace(ready, (now, group.jobs[0], group))
@@ -140,7 +140,7 @@ class Planner:
             kind = verdicts.kind_of(group)
             served = self._serve(draft, group, ready)
             if served.end is End.NO_ROOM:
-                verdicts.no_room_for(draft, kind, group)
+                verdicts.no_room_for(kind, group)
             placed += served.placed
             if served.end is End.OTHERS_FIRST:
                 heapreplace(ready, (served.key, group.jobs[0], group))
@@ -149,11 +149,11 @@ class Planner:
             if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
                 order.over_limit(group)
         self.serving = None
-        if self.preempting.allowed(draft) and not draft.full:
+        if self.preempting.allowed() and not draft.full:
             self.preempting.seek(draft, self._eligible, self._closed_to)
         return placed
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self) -> float:
         """Return from which ledger ms on a pass may have another result although nothing happens; infinity for never.
 
         A plan, a count of what never ends, a search for victims, or the age of a waiting job may differ then.
@@ -161,7 +161,7 @@ class Planner:
         if self.queue.is_empty:
             return math.inf
         parts = self.verdicts, self._endless, self.preempting, self.order
-        return min(part.next_ms(draft) for part in parts)
+        return min(part.next_ms() for part in parts)
 
     def _add_frozen(self, ready: list[Ready]) -> None:
         """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
@@ -195,13 +195,13 @@ class Planner:
         """
         host, refused = member.worker.num, self.frozen.refused
         refused.discard(member.name)
-        if self.order.may(draft, group):
+        if self.order.may(group):
             claimed = self._claimed.get(host, 0)
             closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
             if (member.home & claimed or not self.frozen.resume(draft, member)) and not member.home & closed:
                 self._claimed[host] = claimed | member.home
             return
-        if group.shape.gpus <= self.order.room_of(draft, group.tenant):
+        if group.shape.gpus <= self.order.room_of(group.tenant):
             refused.add(member.name)
         if self._holds_up(draft, group):
             self.order.over_limit(group)
@@ -215,7 +215,7 @@ class Planner:
             self.verdicts.give_up()
             if not self.fleet.with_frozen:
                 return False
-        self.order.begin(draft)
+        self.order.begin()
         if not self._knows_limits:
             self._knows_limits = True
             self._learn_limits(draft)
@@ -229,10 +229,10 @@ class Planner:
 
         Else hosts would be reserved for one behind them, and smaller jobs be let on those that were reserved.
         """
-        order, tenants = self.order, draft.state.tenants
-        groups = [each for each in self.queue.with_jobs() if tenants[each.tenant].gpus_max and order.prune(draft, each)]
+        order, tenants = self.order, self.order.state.tenants
+        groups = [each for each in self.queue.with_jobs() if tenants[each.tenant].gpus_max and order.prune(each)]
         for group in sorted(groups, key=lambda each: (order.key(each), each.jobs[0])):
-            if not order.may(draft, group) and self._holds_up(draft, group):
+            if not order.may(group) and self._holds_up(draft, group):
                 order.over_limit(group)
 
     def _holds_up(self, draft: Draft, group: Group) -> bool:
@@ -242,7 +242,8 @@ class Planner:
         """
         if not self.could_ever(group.shape):
             return False
-        return group.shape.gpus <= draft.tenant(group.tenant).gpus_max - self._endless.of(draft, group.tenant)
+        most = self.order.state.read_tenant(group.tenant).gpus_max
+        return group.shape.gpus <= most - self._endless.of(draft, group.tenant)
 
     def _bound(self, cut: bool, waiting: int) -> None:
         """Set how many failed searches this pass may make; `cut` says whether the last pass reached its limit.
@@ -254,16 +255,14 @@ class Planner:
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
         self._waiting = waiting
 
-    def _without_full(self, draft: Draft, ready: list[Ready]) -> list[Ready]:
+    def _without_full(self, ready: list[Ready]) -> list[Ready]:
         """Return the heap of groups still to be served, without those like a group that found no room in this pass.
 
         A group of a tenant with a limit stays, since serving it records which jobs wait for the limit.
         """
         room, is_like_full = self.order.room, self.verdicts.is_like_full
         left = [
-            row
-            for row in ready
-            if row[2].resumes is not None or room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])
+            row for row in ready if row[2].resumes is not None or room(row[2]) != math.inf or not is_like_full(row[2])
         ]
         heapify(left)
         return left
@@ -280,8 +279,8 @@ class Planner:
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside = list[int]()
-        need, room, key = group.shape.gpus, order.room(draft, group), order.key(group)
-        while order.prune(draft, group) and not self.is_done(draft):
+        need, room, key = group.shape.gpus, order.room(group), order.key(group)
+        while order.prune(group) and not self.is_done(draft):
             num, key = group.jobs[0], order.key(group)
             if others is not None and not aside and (key, num) > others:
                 end = End.OTHERS_FIRST
@@ -306,7 +305,7 @@ class Planner:
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
                 placed += more
-                if ready and ready[0][2].resumes is None and not order.prune(draft, ready[0][2]):
+                if ready and ready[0][2].resumes is None and not order.prune(ready[0][2]):
                     heappop(ready)
                 end = End.HAD_TURNS
                 break
@@ -319,7 +318,7 @@ class Planner:
             if not order.queue.waiting:
                 most = min(most, len(group.jobs))  # else a job of several may place many
             if group.jobs and room >= need and most > 0:
-                more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(draft, group, others))
+                more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(group, others))
                 placed += more
                 room -= more * need
                 order.count(group)
@@ -337,25 +336,25 @@ class Planner:
             return False
         return self.verdicts.kind_of(other) == self.verdicts.kind_of(group)
 
-    def _in_a_row(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Iterator[Group]:
+    def _in_a_row(self, group: Group, others: tuple[Key, int] | None) -> Iterator[Group]:
         """Yield a group while its first job still comes before `others`, another group."""
         order = self.order
-        while order.prune(draft, group) and (others is None or (order.key(group), group.jobs[0]) <= others):
+        while order.prune(group) and (others is None or (order.key(group), group.jobs[0]) <= others):
             yield group
 
     def _in_turns(self, draft: Draft, ready: list[Ready]) -> Iterator[Group]:
         """Yield the group whose first job is placed next, while those at the root of the heap are alike."""
         order, first = self.order, ready[0][2]
-        need, rooms = first.shape.gpus, {first: order.room(draft, first)}
+        need, rooms = first.shape.gpus, {first: order.room(first)}
         while ready:
             group = ready[0][2]
             if group not in rooms:
                 if not self._are_alike(draft, first, group):
                     return
-                rooms[group] = order.room(draft, group)
+                rooms[group] = order.room(group)
             if rooms[group] < need:
                 return
-            if not order.prune(draft, group):
+            if not order.prune(group):
                 heappop(ready)
                 continue
             now = order.key(group), group.jobs[0]
@@ -369,7 +368,7 @@ class Planner:
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:
         """Place the first job of a queue group. Return None if it found no room; then it stays in the group."""
-        if self.verdicts.finds_none(draft, group):
+        if self.verdicts.finds_none(group):
             self.placing.in_vain += 1
             return None
         excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
@@ -399,17 +398,17 @@ class Planner:
         """
         order = self.order
         for group in self.queue.groups.values():
-            if not order.prune(draft, group):
+            if not order.prune(group):
                 continue
             if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0], group.shape):
                 continue
-            key, shape, room = order.key(group), group.shape, order.room(draft, group)
+            key, shape, room = order.key(group), group.shape, order.room(group)
             for num in islice(group.jobs, CANDIDATES_MAX):
-                if not order.waits(draft, num):
+                if not order.waits(num):
                     continue
                 if room < shape.gpus:
                     break
-                wanted = order.to_place(draft, num, REPLICAS_MAX)
+                wanted = order.to_place(num, REPLICAS_MAX)
                 if wanted * shape.gpus > room:
                     wanted = int(room // shape.gpus)
                 room -= wanted * shape.gpus

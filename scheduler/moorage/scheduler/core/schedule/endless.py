@@ -22,7 +22,8 @@ COUNT_MS: Final = 1_000
 class Endless:
     """The counts of all tenants with a limit, at most a second old."""
 
-    def __init__(self, estimates: Estimates) -> None:
+    def __init__(self, state: State, estimates: Estimates) -> None:
+        self._state = state
         self._estimates = estimates
         self._gpus: dict[str, int] = {}
         self._at: tuple[int, int] | None = None  # the state's digest, and the ledger ms, of the last count
@@ -35,10 +36,10 @@ class Endless:
             self._gpus = self._count(draft.state, now_ms)
         return self._gpus.get(tenant, 0)
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self) -> float:
         """Return from which ledger ms on a count may have another result though nothing happens; infinity for never."""
         at = self._at
-        return math.inf if at is None or at[0] == draft.digest else at[1] + _pause_ms(draft.state)
+        return math.inf if at is None or at[0] == self._state.digest else at[1] + _pause_ms(self._state)
 
     def _count(self, state: State, now_ms: int) -> dict[str, int]:
         limited = {tenant.name for tenant in state.tenants.values() if tenant.gpus_max}

@@ -124,7 +124,6 @@ class Indexing:
                 self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
             except Exception as raised:
                 self._failed(job, raised)
-        draft = self._folded()
         for job in self.state.jobs.values():
             if not again:
                 job.told = job.rev
@@ -132,12 +131,12 @@ class Indexing:
             if job.over:
                 continue
             try:
-                self._index(job, self.requests.request_of(job), draft)
+                self._index(job, self.requests.request_of(job))
                 self.planner.placing.arrived(self.requests.shape_of(job), job.size)
             except Exception as raised:
                 self._failed(job, raised)
 
-    def _index(self, job: Job, request: Request, draft: Draft) -> None:
+    def _index(self, job: Job, request: Request) -> None:
         """Put a live job into the queue if it may place something, or into the waiting room; set its timers."""
         shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
@@ -149,26 +148,23 @@ class Indexing:
                 self.timers.requeue(replica, replica.not_before)
         if job.awaits:
             self.room.add(job)
-        self._enter(draft, job, request)
+        self._enter(job, request)
         if job.num in self.queue.waiting and (most := _most(job, request)) is not None:
             job.since_ms = max(job.since_ms, _full_until_ms(job, most))
         self.arm(job, request)
 
-    def _folded(self) -> Draft:
-        return Draft(self.state, self.state.time_ms)
-
-    def _enter(self, draft: Draft, job: Job, request: Request) -> None:
+    def _enter(self, job: Job, request: Request) -> None:
         """Let a job wait in the queue, with what of it waits if that may be more than the replica number 0."""
         is_first = not job.fresh and job.rows.keys() == {0} if job.rows else job.fresh == ONE
         is_plain = is_first and request.scale is None and job.scaled is None
         if not is_plain and self.requests.shape_of(job).together == 1:
-            self._note(draft, job, request)
-        self.look(draft, job)
+            self._note(job, request)
+        self.look(job)
 
-    def _note(self, draft: Draft, job: Job, request: Request) -> Waiting:
+    def _note(self, job: Job, request: Request) -> Waiting:
         """Note for the queue what of a job waits."""
         rows = job.rows.values() if job.back else ()
-        due = (row.index for row in rows if row.state == QUEUED and row.not_before <= draft.time_ms)
+        due = (row.index for row in rows if row.state == QUEUED and row.not_before <= self.state.time_ms)
         fresh = NOTHING if job.back >= BACK_MAX else job.fresh
         waiting = self.queue.waiting[job.num] = Waiting(fresh, sorted(due), _room(job, request))
         return waiting
@@ -188,10 +184,10 @@ class Indexing:
             return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
         return None
 
-    def look(self, draft: Draft, job: Job) -> None:
+    def look(self, job: Job) -> None:
         """Put a job into its queue group, or take it out, by where it stands."""
         kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-        if self.stands(job) is None and self.planner.order.waits(draft, job.num):
+        if self.stands(job) is None and self.planner.order.waits(job.num):
             self.queue.enter(job.num, kind)
         else:
             self.queue.leave(job.num, kind)
@@ -211,23 +207,23 @@ class Indexing:
             job.since_ms = self.state.time_ms
         waiting.room = room
         if not (could and waiting.may_any):  # `waits` may have dropped what ended, and left the job in its group
-            self.look(self._folded(), job)
+            self.look(job)
 
-    def let_place(self, draft: Draft, job: Job, room: int) -> None:
+    def let_place(self, job: Job, room: int) -> None:
         """Let a job of several replicas place so many more; if it could place none, it waits from now on."""
         waiting = self.queue.waiting.get(job.num)
         if waiting is None:
             return  # it waits for other jobs
         if waiting.room <= 0 < room:
-            job.since_ms = draft.time_ms
+            job.since_ms = self.state.time_ms
         waiting.room = room
-        self.look(draft, job)
+        self.look(job)
 
-    def let_have(self, draft: Draft, job: Job, wanted: int) -> None:
+    def let_have(self, job: Job, wanted: int) -> None:
         """Let a service have this many members from now on: more may start with the record that says so."""
-        waiting = self.queue.waiting.get(job.num) or self._note(draft, job, self.requests.request_of(job))
+        waiting = self.queue.waiting.get(job.num) or self._note(job, self.requests.request_of(job))
         waiting.room = wanted + (job.relocating is not None) - job.on_workers
-        self.look(draft, job)
+        self.look(job)
 
     def let_follow(self, draft: Draft) -> None:
         """Let jobs place as many more replicas as this record takes off their workers.
@@ -238,26 +234,25 @@ class Indexing:
         for job in [job for num, job in draft.changed.items() if num in several and several[num].room < UNBOUNDED]:
             room = _room(job, self.requests.request_of(job))
             if room != several[job.num].room:
-                self.let_place(draft, job, room)
+                self.let_place(job, room)
 
     def enter_more(self, job: Job) -> None:
         """Let a replica wait that a job has got beyond those of its request, with the record just folded."""
-        draft = self._folded()
-        self._note(draft, job, self.requests.request_of(job))
-        self.look(draft, job)
+        self._note(job, self.requests.request_of(job))
+        self.look(job)
 
-    def come_back(self, draft: Draft, job: Job, number: int) -> None:
+    def come_back(self, job: Job, number: int) -> None:
         """Let a replica wait again whose pause is over."""
         if (waiting := self.queue.waiting.get(job.num)) is not None:
             waiting.come_back(number)
-        self.look(draft, job)
+        self.look(job)
 
-    def enter(self, draft: Draft, job: Job) -> None:
+    def enter(self, job: Job) -> None:
         """Let a job wait that waits for nothing but a host from now on."""
         request = self.requests.request_of(job)
-        job.since_ms = draft.time_ms
-        self.timers.arm_start(job, request, draft.time_ms)
-        self._enter(draft, job, request)
+        job.since_ms = self.state.time_ms
+        self.timers.arm_start(job, request, self.state.time_ms)
+        self._enter(job, request)
 
     def ended(self, jobs: Iterable[Job]) -> None:
         """Follow a folded record with which jobs have ended that were in the queue, among others."""
@@ -299,4 +294,4 @@ class Indexing:
         self.queue.leave(job.num, (self.requests.priority_of(job), self.requests.shape_of(job), job.tenant))
         job.shape = None
         if not job.over:
-            self.look(self._folded(), job)
+            self.look(job)

@@ -113,7 +113,7 @@ class Placing:
         return masks
 
     def _place_one(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
-        avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
+        avoid = self._peers(num) if shape.spread else _NO_PEERS
         choice = self._choose(shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
             choice = self._where_frozen_wait(shape, num, excluded)
@@ -196,12 +196,12 @@ class Placing:
             return True
         return sum(cls.rooms_at_most(shape) for cls, _ in self._fleet.capable(shape)) >= shape.together
 
-    def _peers(self, draft: Draft, num: int) -> dict[int, int]:
+    def _peers(self, num: int) -> dict[int, int]:
         """Return the number of replicas of this job by worker number, including those placed in this pass."""
         used = self._spread.get(num)
         if used is None:
             used = self._spread[num] = {}
-            job = draft.state.jobs.get(num)
+            job = self._order.state.jobs.get(num)
             for replica in job.rows.values() if job is not None else ():
                 member = replica.member
                 if member is not None:

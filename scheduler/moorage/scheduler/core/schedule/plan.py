@@ -125,7 +125,7 @@ def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
             found = _hosts_for(known, claim, last, now_ms)
         if found is None:
             continue
-        due_ms = _due_ms(known, draft, claim)
+        due_ms = _due_ms(known, claim)
         if due_ms > now_ms:
             return Answer(None, min(until_ms, due_ms))
         again_ms = STEP_MS if found.short_ms else max(STEP_MS, (found.start_ms - now_ms) // LATER_PART)
@@ -141,14 +141,14 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
     least = _smallest_host(known.fleet)
     for group in _likely(known):
-        job = draft.state.jobs.get(group.jobs[0]) if order.prune(draft, group) else None
+        job = draft.state.jobs.get(group.jobs[0]) if order.prune(group) else None
         if job is None:
             continue
         since_ms = job.waits_from_ms
         overdue_ms = since_ms + known.patience_ms + 1
         if overdue_ms > draft.time_ms:
             next_ms = min(next_ms, overdue_ms)
-        elif order.may(draft, group):
+        elif order.may(group):
             key, shape = order.key(group), group.shape
             later = shape.gpus < least or not fills_hosts(known.fleet, shape)
             found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
@@ -221,11 +221,11 @@ def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int
     return last._replace(short_ms=short_ms) if now_ms - short_ms < SHORT_MS else None
 
 
-def _due_ms(known: Known, draft: Draft, claim: Claim) -> int:
+def _due_ms(known: Known, claim: Claim) -> int:
     """Return from when on hosts are reserved for the first claim: later than now for a gang that lets others go on."""
     needed, of = hosts_needed(known.fleet, claim.group.shape)
     if known.order.is_shared() or not 1 < needed <= of:
-        return draft.time_ms
+        return known.order.state.time_ms
     overdue_ms = claim.since_ms + known.patience_ms
     starts = list(_starts_before(known, claim))
     first_ms = max((at for at, _ in starts), default=overdue_ms)

@@ -95,6 +95,7 @@ class Preempting:
 
     def __init__(
         self,
+        state: State,
         policy: Preemption,
         lifecycle: Lifecycle,
         priority: int,
@@ -103,6 +104,7 @@ class Preempting:
         stays: Callable[[Member], bool],
         scaling: Callable[[], Scaling],
     ) -> None:
+        self.state = state
         self.policy = policy
         self.lifecycle = lifecycle
         self.priority = priority
@@ -118,9 +120,9 @@ class Preempting:
         #: numbers of jobs asked to end that may not have ended; None if all members must be read to find them
         self._asked: set[int] | None = None
 
-    def allowed(self, draft: Draft) -> bool:
+    def allowed(self) -> bool:
         """Return whether a job may end others now."""
-        return self.reclaim or self.priority <= 100 or draft.state.preemptibles > 0 or bool(self.scaling().above)
+        return self.reclaim or self.priority <= 100 or self.state.preemptibles > 0 or bool(self.scaling().above)
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
         """Return the hosts reserved for jobs other than those of this shape, priority and tenant."""
@@ -172,7 +174,7 @@ class Preempting:
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
-        found_now, yielding = dict[Kind, set[int]](), self.scaling().yielding(draft)
+        found_now, yielding = dict[Kind, set[int]](), self.scaling().yielding()
         kinds = {candidate.kind for candidate in candidates}
         vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
         hopeless = set[Kind]()
@@ -185,7 +187,7 @@ class Preempting:
                 continue  # accepted with this record: nobody ends for it at once
             if searches >= most or standing + searches >= STANDING_MAX:
                 return
-            rights = self._rights(draft, job, candidate, under_way, yielding)
+            rights = self._rights(job, candidate, under_way, yielding)
             if not rights:
                 continue
             searches += 1
@@ -203,24 +205,24 @@ class Preempting:
                 hopeless.add(kind)
                 vain[kind] = draft.time_ms
         if draft.empty and not self.policy.lags:
-            self._seen = self._view(draft)
+            self._seen = self._view()
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self) -> float:
         """Return from which ledger ms on other jobs may end for one although nothing happens; infinity for never.
 
         After a search that left nothing out, that is when a job has run for long enough to be a victim.
         """
-        if draft.state.preempting or self.scaling().above:
-            return draft.time_ms  # what ends now is followed, and members above `min` follow their load
-        if not self.allowed(draft):
+        if self.state.preempting or self.scaling().above:
+            return self.state.time_ms  # what ends now is followed, and members above `min` follow their load
+        if not self.allowed():
             return math.inf
-        if self._seen != self._view(draft):
+        if self._seen != self._view():
             return self._sought_ms + SEEK_MS
-        return self.policy.next_ms(draft)
+        return self.policy.next_ms(self.state)
 
-    def _view(self, draft: Draft) -> tuple[int, int, int]:
+    def _view(self) -> tuple[int, int, int]:
         """Return a value that differs whenever a search may differ for a reason other than time."""
-        return draft.digest, self.policy.fleet.version, self.policy.fleet.changes
+        return self.state.digest, self.policy.fleet.version, self.policy.fleet.changes
 
     def replacing(self, draft: Draft, new: Job, old: Job) -> list[Member] | None:
         """Return the members of the old version of a service whose end makes room for a replica of the new one.
@@ -281,9 +283,7 @@ class Preempting:
         held = [replica.member for replica in job.rows.values()] if job is not None else []
         return [m for m in held if m is not None and m.replica.state in LEAVING]
 
-    def _rights(
-        self, draft: Draft, job: Job, candidate: Candidate, under_way: UnderWay, yielding: list[Yields]
-    ) -> list[Right]:
+    def _rights(self, job: Job, candidate: Candidate, under_way: UnderWay, yielding: list[Yields]) -> list[Right]:
         """Return by what rights a job may end others, in the order to try them; empty if it has none.
 
         Members of services above their `min` and preemptible jobs go first. Then it takes back its tenant's guaranteed
@@ -291,12 +291,12 @@ class Preempting:
         """
         key, num, group, _ = candidate
         need, shape, rights = group.shape.gpus, group.shape, list[Right]()
-        yields = self._given(draft, job, key, under_way, [each for each in yielding if each.to(key, num, shape)])
+        yields = self._given(job, key, under_way, [each for each in yielding if each.to(key, num, shape)])
         if shape.preemptible or (yields and shape.mode > EXCLUSIVE):
             return [Right(job, ABOVE + 1, reclaims=False, yields=yields)] if yields else []
-        if draft.state.preemptibles or yields:
+        if self.state.preemptibles or yields:
             rights.append(Right(job, LOWEST + 1, reclaims=False, yields=yields))
-        tenant = draft.tenant(job.tenant)
+        tenant = self.state.read_tenant(job.tenant)
         own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
             rights.append(Right(job, group.priority, reclaims=True))
@@ -304,19 +304,18 @@ class Preempting:
             rights.append(Right(job, group.priority, reclaims=False, spares=self.reclaim and need > 0))
         return rights
 
-    @staticmethod
-    def _given(draft: Draft, job: Job, key: Key, under_way: UnderWay, yielding: Iterable[Yields]) -> dict[int, int]:
+    def _given(self, job: Job, key: Key, under_way: UnderWay, yielding: Iterable[Yields]) -> dict[int, int]:
         """Return by job number how many members above `min` may end for a job that comes before them.
 
         Where only their shares put one tenant before the other, a tenant gives no more than leaves it, for its weight,
         with as much as the other one has then. So the one that got them is not the one to give them back.
         """
-        found, taker = dict[int, int](), draft.tenant(job.tenant)
+        found, taker = dict[int, int](), self.state.read_tenant(job.tenant)
         has, given = taker.rate_milli + GPU_MILLI * under_way.awaited[job.tenant], Counter[str]()
         for each in yielding:
             most, rate = each.most, each.rate_milli
             if each.tenant != job.tenant and each.key[:2] == key[:2] and rate:
-                giver = draft.tenant(each.tenant)
+                giver = self.state.read_tenant(each.tenant)
                 left = giver.rate_milli - GPU_MILLI * under_way.ending[each.tenant] - given[each.tenant]
                 mine, theirs = taker.weight or WEIGHT_DEFAULT, giver.weight or WEIGHT_DEFAULT
                 most = max(0, min(most, (left * mine - has * theirs) // ((mine + theirs) * rate)))

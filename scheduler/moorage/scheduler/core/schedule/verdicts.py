@@ -75,6 +75,7 @@ class Verdicts:
         self._known = known
         self._fleet = known.fleet
         self._order = known.order
+        self._state = known.order.state
         self._preempting = preempting
         self._preemptors = _NO_HOSTS  # numbers of the jobs for which other jobs were being ended at the last pass
         self._draft: Draft | None = None  # the draft of the last pass
@@ -89,64 +90,63 @@ class Verdicts:
     def begin(self, draft: Draft) -> None:
         """Begin a pass; `QueueOrder` has begun before."""
         self._draft = draft
-        if self.reservation is not None and not self.stands(draft):
-            if self._waits(draft, self.reservation):
+        if self.reservation is not None and not self.stands():
+            if self._waits(self.reservation):
                 self._planned_ms = -math.inf
             self._become(None)
         if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
             answer = plan(self._known, draft, self.reservation)
             self._turn += 1
-            self._number += self._lets_more_pass(draft, answer.reservation)
+            self._number += self._lets_more_pass(answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
             # else the plan saw changes that are in no digest yet
-            self._seen = self._view(draft) if draft.empty else None
+            self._seen = self._view() if draft.empty else None
         if self._preemptors or draft.preempting:
             self._settle(draft)
         self._opened.clear()
         self._closed.clear()
         self._full.clear()
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self) -> float:
         """Return the ledger ms of the next plan if nothing more happens; infinity for none."""
-        has_changed = not draft.empty or self._view(draft) != self._seen
-        return self._planned_ms + self._known.step_ms if has_changed else self._until_ms
+        return self._planned_ms + self._known.step_ms if self._view() != self._seen else self._until_ms
 
     def give_up(self) -> None:
         """Open the reserved hosts to all jobs."""
         self._become(None)
 
-    def stands(self, draft: Draft) -> bool:
+    def stands(self) -> bool:
         """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""
         held, order = self.reservation, self._order
         group = None if held is None else order.queue.group_of(held.priority, held.shape, held.tenant)
-        if held is None or group is None or not self._waits(draft, held) or not order.may(draft, group):
+        if held is None or group is None or not self._waits(held) or not order.may(group):
             return False
         return held.num in group.jobs
 
-    def _waits(self, draft: Draft, held: Reservation) -> bool:
+    def _waits(self, held: Reservation) -> bool:
         """Return whether the replica with the reservation still waits; another of its job may be the next by now."""
         waiting = self._order.queue.waiting.get(held.num)
-        return self._order.waits(draft, held.num) and (waiting is None or waiting.has(held.replica))
+        return self._order.waits(held.num) and (waiting is None or waiting.has(held.replica))
 
-    def _view(self, draft: Draft) -> tuple[int, int, int]:
+    def _view(self) -> tuple[int, int, int]:
         """Return a value that differs whenever a plan may differ for a reason other than time."""
-        return (draft.digest, self._fleet.version, self._fleet.changes)
+        return (self._state.digest, self._fleet.version, self._fleet.changes)
 
     def _is_settled(self, draft: Draft) -> bool:
         """Return whether a plan would come to no reservation again. One that stands is made again each time."""
         if self.reservation is not None or not draft.empty or draft.time_ms >= self._until_ms:
             return False
-        return self._view(draft) == self._seen
+        return self._view() == self._seen
 
-    def _lets_more_pass(self, draft: Draft, new: Reservation | None) -> bool:
+    def _lets_more_pass(self, new: Reservation | None) -> bool:
         """Return whether the next reservation may let jobs pass that the last one, as it was last planned, kept out.
 
         With an unchanged start the time until then only becomes shorter, so what was too long for it stays so.
         """
         old, learned, owed = self.reservation, self._learned, self._owed
         self._learned, self._owed = self._known.estimates.durations.learned, self._owed_more(new)
-        if old is None or new is None or draft.state.windows:
+        if old is None or new is None or self._state.windows:
             return True
         if self._learned != learned or not self._owed <= owed:
             return True
@@ -176,12 +176,12 @@ class Verdicts:
         if not self._preemptors <= preempting.keys():
             self._fleet.opens()
         self._preemptors = frozenset(preempting)
-        self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
+        self._preempting.settle(draft, lambda job: self._still_waits(job))
 
-    def _still_waits(self, draft: Draft, job: Job) -> bool:
+    def _still_waits(self, job: Job) -> bool:
         """Return whether a job for which others are being ended could still start."""
         waiting = job.fresh or any(row.state == QUEUED for row in job.rows.values())
-        return bool(waiting) and job.hold is None and draft.tenant(job.tenant).hold is None
+        return bool(waiting) and job.hold is None and self._state.read_tenant(job.tenant).hold is None
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
 
@@ -259,7 +259,7 @@ class Verdicts:
         """Return whether the fleet is unchanged since a queue group got its verdict."""
         return group.verdict.change == self._fleet.changes
 
-    def ready(self, draft: Draft, key: Callable[[Group], Key]) -> list[tuple[Key, int, Group]]:
+    def ready(self, key: Callable[[Group], Key]) -> list[tuple[Key, int, Group]]:
         """Return the queue groups that may find room, as a heap of (key, first job, group)."""
         change, number, turn = self._fleet.changes, self._number, self._turn
         found: list[tuple[Key, int, Group]] = []
@@ -267,12 +267,12 @@ class Verdicts:
             at, planned, tried = group.verdict
             if at == change and (planned == -1 or (planned == number and tried in (-1, turn) and not group.has_more)):
                 continue
-            if at < 0 or not self.holds(draft, group):
+            if at < 0 or not self.holds(group):
                 found.append((key(group), group.jobs[0], group))
         heapify(found)
         return found
 
-    def holds(self, draft: Draft, group: Group) -> bool:
+    def holds(self, group: Group) -> bool:
         """Return whether a queue group's verdict still holds at the start of a pass; if so, renew it.
 
         It is asked only if the fleet or the plan has changed since the verdict. The answer is the same for all groups
@@ -288,33 +288,33 @@ class Verdicts:
         key = (at, group.shape.index)
         closed = self._closed.get(key)
         if closed is None:
-            hosts = self._hosts_opened(draft, group)
+            hosts = self._hosts_opened(group)
             closed = hosts is not None and not any(host.may_have_room(group.shape) for host in hosts)
             self._closed[key] = closed
-        if not closed or self._order.room(draft, group) != math.inf:
+        if not closed or self._order.room(group) != math.inf:
             return False
         self._write(group, planned, tried)
         return True
 
-    def finds_none(self, draft: Draft, group: Group) -> bool:
+    def finds_none(self, group: Group) -> bool:
         """Return whether a group without room finds none on the hosts opened since its verdict; scans those hosts.
 
         False if any host may have opened for it. Reserved hosts that it is let in to now count as opened.
         """
-        hosts = self._hosts_opened(draft, group)
+        hosts = self._hosts_opened(group)
         if hosts is None:
             return False
         if group.verdict.plan >= 0:
             hosts = hosts + self._let_in(group)
         return not any(host.may_have_room(group.shape) and host.replicas_of(group.shape, "now") for host in hosts)
 
-    def _hosts_opened(self, draft: Draft, group: Group) -> list[Host] | None:
+    def _hosts_opened(self, group: Group) -> list[Host] | None:
         """Return the hosts that opened since a queue group found no room; None if any host may have.
 
         With planned drains, excluded hosts differ from job to job, so None is returned.
         """
         at = group.verdict.change
-        if at < 0 or draft.state.windows:
+        if at < 0 or self._state.windows:
             return None
         if at not in self._opened:
             self._opened[at] = self._fleet.opened_since(at)
@@ -327,20 +327,20 @@ class Verdicts:
         """Return the kind of a queue group; groups of one kind find room, or none, alike if no host is excluded."""
         return (group.verdict.change, group.priority, group.shape.index)
 
-    def no_room_for(self, draft: Draft, kind: _Kind, group: Group) -> None:
+    def no_room_for(self, kind: _Kind, group: Group) -> None:
         """Note for this pass that groups of this kind find no room, because this group found none.
 
         Does nothing if hosts are excluded for this group: another one may find room on them.
         """
-        if not draft.state.windows and not self.excluded(group.priority, group.shape, group.tenant):
+        if not self._state.windows and not self.excluded(group.priority, group.shape, group.tenant):
             self._full.add(kind)
 
-    def is_like_full(self, draft: Draft, group: Group) -> bool:
+    def is_like_full(self, group: Group) -> bool:
         """Return whether a group of the same kind found no room in this pass; then this group gets that verdict.
 
         Thousands of tenants may wait for one kind of GPU while one tenant takes each GPU that becomes free.
         """
-        if self.kind_of(group) not in self._full or not self._order.may(draft, group):
+        if self.kind_of(group) not in self._full or not self._order.may(group):
             return False
         self._write(group, -1)
         return True

@@ -21,7 +21,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
-from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Job, Member
+from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Job, Member, State
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -156,11 +156,11 @@ class Preemption:
             read[num] = self._read_anew(hosts[num], begins)
         return None if any(num not in read for num in hosts) else read
 
-    def next_ms(self, draft: Draft) -> float:
+    def next_ms(self, state: State) -> float:
         """Return the ledger ms at which the next job has run for long enough to be a victim; infinity for never."""
-        begins = _Begins(draft.time_ms)
-        ends = (begins.of(member) + self.runtime_ms for member in draft.state.members())
-        return min((end_ms for end_ms in ends if end_ms > draft.time_ms), default=math.inf)
+        begins = _Begins(state.time_ms)
+        ends = (begins.of(member) + self.runtime_ms for member in state.members())
+        return min((end_ms for end_ms in ends if end_ms > state.time_ms), default=math.inf)
 
     def _read_anew(self, host: Host, begins: _Begins) -> _Read:
         settled, found = True, dict[tuple[int, str], tuple[int, int]]()
@@ -383,7 +383,7 @@ class _Search:
 
     def _beyond_guarantee(self, tenant: str) -> int:
         """Return the same, computed anew. What its frozen members wait for counts: no other job gets that."""
-        row, hosts = self.draft.tenant(tenant), self.policy.fleet.with_frozen.values()
+        row, hosts = self.draft.state.read_tenant(tenant), self.policy.fleet.with_frozen.values()
         frozen = (member for host in hosts for member in host.frozen.values() if member.replica.job.tenant == tenant)
         waits = sum(member.home.bit_count() for member in frozen)
         return row.gpus + waits - row.guaranteed - self.taken.get(tenant, 0)
