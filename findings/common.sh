@@ -23,6 +23,18 @@ packages() {
     touch "$environment/.installed"
 }
 
+# modules NAME@VERSION …: install npm packages; `node` finds them in the folder $modules
+modules() {
+    command -v npm >/dev/null || skip "Node.js with npm"
+    export modules="${FINDINGS_ENVIRONMENTS:-$scratch}/$(printf '%s-' node "$@" | tr -c 'a-zA-Z0-9.\n-' '-')"
+    [ -e "$modules/.installed" ] && return
+    mkdir -p "$modules"
+    (cd "$modules" && echo '{"private": true}' >package.json &&
+        timeout 300 npm install --silent --no-audit --no-fund --ignore-scripts "$@" >"$scratch/npm.log" 2>&1) ||
+        skip "$* from npm: $(tail -n 1 "$scratch/npm.log")"
+    touch "$modules/.installed"
+}
+
 # bounded SECONDS: run the Python of standard input in that environment; what is left after this time is ended
 bounded() {
     local status=0

@@ -34,8 +34,10 @@ def test_a_finding_pins_what_it_installs_bounds_its_time_and_needs_nothing_of_mo
     text = script.read_text()
     (packages,) = re.findall(r"^packages(.*)$", text, re.MULTILINE)
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", package) for package in packages.split())
-    for package in packages.split():
-        version = package.partition("==")[2]
+    (modules,) = re.findall(r"^modules(.*)$", text, re.MULTILINE) or [""]
+    assert all(re.fullmatch(r"@?[a-z0-9/-]+@[0-9.-]+", module) for module in modules.split())
+    for package in (packages + modules).split():
+        version = re.split("==|@", package)[-1]
         assert version in text.splitlines()[2], f"{script.name}: the head has not the version of {package}"
     assert re.search(r"^bounded \d+ <<'EOF'$", text, re.MULTILINE)
     assert "moorage" not in text
