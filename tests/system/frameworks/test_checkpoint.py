@@ -43,6 +43,8 @@ while step < 30:
 LAUNCHERS: Final = {
     "torchrun": ("torchrun --standalone --nproc-per-node=2", "torch", TRAIN, "1"),
     "Open MPI": ("mpirun -n 2 python", "openmpi", TRAIN_MPI, "75"),
+    "MPICH": ("mpirun -n 2 python", "mpich", TRAIN_MPI, "75"),
+    "MPICH, SIGUSR2": ("mpirun -n 2 python", "mpich", TRAIN_MPI.replace("SIGUSR1", "SIGUSR2"), "75"),
 }
 
 
@@ -60,7 +62,7 @@ async def train(client: AsyncClient, folder: Path, command: str, venv: str, prog
         gpu="1xH100",
         cwd=folder,
         env={"CHECKPOINT": str(folder / "saved"), **variables(venv)},
-        checkpoint_signal="SIGUSR1",
+        checkpoint_signal="SIGUSR2" if "SIGUSR2" in program else "SIGUSR1",
         checkpoint_before_s=600,
     )
     await until((folder / "training").exists, ANSWER_S, "the ranks train")
@@ -84,7 +86,9 @@ async def test_each_rank_saves_on_the_checkpoint_signal(name: str, node: Node, u
         assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
 
 
-@pytest.mark.parametrize(("name", "save_s", "saved"), [("torchrun", 2, True), ("Open MPI", 20, False)])
+@pytest.mark.parametrize(
+    ("name", "save_s", "saved"), [("torchrun", 2, True), ("Open MPI", 20, False), ("MPICH", 2, True)]
+)
 async def test_open_mpi_gives_its_ranks_no_time_to_save_on_sigterm(
     name: str, save_s: float, saved: bool, node: Node, unique: str, tmp_path: Path
 ) -> None:
