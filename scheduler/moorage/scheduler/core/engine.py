@@ -235,7 +235,8 @@ class Engine:
 
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
-        return QueueOrder(self.state, self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
+        failed_of = self.lifecycle.starts.failed_of
+        return QueueOrder(self.state, self.fleet, self.queue, config.ages, overdue, self._left_too_soon, failed_of)
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised

@@ -10,7 +10,7 @@ import pytest
 from moorage.scheduler.answers.views import fleet as fleet_answer
 from moorage.scheduler.core.config import Config
 from moorage.schemas.answers.fleet import WorkerInfo
-from moorage.schemas.frames import NOT_HERE, Hello, Place
+from moorage.schemas.frames import NOT_HERE, START_FAILED, Hello, Place
 from moorage.schemas.reasons import STARTS_FAIL
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.honest_worker import Worker, devices
@@ -87,6 +87,33 @@ def test_a_host_that_cannot_start_jobs_fails_none_of_a_queue() -> None:
         assert set(until_over(drive, {"t": jobs})["t"].values()) == {"SUCCEEDED"}
         assert row(drive, "bad").state == STARTS_FAIL.name
         assert bad.tried <= 20, "each once until three have started elsewhere, and the second wave not at all"
+
+
+@pytest.mark.parametrize("gpu", [{}, {"scheduling": "gang"}], ids=["one by one", "gang"])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_job_that_failed_to_start_on_a_host_is_tried_on_another_one_next(replicas: int, gpu: dict[str, str]) -> None:
+    """The host was free again at once, and was chosen anew, attempt after attempt, beside hosts that were idle."""
+    drive = Driving()
+    bad = failing(drive, "bad", is_bad, gpus=4)
+    bad.why = START_FAILED + ": cgroup: there is no such folder"
+    drive.worker("keeper", 4)
+    drive.submit("j", gpu=gpu, replicas=replicas)
+    assert until_over(drive, {"t": ["j"]}) == {"t": {"j": "SUCCEEDED"}}
+    assert bad.tried == replicas
+
+
+def test_a_job_that_failed_to_start_on_every_host_is_tried_again_there() -> None:
+    drive = Driving()
+    bad = failing(drive, "bad", is_bad)
+    bad.why = START_FAILED + ": cgroup: there is no such folder"
+    drive.submit("j", gpu={})
+    for _ in range(20):
+        drive.settle()
+        drive.report()
+        drive.pass_time(1_000)
+    assert bad.tried > 2
+    bad.cannot = lambda worker, job: False
+    assert until_over(drive, {"t": ["j"]}) == {"t": {"j": "SUCCEEDED"}}
 
 
 def test_three_jobs_that_have_started_elsewhere_close_a_host_for_a_minute_and_then_twice_as_long() -> None:

@@ -2,7 +2,8 @@
 
 A host that cannot start jobs is free again at once, and so would be given the next job. It is closed after several jobs
 in a row that failed to start there within seconds, if that is not the jobs' fault: they have since started on another
-host, or belong to two tenants. One tenant's jobs that start nowhere close no host. A start there ends the row.
+host, or belong to two tenants. One tenant's jobs that start nowhere close no host. A start there ends the row. Until
+then a job that failed there is placed on any other host with room first.
 
 Which jobs failed where is known to this process alone. That a host is closed, and until when, is in the ledger.
 """
@@ -29,6 +30,7 @@ SOON_MS: Final = 10_000
 CLOSED_MS: Final = 60_000
 CLOSED_MS_MAX: Final = 30 * 60_000
 WHY_CHARS_MAX: Final = 120
+_NOWHERE: Final[frozenset[int]] = frozenset()
 
 
 class _Failed:
@@ -86,6 +88,10 @@ class Starts:
             del row[next(iter(row))]
         self._why[worker.num] = why
         self._judge(draft, worker)
+
+    def failed_of(self, num: int) -> frozenset[int]:
+        """Return the numbers of the workers on which this job failed to start, and nothing has started since."""
+        return frozenset(worker for worker, row in self._failed.items() if num in row) if self._failed else _NOWHERE
 
     def left(self, worker: Worker) -> None:
         """Forget what failed on a worker: a job has started there, its session is over, or an operator opens it."""

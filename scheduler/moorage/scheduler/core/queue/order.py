@@ -147,7 +147,8 @@ class QueueOrder:
     """The queue as one pass sees it.
 
     `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
-    workers whose drain would end a job (by number, at a ledger ms) too soon.
+    workers whose drain would end a job (by number, at a ledger ms) too soon, `failed_of` those on which it failed to
+    start.
     """
 
     def __init__(
@@ -158,12 +159,14 @@ class QueueOrder:
         ageing: Ageing | None,
         overdue: Container[int],
         left_too_soon_of: Callable[[int, int], frozenset[int]],
+        failed_of: Callable[[int], frozenset[int]],
     ) -> None:
         self.state = state
         self.queue = queue
         self.ageing = ageing
         self.overdue = overdue
         self.left_too_soon_of = left_too_soon_of
+        self.failed_of = failed_of
         self._fleet = fleet
         self.turns: Turns | None = None  # in this pass: the order under fair share
         #: the sort key of queue groups; equal keys are ordered by arrival

@@ -57,10 +57,18 @@ class Placing:
     def place(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         """Place the next replica of a job (of a gang, all) on hosts outside `excluded`. Return None without room.
 
-        For a gang, the choice of its last replica is returned.
+        For a gang, the choice of its last replica is returned. Hosts on which the job failed to start come last.
         """
         self.num = num
         excluded |= self._order.kept_from(draft, num, shape) | shape.refusing
+        failed = self._order.failed_of(num)
+        choice = self._where_allowed(draft, shape, num, excluded | failed) if failed else None
+        if choice is None:
+            choice = self._where_allowed(draft, shape, num, excluded)
+        self.num = -1
+        return choice
+
+    def _where_allowed(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         choice: Choice | None = None
         if (shape.index, excluded) not in self._no_room:
             if not shape.avoid:
@@ -68,7 +76,6 @@ class Placing:
             else:
                 with self._fleet.avoiding(shape.avoid):
                     choice = self._look(draft, shape, num, excluded)
-        self.num = -1
         return choice
 
     def _look(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
