@@ -260,10 +260,15 @@ class CgroupBase(CgroupFolder):
     def create(self, name: str, cpu_milli: int | None, memory_bytes: int | None) -> tuple[CgroupFolder, list[str]]:
         """Return a new, empty group for one member, and the names of the limits that cannot be set here.
 
+        Where this group itself is gone, it is made anew: it is empty between jobs, and any cleaner may remove it then.
         Raises `FileExistsError` if an older group of that name still has a process.
         """
         folder = CgroupFolder(f"{self.path}/{name}")
         try:
+            os.mkdir(folder.path, 0o755)
+        except FileNotFoundError:
+            os.mkdir(self.path, 0o755)
+            self.controllers = _enable_controllers(os.path.dirname(self.path), self.path)
             os.mkdir(folder.path, 0o755)
         except FileExistsError:
             if not folder.remove():

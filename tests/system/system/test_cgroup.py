@@ -65,6 +65,18 @@ def test_a_group_is_empty_when_it_is_gone(tmp_path: Path) -> None:
     assert gone.pids() == []
 
 
+def test_a_base_that_somebody_removed_is_made_anew(base: CgroupBase) -> None:
+    """Every start on the host failed from then on."""
+    controllers = base.controllers
+    os.rmdir(base.path)
+    folder, ignored = base.create("a", None, None)
+    assert (ignored, base.controllers) == ([], controllers)
+    process = spawn_in(folder, "sleep", "60")
+    assert folder.pids() == [process.pid]
+    folder.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
 def test_kill_takes_everything_below(base: CgroupBase) -> None:
     folder, ignored = base.create("a", None, None)
     assert ignored == []
