@@ -161,7 +161,23 @@ def _not_waiting(engine: Engine, job: Job) -> Explained:
     )
     if not job.live:
         return _ended(engine, job, told)
-    return sent(told, why=_why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job))
+    return sent(
+        told, why=_why_silent(engine, job) or _why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job)
+    )
+
+
+def _why_silent(engine: Engine, job: Job) -> str:
+    """Return which worker of a job is silent, and what follows if it stays so; "" if none is."""
+    for member in job.members:
+        host = engine.fleet.hosts.get(member.worker.num)
+        silent_ms = engine.built_ms - host.last_ms if host is not None and host.stale else 0
+        if host is not None and silent_ms > host.loads_within_ms:
+            lost_ms = max(engine.config.lost_ms, member.worker.lost_ms)
+            return (
+                f"worker {member.worker.id} is silent, for {silent_ms // 1000}s now: after {lost_ms // 1000}s it counts"
+                " as lost, and the job is tried again elsewhere, if its request allows that"
+            )
+    return ""
 
 
 def _why_frozen(engine: Engine, job: Job) -> str:

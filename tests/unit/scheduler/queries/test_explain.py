@@ -511,3 +511,23 @@ def test_sharers_of_several_devices_fit_as_often_as_no_device_counts_twice_for_o
     assert (drive.states("gang"), told["reason"], told["because"]) == (
         ["QUEUED", "QUEUED"], "gang", "room for 1 of its 2 replicas",
     )  # fmt: skip
+
+
+def test_a_job_on_a_silent_worker_says_so_and_what_follows() -> None:
+    """It was RUNNING, or PLACED, and nothing else, until the worker counted as lost."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert why(drive, "j")["why"] == ""
+    lost_s = drive.engine.config.lost_ms // 1000
+    silent_s = lost_s * 2 // 3
+    drive.send("w0", drive.workers["w0"].renew_frame())
+    drive.tick()
+    drive.pass_time(silent_s * 1000, renew=False)
+    assert why(drive, "j")["why"] == (
+        f"worker w0 is silent, for {silent_s}s now: after {lost_s}s it counts as lost, and the job is tried again"
+        " elsewhere, if its request allows that"
+    )
+    drive.pass_time(lost_s * 1000, renew=False)
+    assert why(drive, "j")["state"] == "QUEUED"
