@@ -33,6 +33,27 @@ def test_files_of_ones_own_tenant_want_a_right_and_not_another_tenant(
 
 
 @pytest.mark.parametrize(
+    ("key", "subject", "advice"),
+    [
+        (("submitter", "vision"), "moorage.api.vision.exec", "moorage admin nats-config --exec vision"),
+        (("submitter", "vision"), "moorage.api.speech.ls", "this key is tenant vision's: --tenant vision"),
+        (("operator", "ana"), "moorage.log.default.j1.*", "this key is an operator's, and this takes a tenant's"),
+        (("operator", "ana"), "moorage.api.vision.submit", "this key is an operator's, and this takes a tenant's"),
+        (("worker", "n01"), "moorage.api.default.ls", "this key is a worker's, and this takes a tenant's"),
+    ],
+)
+def test_the_advice_is_of_the_key_where_no_tenant_is_named(
+    monkeypatch: pytest.MonkeyPatch, key: tuple[str, str], subject: str, advice: str
+) -> None:
+    """`exec` without its right was answered "--tenant vision" to that very tenant, and `run` with an operator's key
+    "name your tenant", and with that "give the user's role that permission"."""
+    monkeypatch.setattr(options, "whose_key", lambda _: key)
+    monkeypatch.delenv(TENANT_VARIABLE, raising=False)
+    error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
+    assert advice in options._refused(options.Options(), error).problem.next
+
+
+@pytest.mark.parametrize(
     ("why", "fix"),
     [
         ("no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c", "sh -c 'LINE'"),

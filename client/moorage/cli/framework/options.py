@@ -178,6 +178,15 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
         return fail(error, json=options.json)
 
 
+#: the roles of `nats-config` that are no tenant's, and whose key that is
+_NO_TENANTS: Final = {
+    "operator": "an operator's",
+    "observer": "an observer's",
+    "worker": "a worker's",
+    "scheduler": "a scheduler's",
+}
+
+
 def _refused(options: Options, error: MoorageError) -> MoorageError:
     """Return a refusal of NATS with advice for this command. NATS does not say to which user a key belongs."""
     import msgspec
@@ -187,18 +196,22 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
 
     told = error.problem
     subject = told.message.rpartition(" ")[2]
-    if not named_tenant(options.settled().tenant) and TENANT_DEFAULT in subject.split("."):
+    role, name = whose_key(options)
+    parts = subject.split(".")
+    if role in _NO_TENANTS and ("api" in parts or "log" in parts):
+        said = f"this key is {_NO_TENANTS[role]}, and this takes a tenant's: --nats submitter.TENANT"
+        return NotPermitted(msgspec.structs.replace(told, next=said))
+    if not named_tenant(options.settled().tenant) and TENANT_DEFAULT in parts:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
-    role, name = whose_key(options)
     if role == "submitter" and subject.lower().startswith("$js."):  # NATS tells subjects in lower case
         said = (
             "files and results want a right of their own: those who run this fleet give it with"
             " moorage admin nats-config, without --shared and --no-results"
         )
         return NotPermitted(msgspec.structs.replace(told, next=said))
-    if role == "submitter" and name != named_tenant(options.settled().tenant) and ".api." in subject:
+    if role == "submitter" and ".api." in subject and name != parts[-2]:
         return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
     if role == "submitter" and subject.endswith(".exec"):
         said = (
