@@ -1,8 +1,10 @@
-"""Words of other tools (Slurm, PBS, Kubernetes, Docker, a shell) and the verbs of moorage that do the same: the answer
-to an unknown verb."""
+"""Words of other tools (Slurm, PBS, Kubernetes, Docker, a shell) and what does the same here: the answer to an unknown
+verb, or to an option of sbatch."""
 
+import re
 from typing import Final
 
+_OPTION: Final = re.compile(r"--[a-z-]+")
 #: a verb of ours, and the words that people who come from elsewhere type for it
 _SAID_FOR: Final = {
     "run": "srun",
@@ -32,3 +34,35 @@ OURS: Final = {
     **dict.fromkeys(("schedule rm", "schedule delete", "schedule cancel"), "schedule remove"),
     **dict.fromkeys(("schedule create", "schedule new"), "schedule add"),
 }
+#: the options of sbatch, and those of submit
+SBATCH: Final = (
+    ("--job-name=train", "--job train: the job's id, of one job only"),
+    ("--gpus=2, --gres=gpu:h100:2", "--gpu 2xH100"),
+    ("--nodes=4 --gpus-per-node=8", "--hosts 4 --gpu 8xH100: a replica is one start of the command"),
+    ("--cpus-per-task=8", "--cpu 8"),
+    ("--mem=64G", "--memory 64Gi"),
+    ("--time=12:00:00", "--time-limit 12h"),
+    ("--array=0-99%8", "--array 0-99%8"),
+    ("--dependency=afterok:J", "--after J; afterany: --after J:any; afternotok: --after J:failed"),
+    ("--begin=22:00", "--at 22:00"),
+    ("--constraint=a100", "--requires LABEL=VALUE"),
+    ("--account, --partition", "--tenant NAME"),
+    ("--qos, --nice", "--priority 0..100"),
+    ("--requeue", "--retries 2; --preemptible"),
+    ("--export=NAME", "--env NAME; --env-file FILE; --secret NAME=SECRET"),
+    ("--chdir=DIR", "--with DIR brings its content to the job's folder; --cwd /shared/DIR"),
+    ("--output, --error", "moorage logs JOB; --keep 'out/**' and moorage get JOB for files"),
+    ("--mail-type=END", "moorage follow"),
+    ("--wrap='a | b'", "-- sh -c 'a | b'"),
+    ("--parsable", "-q"),
+    ("--test-only", "moorage plan"),
+    ("--signal=USR1@60", "--checkpoint-signal SIGUSR1 --checkpoint-before 60s"),
+    ("--ntasks=4", "--replicas 4; with --gang they start together"),
+    ("--wait", "moorage run, or moorage wait JOB"),
+    ("SLURM_ARRAY_TASK_ID", "MOORAGE_INDEX; the others: MOORAGE_JOB, MOORAGE_ATTEMPT, RANK, WORLD_SIZE"),
+)
+
+
+def as_in_sbatch(option: str) -> str:
+    """Return an option of sbatch and what to write for it; "" if there is no such option, or nothing like it here."""
+    return next((f"{theirs} of sbatch: {ours}" for theirs, ours in SBATCH if option in _OPTION.findall(theirs)), "")

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from moorage.cli.framework.exit_codes import EXIT_CODES
 from moorage.cli.framework.render import facts
+from moorage.cli.habits import SBATCH
 
 
 class Topic(NamedTuple):
@@ -62,31 +63,7 @@ def _environment() -> str:
 
 
 def _sbatch() -> str:
-    return facts(
-        [
-            ("--job-name=train", "--job train: the job's id, of one job only"),
-            ("--gpus=2, --gres=gpu:h100:2", "--gpu 2xH100"),
-            ("--nodes=4 --gpus-per-node=8", "--hosts 4 --gpu 8xH100: a replica is one start of the command"),
-            ("--cpus-per-task=8", "--cpu 8"),
-            ("--mem=64G", "--memory 64Gi"),
-            ("--time=12:00:00", "--time-limit 12h"),
-            ("--array=0-99%8", "--array 0-99%8"),
-            ("--dependency=afterok:J", "--after J; afterany: --after J:any; afternotok: --after J:failed"),
-            ("--begin=22:00", "--at 22:00"),
-            ("--constraint=a100", "--requires LABEL=VALUE"),
-            ("--account, --partition", "--tenant NAME"),
-            ("--qos, --nice", "--priority 0..100"),
-            ("--requeue", "--retries 2; --preemptible"),
-            ("--export=NAME", "--env NAME; --env-file FILE; --secret NAME=SECRET"),
-            ("--chdir=DIR", "--with DIR brings its content to the job's folder; --cwd /shared/DIR"),
-            ("--output, --error", "moorage logs JOB; --keep 'out/**' and moorage get JOB for files"),
-            ("--mail-type=END", "moorage follow"),
-            ("--wrap='a | b'", "-- sh -c 'a | b'"),
-            ("--parsable", "-q"),
-            ("--test-only", "moorage plan"),
-            ("SLURM_ARRAY_TASK_ID", "MOORAGE_INDEX; the others: MOORAGE_JOB, MOORAGE_ATTEMPT, RANK, WORLD_SIZE"),
-        ]
-    )
+    return facts(list(SBATCH))
 
 
 TOPICS: Final[dict[str, Topic]] = {

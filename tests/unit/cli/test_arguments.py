@@ -177,6 +177,28 @@ def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: t
 
 
 @pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("submit --nodes=2 -- true", "--hosts 4 --gpu 8xH100"),
+        ("run --gres=gpu:2 -- true", "--gpu 2xH100"),
+        ("run --time=12:00:00 -- true", "--time-limit 12h"),
+        ("submit --partition=gpu -- true", "--tenant NAME"),
+        ("submit --requeue -- true", "--retries 2"),
+        ("submit --signal=USR1@60 -- true", "--checkpoint-signal SIGUSR1"),
+    ],
+)
+def test_an_option_of_sbatch_is_told_as_what_does_the_same_here(line: str, fix: str) -> None:
+    """--partition was told as --on-partition, --requeue as --queue, and the others as nothing."""
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead, match="no option --") as caught:
+        read(verb.name, verb.load(), rest)
+    assert " of sbatch: " in caught.value.fixes[0]
+    assert fix in caught.value.fixes[0]
+    assert caught.value.fixes[1] == "moorage help sbatch"
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "submit --time-limit 60 -- x",

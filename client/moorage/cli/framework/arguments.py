@@ -291,6 +291,11 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
     near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
+    if "--gpu" in known and not (near and option.startswith(f"--{near}")):
+        from moorage.cli.habits import as_in_sbatch
+
+        if said := as_in_sbatch(option):
+            return CannotRead(f"no option {option}", said, "moorage help sbatch")
     if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
     end = list(words).index("--") if "--" in words else len(words)  # behind it is the job's command, as it is
