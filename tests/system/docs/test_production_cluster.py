@@ -119,4 +119,5 @@ async def test_three_servers_are_set_up_killed_in_turn_backed_up_and_restored_el
     assert said.count("SUCCEEDED  on n0") == 1 + len(SERVERS), said
     assert said.count('{"status":"ok"}') == len(SERVERS), said
     restored = said.rpartition("restored with")[2]
+    assert "sim-0000\tcordoned" in restored, "an open host runs the jobs of the backup a second time"
     assert restored.count("\tSUCCEEDED\t") == 1 + len(SERVERS), said
