@@ -582,6 +582,21 @@ def test_a_member_rests_no_longer_than_leaders_say_so() -> None:
     assert ran(outside) == ["a"]
 
 
+def test_a_member_of_full_batches_says_once_in_10_ms_that_calls_wait() -> None:
+    """32 calls end there each 20 ms: a message to all members for each would be as much again as the calls."""
+    m, outside = member(1, 100)
+    batches = Batches(BatchSpec(32, 5), 1)
+    m.run_in_batches(batches)
+    for number in range(1, 33):
+        m.on_call(call(f"{number}"), 0.0)
+        batches.add(number, 0, 1000, 0.0)
+    m.on_batch(batches.next(0.0), 0.0)
+    m.on_end(1, 0.02)
+    for at in range(50):
+        m.on_call(call(f"waits {at}", 0.02), 0.02 + at / 5000)
+    assert [done[0] for done in outside.take()].count("have") == 1
+
+
 def test_a_wait_that_a_caller_makes_up_counts_for_no_more_than_the_highest_priority() -> None:
     made_up = call("made-up", 10.0, 86_400_000, waited_ms=80_000_000, priority=0)
     calls = [made_up, call("high", 9.9, priority=100), call("low", 10.1, priority=0)]
