@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import msgspec
 import pytest
 
 from moorage.bus.connection import Connection, connect
 from moorage.bus.jetstream import APPEND_TIMEOUT_S, Ack, JetStream, JsError
-from moorage.bus.transport import Delivery
+from moorage.bus.transport import Delivery, Outgoing
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.leader.service import Scheduler
@@ -160,6 +160,30 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
         jetstream.gate.set()
         await purging
         assert (await asked.stream_info(stream)).messages == 0
+
+
+async def test_all_that_a_record_sends_is_made_while_it_is_stored_and_leaves_in_one_write_the_frames_first(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(nats_server, unique) as scene:
+        wanted, event = scene.subjects.worker("w1", "wanted"), scene.subjects.event("acme", "held")
+        send, batches = scene.world.send, list[list[str]]()
+
+        async def noted(batch: Iterable[Outgoing]) -> int:
+            messages = list(batch)
+            batches.append([subject for subject, _, _ in messages])
+            return await send(messages)
+
+        monkeypatch.setattr(scene.world, "send", noted)
+        await scene.client.send([(scene.subjects.api("acme", "submit"), scene.hold("held"), "answer.here")])
+        await scene.folded()
+        assert scene.scheduler.term is not None
+        assert scene.scheduler.term._messages is not None
+        scene.jetstream.gate.set()
+        await scene.are_heard(wanted, "answer.here", event)
+        [batch] = [each for each in batches if wanted in each]
+        assert batch[0] == wanted
+        assert {"answer.here", event, scene.subjects.events("acme")} < set(batch)
 
 
 async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_begins_again(

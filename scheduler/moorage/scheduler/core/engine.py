@@ -714,14 +714,15 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ commit
 
-    def prepare_outputs(self, mono_ms: int) -> None:
-        """Make what is sent once the record in flight is acknowledged, if there is one that was folded.
+    def prepare_outputs(self, mono_ms: int) -> Outputs | None:
+        """Make what is sent once the record in flight is acknowledged, and return it.
 
-        What this raises ends the term.
+        None if no record is in flight that was folded, or it was made before. What this raises ends the term.
         """
         flight = self._in_flight
-        if flight is not None and flight.folded is not None and flight.outputs is None:
-            self._make_outputs(flight, flight.folded, mono_ms)
+        if flight is None or flight.folded is None or flight.outputs is not None:
+            return None
+        return self._make_outputs(flight, flight.folded, mono_ms)
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         """Return what to send now that the record in flight is acknowledged at `seq`.

@@ -131,6 +131,8 @@ class Term:
         self._subscriptions: list[Any] = []
         self._now: list[tuple[str, bytes]] = []
         self._held: list[tuple[str, bytes]] = []  # made while a record is in flight, and sent once it is acknowledged
+        self._messages: list[Message] | None = None  # of the record in flight, None until they are made
+        self._marked: list[tuple[str, bytes]] = []  # answers of that record which the durable queue's reader waits for
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
@@ -293,7 +295,7 @@ class Term:
             if why := engine.behind(self.mono_ms()):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
-            await self._send_outputs(outputs, seq)
+            await self._send_outputs(outputs)
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)
             if not engine.state.leader:
@@ -303,7 +305,9 @@ class Term:
     def _prepare_outputs(self) -> None:
         """Make what is sent for the record in flight, while the append is under way."""
         try:
-            self.engine.prepare_outputs(self.mono_ms())
+            outputs = self.engine.prepare_outputs(self.mono_ms())
+            if outputs is not None:
+                self._messages = self._messages_of(outputs)
         except Exception as raised:  # its tables are half changed: the term ends, once the append is over
             self._failed = raised
 
@@ -323,18 +327,30 @@ class Term:
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
         return payload
 
-    async def _send_outputs(self, outputs: Outputs, seq: int) -> None:
-        """Send the outputs of record `seq`: first the workers' frames."""
-        wanted, outputs.messages = outputs.messages, []
-        if wanted:
-            await self._world.send(wanted)
-            await self._world.written()  # a worker begins while answers and events are made
+    def _messages_of(self, outputs: Outputs) -> list[Message]:
+        """Return the messages of the record folded last; keep what the durable queue's reader is told of it."""
+
+        def keep(mark: str, answer: bytes) -> bool:
+            self._marked.append((mark, answer))
+            return True
+
+        return messages_of(outputs, self._subjects, self.engine.state.seq, keep, self._world.max_payload_bytes)
+
+    async def _send_outputs(self, outputs: Outputs) -> None:
+        """Send the outputs of a record that is acknowledged, the workers' frames first."""
+        messages, self._messages = self._messages, None
+        if messages is None:  # the record was not folded before it was stored
+            messages = self._messages_of(outputs)
+        if messages:
+            await self._world.send(messages)
+            await self._world.written()  # else the next record may be built first
         self.queue_reader.made_room()
         self.schedules.follow()
         for event in outputs.fleet:
             log.log(logging.WARNING if event.what in WARNED else logging.INFO, "%s", event.words)
-        decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
-        await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
+        marked, self._marked = self._marked, []
+        for mark, answer in marked:
+            self.queue_reader.decided(mark, answer)
         self.gc_schedule.count_events(len(outputs.events))
 
     def count_failed_task(self, name: str, raised: Exception) -> None:

@@ -156,9 +156,9 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("build", time_ms, mono_ms, payload, folds)
         return payload
 
-    def prepare_outputs(self, mono_ms: int) -> None:
+    def prepare_outputs(self, mono_ms: int) -> Outputs | None:
         self._recorder.put("prepare", mono_ms)
-        super().prepare_outputs(mono_ms)
+        return super().prepare_outputs(mono_ms)
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
