@@ -20,6 +20,7 @@ inputs alone, so a recording raises, and goes on, at the same places.
 from __future__ import annotations
 
 import itertools
+import traceback
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,9 +30,10 @@ from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, Queu
 from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import Job, Worker
+from moorage.scheduler.core.ledger.state import Job, Member, Worker
 from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.checked import asked, ranker_of
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.schemas.actors import SCHEDULER
@@ -112,12 +114,13 @@ class ContainedEngine(Engine):
         return []
 
     def _group(self, raised: Exception, now_ms: int) -> list[Event] | None:
-        """Set aside the group being served; return the request that has put it into the queue with this record.
+        """Set aside the group at hand; return the request that has put it into the queue with this record.
 
         Of a group that was there before, the jobs are held. None if none was being served.
         """
         contained, planner, flight, next_num = self.containment, self.planner, self._in_flight, self.state.next_num
-        nums = dict.fromkeys(planner.serving.jobs if planner.serving is not None else ())
+        group = planner.serving or _group_looked_at(raised)
+        nums = dict.fromkeys(group.jobs if group is not None else ())
         if planner.placing.num >= 0:
             nums[planner.placing.num] = None
         if not nums or flight is None:
@@ -298,6 +301,7 @@ class ContainedEngine(Engine):
             return
         if isinstance(of, Job):
             contained.note("job", "index", f"job {of.tenant}/{of.name}", raised, now_ms)
+            self.queue.drop(of.num)  # it may be in, and would be placed although it is held
             if not of.over:
                 contained.jobs[of.num] = None
         else:
@@ -323,6 +327,20 @@ class ContainedEngine(Engine):
         except Exception as raised:
             self.containment.note("output", f"answers of record {self.state.seq}", "", raised, self.state.time_ms)
             out.answers = [answer for answer in out.answers if answer[0]]
+
+
+def _group_looked_at(raised: Exception) -> Group | None:
+    """Return the queue group that a pass only looked at as it failed: the innermost one in the frames of that.
+
+    None if it was looking at a host or at an attempt for it, which others would look at, too.
+    """
+    for frame, _ in reversed(list(traceback.walk_tb(raised.__traceback__))):
+        for value in frame.f_locals.values():
+            if isinstance(value, Group):
+                return value
+            if isinstance(value, Host | Member):
+                return None
+    return None
 
 
 def _asked(event: Any) -> tuple[str, str, str]:

@@ -327,11 +327,11 @@ class Engine:
         digest. What is raised leaves the state as it was, but for `HalfFolded`: then it must be thrown away.
         """
         assert self._in_flight is None, "one append in flight, never two"
+        self.pending.begin_record()
+        self._at = ""  # no step that may be left out
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
         looked_ms, scaled_ms = self._looked_ms, self._scaled_ms
-        self.pending.begin_record()
-        self._at = ""  # no step that may be left out
         draft.begin()  # what this raises has changed nothing
         try:
             payload = self._write(flight, mono_ms)
@@ -390,18 +390,20 @@ class Engine:
             self.room.tell(draft)
         if orders:
             self._take_orders(flight, orders)
-            self.planner.preempting.policy.reprioritize(draft)
+            if self._begins("priorities", draft):
+                self.planner.preempting.policy.reprioritize(draft)
         self._take_submits(flight)
-        self.lifecycle.give_up(draft)
+        self.lifecycle.failing |= draft.failed
+        if self._begins("giving up", draft):
+            self.lifecycle.give_up(draft)
         if looks:
             self._at = "each second"
             self.relocating.pass_time(draft)  # behind all that may end a member or its job in this record
-        self._at = ""
-        self._frozen.settle(draft)
+        self._settle_frozen(draft)
         is_called, self.sleeping.is_called = self.sleeping.is_called, False
         if (looks or is_called or draft.turned) and self._begins("scaling", draft):
             self.sleeping.pass_time(draft, mono_ms)
-            self._frozen.settle(draft)
+            self._settle_frozen(draft)
         self._replan = False
         if (
             self.stale_ledger.may_place(draft.time_ms, mono_ms)
@@ -415,7 +417,7 @@ class Engine:
                 self._scaled_ms = mono_ms
                 self._replan |= self.scaling.pass_time(draft, mono_ms)
             if draft.ends:
-                self._frozen.settle(draft)  # one that was asked to end may need its devices
+                self._settle_frozen(draft)  # one that was asked to end may need its devices
         self.planner.order.end()
         self.planner.preempting.asked_to_end(draft.ends)
         if self._begins("retention", draft):
@@ -423,6 +425,10 @@ class Engine:
         self._at = ""
         flight.record = draft.record(self.leader, self._rid + 1)
         return encode_record(flight.record)
+
+    def _settle_frozen(self, draft: Draft) -> None:
+        if self._begins("frozen", draft):
+            self._frozen.settle(draft)
 
     def _begin_record(self, flight: InFlight) -> None:
         """Write what comes before all events in a record; for subclasses."""

@@ -22,7 +22,9 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.ledger.undo import Undo
+from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
@@ -529,8 +531,6 @@ def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unre
 
 
 def test_cancels_and_orders_are_refused_unread_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core.operate.orders import Orders
-
     raises_for(monkeypatch, Lifecycle, "cancel", lambda *given: given[2].name.startswith("bad"))
     raises_for(monkeypatch, Orders, "_limit", lambda *given: True)
     for name in ("bad-0", "bad-1", "bad-2", "good"):
@@ -668,6 +668,23 @@ def test_a_step_that_fails_is_left_out(step: str, drive: Contained, monkeypatch:
     drive.settle()
     assert state_of(drive, "good") == "RUNNING"
     drive.replays()
+
+
+@pytest.mark.parametrize(("part", "method"), [(Lifecycle, "give_up"), (Frozen, "settle"), (Orders, "resume_turns")])
+def test_a_step_that_is_about_no_request_refuses_none_and_ends_no_term(
+    part: type, method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a failure was that of the request before it; without one it ended this term, and each one after it."""
+    raises_for(monkeypatch, part, method, lambda *given: True)
+    drive.pass_time(2 * STEP_PAUSE_MS)
+    for number in range(8):
+        reply = drive.offer_submit(f"good-{number}", gpu={})
+        drive.tick(STEP_PAUSE_MS // 2)
+        assert drive.answers[reply]["kind"] == "accepted"
+    drive.settle()
+    assert {state_of(drive, f"good-{number}") for number in range(8)} == {"RUNNING"}
+    assert drive.counts["step"] > 3
+    assert drive.counts.keys() == {"step"}
 
 
 def test_what_fails_after_the_acknowledgement_costs_answers_alone(
@@ -810,3 +827,49 @@ def test_jobs_with_too_many_failures_are_given_up_in_the_order_in_which_they_fai
     assert len(given_up) == len(names)
     assert given_up == [num for op, num in zip(ops, jobs, strict=True) if op == Op.EXIT]
     drive.replays()
+
+
+@pytest.mark.parametrize("method", ["prune", "room", "key"])
+def test_a_pass_that_fails_on_a_group_that_it_only_looks_at_holds_its_jobs_and_goes_on(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left out the whole step, every time: nothing of anybody was placed as long as that job waited."""
+    from moorage.scheduler.core.queue.order import QueueOrder, Turns
+    from moorage.scheduler.core.queue.queue import Group
+
+    def is_poison(*given: Any, **named: Any) -> bool:
+        return any(isinstance(each, Group) and each.shape.models == (POISON,) for each in given)
+
+    drive.submit(POISON, gpu={"model": POISON})
+    raises_for(monkeypatch, Turns if method == "key" else QueueOrder, method, is_poison)
+    drive.submit("good", tenant="u", gpu={})
+    drive.pass_time(40_000)
+    drive.submit("more", tenant="u", gpu={})
+    assert state_of(drive, "more", "u") == "PLACED"
+    assert drive.explained(POISON)["reason"] == "scheduler-failed"
+    assert drive.counts == {"job": 1}
+
+
+def test_a_job_that_fails_behind_its_entry_in_the_queue_is_held_and_not_placed(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed in its queue group, so that it was placed although it was on hold."""
+    from moorage.scheduler.core.schedule.indexing import Indexing
+
+    drive.submit("first", gpu={"count": 4})
+    drive.submit("second", gpu={"count": 4})
+    drive.submit("bad", gpu={})
+    cure = raises_for(monkeypatch, Indexing, "arm", lambda *given: given[1].name == "bad")
+    drive.lead()
+    assert drive.counts == {"job": 1}
+    drive.renew()
+    drive.settle()
+    drive.run_out("w0")
+    drive.pass_time(3_000)
+    assert drive.explained("bad")["reason"] == "scheduler-failed"
+    assert state_of(drive, "bad") == "QUEUED"
+    drive.replays()
+    cure()
+    drive.order("release", job="bad")
+    drive.settle()
+    assert state_of(drive, "bad") == "RUNNING"

@@ -503,12 +503,11 @@ class Lifecycle:
         return did
 
     def give_up(self, draft: Draft) -> None:
-        """Cancel what is left of the jobs of which so many replicas failed that the others would fail, too.
+        """Cancel what is left of jobs in `failing` of which so many replicas failed that the others would fail, too.
 
         To be called once a record, behind all that may end a replica. A job for which the record has no room is given
         up in a later one.
         """
-        self.failing |= draft.failed
         for job in list(self.failing):
             if draft.bulk_full:
                 return

@@ -189,6 +189,12 @@ class Queue:
         if at < len(group.jobs) and group.jobs[at] == num:
             del group.jobs[at]
 
+    def drop(self, num: int) -> None:
+        """Take a job out of the group that it is in, whichever that is."""
+        for group in self.groups.values():
+            if num in group.jobs:
+                group.jobs.remove(num)
+
     def first(self, num: int) -> int:
         """Return the number of the replica that a job in a group places next; 0 for a gang."""
         waiting = self.waiting.get(num)
