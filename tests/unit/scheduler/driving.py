@@ -161,9 +161,7 @@ class Driving:
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
-        payload = self.engine.build(self.now, self.now)
-        self.engine.prepare_outputs(self.now)
-        out = self.engine.commit(self.store(payload), self.now)
+        out = self.record()
         if self.checks:
             self.check()
         for reply, payload in out.answers:
@@ -179,6 +177,12 @@ class Driving:
                 if worker.auto:
                     worker.obey(frame)
         return out
+
+    def record(self) -> Outputs:
+        """Build a record, store it, and return what is sent then."""
+        payload = self.engine.build(self.now, self.now)
+        self.engine.prepare_outputs(self.now)
+        return self.engine.commit(self.store(payload), self.now)
 
     def check(self) -> None:
         validate(self.state)

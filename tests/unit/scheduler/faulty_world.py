@@ -52,7 +52,7 @@ class Clock:
 class FaultyWorld:
     """`run(steps)` with faults, then `heal()`: everything must come to an end."""
 
-    def __init__(self, seed: int, workers: int = 3, driving: type[Driving] = Driving) -> None:
+    def __init__(self, seed: int, workers: int = 3, driving: type[Driving] = Driving, *, jobs_max: int = 60) -> None:
         self.random = random.Random(seed)
         self.beside = random.Random(seed + 1_000_000)  # what came later: it changes nothing that the seed led to before
         self.behind = random.Random(seed + 3_000_000)  # the same, of jobs that start after others
@@ -63,8 +63,8 @@ class FaultyWorld:
         self.readiness = ReadinessJudge()
         preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
         config = Config(
-            ended_max=15, jobs_max=60, tombstones_max=20, preempt_priority=60 if preempts else 101, preempt_after=0.05,
-            reclaim=preempts, ageing=36_000 if seed % 3 == 1 else 0,
+            ended_max=15, jobs_max=jobs_max, tombstones_max=20, preempt_priority=60 if preempts else 101,
+            preempt_after=0.05, reclaim=preempts, ageing=36_000 if seed % 3 == 1 else 0,
             scale_up_s=0.5, scale_down_s=2, reserve_after=0 if seed % 5 == 4 else 2 if seed % 7 == 2 else 30,
         )  # fmt: skip
         self.drive = driving(config)
@@ -211,9 +211,13 @@ class FaultyWorld:
                 elif held.phase == "exited" and self.random.random() < 0.4:
                     worker.free(key)
 
+    def disturbed(self) -> list[Worker]:
+        """The workers to which something happens."""
+        return list(self.drive.workers.values())
+
     def _accidents(self) -> None:
         drive, chance = self.drive, self.random.random
-        for worker in drive.workers.values():
+        for worker in self.disturbed():
             roll, clock = chance(), self.clocks[worker.id]
             if roll < 0.006:
                 worker.die()
@@ -241,7 +245,7 @@ class FaultyWorld:
             self.sent.clear()  # what the old leader had not answered, it never will
         if chance() < 0.02:
             verb = self.random.choice(("cordon", "drain", "uncordon", "uncordon", "release"))
-            drive.operate(verb, self.random.choice(list(drive.workers)))
+            drive.operate(verb, self.random.choice(self.disturbed()).id)
             self._events()
         if chance() < 0.06:
             self._orders()
@@ -251,7 +255,7 @@ class FaultyWorld:
     def _orders(self) -> None:
         """An operator acts on a job or a tenant, alone or several at once."""
         pick, state = self.random.choice, self.drive.state
-        live = [(job.tenant, job.name) for job in state.jobs.values() if not job.over]
+        live = [(job.tenant, job.name) for job in state.jobs.values() if not job.over and job.tenant in "tu"]
         verbs = ("hold", "release", "requeue", "priority", "limit", "share")
         for verb in self.random.sample(verbs, pick((1, 1, 2, 3))):
             tenant, job = pick(live) if live and self.random.random() < 0.9 else (pick("tu"), "j1")
@@ -401,7 +405,7 @@ class FaultyWorld:
             self.readiness.told(event["tenant"], event["job"], event["changes"])
             self.restarts.told(event["tenant"], event["job"], run, event["changes"])
             for change in event["changes"]:
-                if change.get("why", "").startswith(("requeued", "scaled to")):
+                if change.get("why", "").startswith(("requeued", "scaled to", "moved to")):
                     self.requeued[(event["tenant"], event["job"])] += 1
                 if change["state"] == "SUCCEEDED":
                     self.succeeded[(event["tenant"], event["job"], change["replica"])] += 1
@@ -446,7 +450,7 @@ class FaultyWorld:
             for replica in live.replicas:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
-                used = live.replicas[0] if live.gang else replica  # a gang counts on its first rank
+                used = live.replicas[0] if request.is_gang else replica  # a gang counts on its first rank
                 again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
                 assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
 

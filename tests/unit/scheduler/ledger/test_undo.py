@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,18 +13,18 @@ from moorage.scheduler.core import engine
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts, fairshare
-from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.fold import begin, fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import BY_WORKER, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import FAILED, FREEZE, SUCCEEDED, Job, Member, Replica, State, Tenant, Worker
+from moorage.scheduler.core.ledger.state import FAILED, FREEZE, SUCCEEDED, Member, Replica, State
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.schemas.frames import FactKind
 from moorage.schemas.job import STATES
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.ledger.test_acts import written
+from tests.unit.scheduler.picture import picture
 
 
 def driven() -> list[bytes]:
@@ -64,31 +63,6 @@ def spoiled(record: Record, rng: random.Random) -> Record:
         at -= at % 6
         flat[at : at + 6] = [] if rng.random() < 0.5 else flat[at : at + 6] * 2
     return msgspec.structs.replace(record, **{name: flat})
-
-
-def picture(state: State) -> dict[int, Any]:
-    """All that can be reached from a state, in its order: of each row, by identity, all fields but one that stays."""
-    rows: dict[int, Any] = {}
-
-    def seen(value: Any) -> Any:
-        if isinstance(value, FinishedTable):
-            return value.dump(), value.row
-        if isinstance(value, dict):
-            return [(key, seen(each)) for key, each in value.items()]
-        if isinstance(value, bytearray):
-            return bytes(value)
-        if isinstance(value, (list, deque)):
-            return [seen(each) for each in value]
-        if isinstance(value, (Job, Replica, Member, Worker, Tenant, Schedule)) and id(value) not in rows:
-            rows[id(value)] = None
-            if isinstance(value, Job):
-                assert value.state, "from now on it is known by its revision"
-            fields = (name for name in type(value).__slots__ if name != "always")
-            rows[id(value)] = [seen(getattr(value, name)) for name in fields]
-        return id(value) if id(value) in rows else value
-
-    rows[0] = seen(vars(state))
-    return rows
 
 
 def copied(state: State, record: Record) -> Undo:
