@@ -785,9 +785,9 @@ class Engine:
                 self.room.on_end(changed)
             if (waiting := several.get(changed.num)) is not None:
                 self._indexing.follow(changed, waiting)
-            if changed.size > LISTED_MAX:
-                of = self.reader.shape_of(changed), self.reader.workload_of(changed)
-                self.durations.learn_some(changed, *of, changed.rev - changed.told)
+            if changed.size > 1 and (shape := self.reader.shape_of(changed)).together == 1:
+                new = changed.rev - changed.told
+                self.durations.learn_some(changed, shape, self.reader.workload_of(changed), new)
         for num in flight.draft.avoided:
             if (job := state.jobs.get(num)) is not None:
                 self._indexing.reshape(job)
@@ -797,7 +797,9 @@ class Engine:
         if folded.ended:
             self.outcomes.add(folded.ended, state.time_ms)
         for job in folded.ended[:LEARNED_MAX]:
-            self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job))
+            shape = self.reader.shape_of(job)
+            if job.size == 1 or shape.together > 1:  # all others were learned from as their replicas ended
+                self.durations.learn(job, shape, self.reader.workload_of(job))
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)

@@ -207,3 +207,17 @@ def test_an_end_that_somebody_asked_for_says_nothing() -> None:
     drive.settle()
     assert drive.job("j").state == "CANCELLED"
     assert len(drive.engine.durations) == 0
+
+
+def test_a_sweep_teaches_how_long_its_replicas_take_as_each_of_them_ends() -> None:
+    """One of up to 1,024 replicas taught nothing before all of them had ended."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("sweep", gpu={}, replicas=4, max_running=1)
+    drive.settle()
+    job, learned = drive.job("sweep"), []
+    for _ in range(4):
+        drive.pass_time(10_000)
+        drive.run_out("w0")
+        learned.append(drive.engine.durations.learned)
+    assert (job.state, learned) == ("SUCCEEDED", [1, 2, 3, 4])

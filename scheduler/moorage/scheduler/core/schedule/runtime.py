@@ -65,7 +65,7 @@ FOREVER_MS: Final = 1 << 62
 #: a run that outlived all others is expected, in nine of ten cases, to last at most this many times longer
 OUTLIVED_P90: Final = 9
 
-#: runs of a job of very many replicas that one record teaches
+#: runs of a job of several replicas that one record teaches
 LEARNED_A_RECORD: Final = 2
 
 _Group = tuple[str, str, int]
@@ -203,9 +203,9 @@ class Durations:
             self.observe(job.tenant, workload, shape, run_ms, job.accepted_ms)
 
     def learn_some(self, job: Job, shape: Shape, workload: str, new: int) -> None:
-        """Learn from some of the runs that ended with the last `new` transitions of a job of very many replicas.
+        """Learn from some of the runs that ended with the last `new` transitions of a job of several replicas.
 
-        It runs for long, and what starts beside it is planned by how long its replicas take.
+        It may run for long, and what starts beside it is planned by how long its replicas take.
         """
         ends = (row for row in islice(reversed(job.story), new) if row[STATE] in WORKED and row[WORKER] >= 0)
         for end in list(islice(ends, LEARNED_A_RECORD)):
