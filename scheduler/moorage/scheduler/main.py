@@ -23,7 +23,6 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.server_version import check_oldest
 from moorage.scheduler.core.config import RANKER_DEFAULT
-from moorage.scheduler.core.fleet.tflops import read_capacities
 from moorage.scheduler.core.rank.rankers import why_missing
 from moorage.scheduler.durable.queue_streams import info_of
 from moorage.scheduler.leader.service import Scheduler
@@ -42,6 +41,7 @@ from moorage.scheduler.settings import (
     ledger_url,
     scheduler_settings,
 )
+from moorage.scheduler.tflops import read_capacities
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.settings import DEFAULT, Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file

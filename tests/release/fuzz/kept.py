@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.ledger.state_bytes import dump
 from moorage.schemas.codec import encode
 from tools.examples_of_frames import ACTS, EXAMPLES, REQUEST
 

@@ -25,9 +25,9 @@ from moorage.bus.lend import protocol as leases
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.ledger import record
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, load
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, load
 from moorage.schemas import frames, job, operate
 from moorage.schemas.codec import Decoder, encode, split_array
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused

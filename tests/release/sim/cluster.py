@@ -30,13 +30,13 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.leader import service, term
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.scheduler.questions import foresight, standing
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import MoorageError

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from moorage.bus.jetstream import StoredMessage
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.state import State, Worker
+from moorage.scheduler.ledger.invariants import Broken, validate
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame

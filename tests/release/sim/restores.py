@@ -11,10 +11,10 @@ from unittest import mock
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
 from tests.release.sim.cluster import REORDER_MS, Cluster

@@ -6,8 +6,8 @@ from typing import Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.acts import AnyAct
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.ledger.invariants import validate
 from tests.unit.scheduler.driving import Driving
 
 #: records between two looks at the state of a standby, which folds the same

@@ -15,11 +15,11 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.history.told_story import read_frame
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
+from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.ledger.ledger import Ledger
 from tests.servers import MortalServer, Server, WheelServer
 from tests.system.live.scripted_worker import scripted_worker

@@ -24,17 +24,17 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT
-from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Position
 from moorage.scheduler.leader import service, term
+from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
+from moorage.scheduler.ledger.state_bytes import dump
 from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.schemas.subjects import Subjects
 from tests.servers import MortalServer, Server

@@ -7,11 +7,11 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
-from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.ledger import state_bytes as snapshot
+from moorage.scheduler.ledger.invariants import validate
 from tests.release.frames.record import PREFIX, RELEASES, Recorded, recorded
 from tests.servers import Server
 from tests.system.live.stack import TRY_S, Stack, caller, stack

@@ -10,9 +10,9 @@ import pytest
 from moorage.cli.fleet.ledger import ledger_guarded
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import OF_LEDGER
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, snapshot_digest
 from moorage.scheduler.ledger.backup import MAGIC, BackupRefused, Header, read
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, snapshot_digest
 from tests.unit.scheduler.driving import Driving
 
 

@@ -23,10 +23,8 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
@@ -35,6 +33,8 @@ from moorage.scheduler.core.lifecycle.timers import BACKOFF, of_replica
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.schedule import indexing
 from moorage.scheduler.follower.usage import Usage
+from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.capabilities import Capabilities

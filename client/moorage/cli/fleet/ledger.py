@@ -177,7 +177,7 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     """Do the same as `guarded`, and also print errors of the ledger or of a disk as errors of the command."""
 
     def told() -> int | None:
-        from moorage.scheduler.core.ledger.snapshot import BadSnapshot
+        from moorage.scheduler.ledger.state_bytes import BadSnapshot
         from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
 
         try:

@@ -41,7 +41,6 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
@@ -263,9 +262,8 @@ class Engine:
     ) -> Submit:  # fmt: skip
         """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
 
-        Raises Refused if it is not a valid request, or asks for TFLOPS that cannot be converted.
+        Raises Refused if it is not a valid request, or asks for TFLOPS: `tflops.resolved` puts percent in their place.
         """
-        body = resolved(body, self.config.tflops_file)
         name, request, shape = self.reader.read(body)
         if name is None:
             name = unnamed()

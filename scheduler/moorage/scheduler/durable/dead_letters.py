@@ -26,6 +26,7 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.durable.refused_submits import RefusedSubmits
 from moorage.scheduler.pacing.answering import Answering
+from moorage.scheduler.tflops import resolved
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
 from moorage.schemas.codec import Decoder, encode
@@ -258,6 +259,7 @@ class DeadLetters:
         if verb == "cancel":
             self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
         else:
+            body = resolved(body, self._engine.config.tflops_file)
             self._engine.offer(
                 self._engine.submitted(
                     tenant, body, lambda: job_in(letter.problem, letter.body, letter.sequence), mark, trace=letter.trace

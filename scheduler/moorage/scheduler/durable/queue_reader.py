@@ -32,6 +32,7 @@ from moorage.scheduler.durable.dead_letters import DeadLetters, job_in
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.pacing.gate import Gate
+from moorage.scheduler.tflops import resolved
 from moorage.schemas.answers.fleet import RequestQueueRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
@@ -510,9 +511,8 @@ class QueueReader:
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
         trace = (message.headers or {}).get("traceparent", "")
-        return self._engine.submitted(
-            tenant, message.data, lambda: f"q{message.seq}", reply, sequence=message.seq, trace=trace
-        )
+        body = resolved(message.data, self._engine.config.tflops_file)
+        return self._engine.submitted(tenant, body, lambda: f"q{message.seq}", reply, sequence=message.seq, trace=trace)
 
     async def _purge(self) -> None:
         """Delete, forever, messages up to the folded cursors; repeating or losing a purge does no harm."""

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.history.story import Parts
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
 

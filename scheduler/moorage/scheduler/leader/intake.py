@@ -24,6 +24,7 @@ from moorage.scheduler.core.events import Batch, ChangeOrder, Execute, FromWorke
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
+from moorage.scheduler.tflops import resolved
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -294,6 +295,7 @@ class Intake:
                 self._array = _Array(tenant, delivery, trace)
                 return
         unnamed = partial(named_by_header, headers) if headers else fresh_job_id
+        data = resolved(data, engine.config.tflops_file)
         engine.offer(engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace))
 
     def _read(self, array: _Array, at_most: int) -> int:
@@ -307,6 +309,7 @@ class Intake:
             self._array = None
         for position, body in enumerate(map(bytes, bodies), first):
             try:
+                body = resolved(body, engine.config.tflops_file)
                 offer(submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position))
                 continue
             except Refused as refused:

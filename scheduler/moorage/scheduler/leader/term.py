@@ -18,7 +18,6 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.scheduler.durable.queue_reader import QueueReader
@@ -34,6 +33,7 @@ from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
+from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.scheduler.pacing.gate import Gate
 from moorage.scheduler.pacing.write_stall import StalledRequests
 from moorage.scheduler.questions.questions import Questions

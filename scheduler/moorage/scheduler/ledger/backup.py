@@ -22,16 +22,16 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, JetStream, StreamInfo
 from moorage.bus.server_version import check_oldest
-from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.queue_reader import read_through
 from moorage.scheduler.durable.queue_streams import QueueStreams, info_of, user_info
 from moorage.scheduler.ledger.accounts import check_users_account
+from moorage.scheduler.ledger.invariants import Broken, validate
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.scheduler.ledger.one_copy import check_one_copy, try_copies
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects

@@ -18,11 +18,11 @@ from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import PLACED, Job, State
 from moorage.scheduler.core.outputs.outputs import changes_since, slots_of
 from moorage.scheduler.ledger.ledger import Ledger, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots
+from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects

@@ -38,14 +38,14 @@ from moorage.scheduler.core.events import (
     Submit,
     Wake,
 )
-from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
 from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
 from moorage.scheduler.core.rank.rankers import ranker_class
+from moorage.scheduler.ledger import state_bytes as snapshot
+from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew

@@ -17,9 +17,9 @@ from typing import Any, Final
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, JsError
-from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.system.logged import begin_log

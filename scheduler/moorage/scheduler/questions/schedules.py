@@ -18,6 +18,7 @@ from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import Run
 from moorage.scheduler.pacing.answering import Answering
+from moorage.scheduler.tflops import resolved
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.schedules import LABEL, ScheduleAsked, ScheduleList, ScheduleRow
@@ -76,6 +77,7 @@ class ScheduleVerb:
                 allowed=f"no label {LABEL}",
             )
         body = encode({**request, "labels": {**labels, LABEL: name}})
+        body = resolved(body, self._engine.config.tflops_file)
         return self._engine.submitted(tenant, body, lambda: name)
 
     def _begin(self, tenant: str, work: Callable[[], Awaitable[None]], reply: str, json: bool) -> None:

@@ -19,6 +19,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
 from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.tflops import resolved
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import End, Fact, FactFrame, FactKind, Freeze, Place, Start, Wanted
@@ -143,9 +144,8 @@ class Play:
         engine = self.engine
         unused = (f"{prefix}-{n}" for n in itertools.count() if engine.state.job(tenant, f"{prefix}-{n}") is None)
         name = job or next(unused)
-        event = engine.submitted(
-            tenant, canonical(msgspec.structs.replace(request, job=job)), lambda: name, reply, json=False
-        )
+        body = resolved(canonical(msgspec.structs.replace(request, job=job)), engine.config.tflops_file)
+        event = engine.submitted(tenant, body, lambda: name, reply, json=False)
         event.request = msgspec.structs.replace(event.request, if_seq=None)
         engine.offer(event)
         return name

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.ledger import snapshot as snapshots
-from moorage.scheduler.core.ledger.snapshot import snapshot_digest
 from moorage.scheduler.leader.intake import Intake
+from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.scheduler.ledger.state_bytes import snapshot_digest
 from moorage.schemas.frames import Hello, Join
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
@@ -22,10 +22,10 @@ from tests.unit.scheduler.faulty_world import FaultyWorld
 FOLDS: Final = """
 import sys
 import msgspec
-from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.core.ledger.state import State
 state = State()
 for seq, payload in enumerate(msgspec.msgpack.decode(open(sys.argv[1], "rb").read()), 1):

@@ -9,8 +9,8 @@ import pytest
 
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.fleet import tflops
-from moorage.scheduler.core.fleet.tflops import CAPACITIES, read_capacities, resolved
 from moorage.scheduler.leader.intake import Intake
+from moorage.scheduler.tflops import CAPACITIES, read_capacities, resolved
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Share, format_token, parse_token

@@ -12,7 +12,6 @@ import pytest
 
 from moorage.scheduler.answers.views import show
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import (
@@ -22,6 +21,7 @@ from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.follower.granted import HOUR_MS, JOB_HOURS_MAX
 from moorage.scheduler.follower.usage import GAPS_MAX, Usage
 from moorage.scheduler.follower.usage_table import OTHERS, UsageTable
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Fact
 from tests.turns import turns

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.digests import PRIME, number_of
+from moorage.scheduler.ledger import state_bytes as snapshots
 from tests.unit.scheduler.driving import Driving
 
 

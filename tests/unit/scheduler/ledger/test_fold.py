@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT, STEP_WIDTH, GangPhase, Op, packed
 from moorage.scheduler.core.ledger.state import (
@@ -26,6 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     Replica,
     State,
 )
+from moorage.scheduler.ledger.invariants import Broken, validate
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld

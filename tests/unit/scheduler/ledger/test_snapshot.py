@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker, new_job
+from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.ranges import ONE
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld

@@ -7,12 +7,12 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import SAID_CHARS_MAX, actor, by_tenant
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import changes_since
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas import actors
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.operate import act_of

@@ -9,13 +9,13 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger import acts, records
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.lifecycle import forgetting, sessions
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.frames import Goodbye, LedgerCopies
 from tests.unit.scheduler.driving import H100, Driving
 

@@ -9,14 +9,14 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.scheduler.ledger.invariants import Broken, validate
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import LedgerCopies, Unwell

@@ -10,9 +10,9 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import STEPS_MAX
 from moorage.scheduler.core.events import Cancel
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.state import CANCELLED, FAILED, LISTED_MAX, QUEUED
 from moorage.scheduler.core.schedule import indexing
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import count_of, numbers_in, parse_ranges
 from tests.unit.scheduler.driving import Driving

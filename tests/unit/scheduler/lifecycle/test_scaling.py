@@ -18,8 +18,8 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
-from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.lifecycle.scaling import FILLED, FULL
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions.foresight import Foresight

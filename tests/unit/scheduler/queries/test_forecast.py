@@ -13,7 +13,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder
-from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif import forecast as forecasting
 from moorage.scheduler.whatif.forecast import EARLIER, LATER, RUNS_SURE, Forecast, decode_forecast, forecast

@@ -11,11 +11,11 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record, encode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import AT_MS, REPLICA, STATE, State
 from moorage.scheduler.core.rank.ranker import Choice, Pack
+from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.frames import Fact, FactFrame, FactKind
 from moorage.schemas.job import STATES
 from tests.turns import turns

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
