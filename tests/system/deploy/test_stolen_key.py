@@ -36,7 +36,7 @@ async def test_a_key_is_changed_by_deleting_its_file_and_its_thief_is_cut_off(tm
         async with await connect(theirs, "the thief") as thief:
             assert thief.is_connected
             (site.folder / "keys" / "worker.w1.nk").unlink()
-            assert write(site.site, site.folder)["keys"] == ["worker.w1.nk"]
+            assert write(site.site, site.folder).keys == ["worker.w1.nk"]
             await site.reload()
             await until(lambda: thief.reconnects or not thief.is_connected, ANSWER_S, "the thief is cut off")
         with pytest.raises(NotAuthorized):

@@ -127,7 +127,7 @@ def nats_config(
         except OSError as error:
             raise cannot_write(error.filename or out, error.strerror, "name another folder with --out") from None
         if json:
-            emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
+            emit({"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)})
         else:
             _told(site, out, written, is_first=is_first)
         return 0
@@ -141,9 +141,19 @@ def _shares_host(site: Site, at: int) -> bool:
     return hosts.count(hosts[at]) > 1
 
 
-def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
-    """Write everything that a site needs into `folder` (mode 0700). Returns what was written, by kind; `keys` has new
-    ones only, and `left_out` the users of contexts of an earlier run that are no longer in the site.
+class Written(msgspec.Struct, frozen=True):
+    """What was written, by kind: paths, and names of contexts and variables."""
+
+    configuration: list[str]
+    contexts: list[str]
+    secrets: list[str]
+    keys: list[str]  # new ones only
+    variables: list[str]
+    left_out: list[str]  # users of contexts of an earlier run that are no longer in the site
+
+
+def write(site: Site, folder: Path, store: Path | None = None) -> Written:
+    """Write everything that a site needs into `folder` (mode 0700).
 
     With several servers, `configuration` has the schedulers' settings if there were none. Raises OSError, MoorageError.
     """
@@ -183,14 +193,14 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
         for each in (folder / SECRETS, path.parent):
             each.mkdir(mode=0o700, exist_ok=True)
         replace_private(path, key)
-    return {
-        "configuration": [str(folder / name) for name in configuration],
-        "contexts": sorted(contexts),
-        "secrets": [str(path) for path in secrets],
-        "keys": sorted({path.name for path in (folder / KEYS).iterdir()} - before),
-        "variables": [each.variable for each in site.identities] if site.auth == "env" else [],
-        "left_out": sorted(known - {each.key for each in site.identities}),
-    }
+    return Written(
+        configuration=[str(folder / name) for name in configuration],
+        contexts=sorted(contexts),
+        secrets=[str(path) for path in secrets],
+        keys=sorted({path.name for path in (folder / KEYS).iterdir()} - before),
+        variables=[each.variable for each in site.identities] if site.auth == "env" else [],
+        left_out=sorted(known - {each.key for each in site.identities}),
+    )
 
 
 def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
@@ -248,17 +258,17 @@ def _is_address(text: str | None) -> bool:
         return False
 
 
-def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: bool) -> None:
-    for path in written["configuration"]:
+def _told(site: Site, out: Path, written: Written, *, is_first: bool) -> None:
+    for path in written.configuration:
         tell(path)
-    for name in written["contexts"]:
+    for name in written.contexts:
         tell(f"{out.absolute() / CONTEXTS}/{name}.json")
-    for path in written["secrets"]:
+    for path in written.secrets:
         tell(path)
-    for name in written["variables"]:
+    for name in written.variables:
         tell(f"${name}")
-    say(f"configuration for {many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
-    if gone := written["left_out"]:
+    say(f"configuration for {many(len(site.identities), 'user')}, {many(len(written.keys), 'new key')}")
+    if gone := written.left_out:
         names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
         say(
             "warning: users that are no longer in the configuration lose access when the server reads it: "
@@ -276,8 +286,8 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         )
     settings = out.absolute() / SCHEDULERS
     if site.clustered:
-        _tell_copies(len(site.servers), settings, is_new=str(settings) in written["configuration"])
-    [first, *_] = (path for path in written["configuration"] if Path(path).name.startswith("server"))
+        _tell_copies(len(site.servers), settings, is_new=str(settings) in written.configuration)
+    [first, *_] = (path for path in written.configuration if Path(path).name.startswith("server"))
     say(f"next: nats-server -c {first}")
     if site.clustered:
         say(f"      and on the other machines so, each with its own file, up to server-{len(site.servers)}.conf")
