@@ -18,6 +18,7 @@ from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus, SimulatedConnection
 from moorage.testing.bus.clock import SimulatedClock
 from moorage.testing.bus.network import SERVER, Faults, FaultyNetwork
+from tests.scenes import played_by
 from tests.waiting import until
 
 SUBJECTS: Final = Subjects("t")
@@ -120,53 +121,52 @@ def records(scheduler: Scheduler) -> int:
     return scheduler.term.records
 
 
-def test_a_caller_that_submits_one_after_the_other_needs_one_append_a_job() -> None:
+@played_by(on_a_quiet_machine)
+async def test_a_caller_that_submits_one_after_the_other_needs_one_append_a_job(
+    scheduler: Scheduler, caller: Caller, clock: SimulatedClock
+) -> None:
     """Otherwise every second submit waits for the append that tells of an end."""
-
-    async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
-        for _ in range(2 * SHARE_AFTER + 2):
-            await caller.submit()
-        before, began_s = records(scheduler), clock.now_s
-        for _ in range(JOBS):
-            await caller.submit()
-        took_ms = (clock.now_s - began_s) * 1000
-        assert records(scheduler) - before <= JOBS + 2
-        assert took_ms / JOBS < 2 * CALLER_MS + 2 * LEDGER_MS + 0.05
-        assert await caller.until_ended() < SHARE_WAIT_S * 1000 + 10 * LEDGER_MS
-
-    on_a_quiet_machine(scene)
+    for _ in range(2 * SHARE_AFTER + 2):
+        await caller.submit()
+    before, began_s = records(scheduler), clock.now_s
+    for _ in range(JOBS):
+        await caller.submit()
+    took_ms = (clock.now_s - began_s) * 1000
+    assert records(scheduler) - before <= JOBS + 2
+    assert took_ms / JOBS < 2 * CALLER_MS + 2 * LEDGER_MS + 0.05
+    assert await caller.until_ended() < SHARE_WAIT_S * 1000 + 10 * LEDGER_MS
 
 
-def test_where_a_job_waits_for_room_no_record_waits() -> None:
-    async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
-        await caller.submit(gpus=9)
-        for _ in range(2 * SHARE_AFTER + 2):
-            await caller.submit()
-        before = records(scheduler)
-        for _ in range(JOBS):
-            await caller.submit()
-        assert records(scheduler) - before > 1.3 * JOBS
-
-    on_a_quiet_machine(scene)
-
-
-def test_a_caller_that_waits_for_an_end_waits_for_nothing_else() -> None:
-    async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
-        for _ in range(JOBS):
-            await caller.submit()
-            # placed, reported, appended, announced: no time of the scheduler's own
-            assert await caller.until_ended() < 2 * WORKER_MS + 2 * LEDGER_MS + CALLER_MS + 0.05
-
-    on_a_quiet_machine(scene)
+@played_by(on_a_quiet_machine)
+async def test_where_a_job_waits_for_room_no_record_waits(
+    scheduler: Scheduler, caller: Caller, clock: SimulatedClock
+) -> None:
+    await caller.submit(gpus=9)
+    for _ in range(2 * SHARE_AFTER + 2):
+        await caller.submit()
+    before = records(scheduler)
+    for _ in range(JOBS):
+        await caller.submit()
+    assert records(scheduler) - before > 1.3 * JOBS
 
 
-def test_a_wait_without_a_submit_is_the_last_one() -> None:
-    async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
-        for _ in range(JOBS):
-            await caller.submit()
-        await caller.until_ended()
-        for _ in range(5):
-            await caller.submit()
-            assert await caller.until_ended() < SHARE_WAIT_S * 1000 / 2
+@played_by(on_a_quiet_machine)
+async def test_a_caller_that_waits_for_an_end_waits_for_nothing_else(
+    scheduler: Scheduler, caller: Caller, clock: SimulatedClock
+) -> None:
+    for _ in range(JOBS):
+        await caller.submit()
+        # placed, reported, appended, announced: no time of the scheduler's own
+        assert await caller.until_ended() < 2 * WORKER_MS + 2 * LEDGER_MS + CALLER_MS + 0.05
 
-    on_a_quiet_machine(scene)
+
+@played_by(on_a_quiet_machine)
+async def test_a_wait_without_a_submit_is_the_last_one(
+    scheduler: Scheduler, caller: Caller, clock: SimulatedClock
+) -> None:
+    for _ in range(JOBS):
+        await caller.submit()
+    await caller.until_ended()
+    for _ in range(5):
+        await caller.submit()
+        assert await caller.until_ended() < SHARE_WAIT_S * 1000 / 2

@@ -14,9 +14,9 @@ from moorage.client import AsyncClient, JobFailed, Rejected
 from moorage.client.again import keep_files
 from moorage.client.sending import AGAIN_AFTER_S, bucket_of
 from moorage.testing import Ran, SimFleet, Task
+from tests.scenes import in_virtual_time
 from tests.system.cli.node import Node
 from tests.unit.client.test_packing import made
-from tests.unit.client.test_sim_fleet import in_virtual_time
 
 
 def odd_ones_fail(task: Task) -> Ran:

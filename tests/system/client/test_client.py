@@ -15,7 +15,8 @@ from moorage.client import (
     Request,
     Run,
 )
-from moorage.testing import Ran, SimFleet, SimulatedClock
+from moorage.testing import Ran, SimFleet
+from tests.scenes import in_virtual_time
 from tests.system.cli.node import Node
 from tests.waiting import until_state
 
@@ -62,30 +63,28 @@ async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) ->
             await moorage.fleet.drain("nobody")
 
 
-def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None:
-    async def scene() -> None:
-        async with AsyncClient(transport=SimFleet("2x4xH100", script=lambda _: Ran(0, seconds=100))) as moorage:
-            job = await moorage.submit(["x"], gpu=3, job="runs")
-            await asyncio.sleep(5)
-            audit = await moorage.fleet.audit()
-            assert (audit.drift, audit.workers, audit.members, audit.leases) == ([], 2, 1, 3)
-            with pytest.raises(NotFound):
-                await moorage.job("unheard-of").cancel("enough")
-            told = [await moorage.job(name).cancel("enough", before=True) for name in ("runs", "unheard-of")]
-            assert [(each.job, each.cancelled, each.was) for each in told] == [
-                ("runs", True, "RUNNING"),
-                ("unheard-of", True, "UNKNOWN"),
-            ]
-            assert [each.remembered_s > 0 for each in told] == [False, True]
-            with pytest.raises(Rejected, match="was cancelled before it came"):
-                await moorage.submit(["x"], job="unheard-of")
-            assert await moorage.job("unheard-of").uncancel()
+@in_virtual_time
+async def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None:
+    async with AsyncClient(transport=SimFleet("2x4xH100", script=lambda _: Ran(0, seconds=100))) as moorage:
+        job = await moorage.submit(["x"], gpu=3, job="runs")
+        await asyncio.sleep(5)
+        audit = await moorage.fleet.audit()
+        assert (audit.drift, audit.workers, audit.members, audit.leases) == ([], 2, 1, 3)
+        with pytest.raises(NotFound):
+            await moorage.job("unheard-of").cancel("enough")
+        told = [await moorage.job(name).cancel("enough", before=True) for name in ("runs", "unheard-of")]
+        assert [(each.job, each.cancelled, each.was) for each in told] == [
+            ("runs", True, "RUNNING"),
+            ("unheard-of", True, "UNKNOWN"),
+        ]
+        assert [each.remembered_s > 0 for each in told] == [False, True]
+        with pytest.raises(Rejected, match="was cancelled before it came"):
             await moorage.submit(["x"], job="unheard-of")
-            assert not await moorage.job("unheard-of").uncancel()
-            with pytest.raises(JobFailed, match="was cancelled: enough"):
-                await job.result()
-
-    SimulatedClock().run(scene())
+        assert await moorage.job("unheard-of").uncancel()
+        await moorage.submit(["x"], job="unheard-of")
+        assert not await moorage.job("unheard-of").uncancel()
+        with pytest.raises(JobFailed, match="was cancelled: enough"):
+            await job.result()
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import os
 import sys
 import time
@@ -159,6 +161,25 @@ def with_rig(tmp_path: Path, arguments: tuple[str, ...], scenario: Callable[[Rig
             await scenario(rig)
 
     run(main())
+
+
+def rigged(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Give a test a supervisor of its own, as `rig`, in each way of proof that the fixture `arguments` has."""
+    of_test = inspect.signature(scenario).parameters
+
+    @functools.wraps(scenario)
+    def test(**fixtures: Any) -> None:
+        async def main() -> None:
+            async with rig_at(fixtures["tmp_path"] / "state", *fixtures["arguments"]) as rig:
+                await scenario(rig, **{name: value for name, value in fixtures.items() if name in of_test})
+
+        run(main())
+
+    names = dict.fromkeys(["tmp_path", "arguments", *of_test])
+    del names["rig"]
+    fixtures = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    test.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
+    return test
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

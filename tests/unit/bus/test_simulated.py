@@ -16,6 +16,7 @@ from moorage.bus.errors import ConnectionClosed, Disconnected, JetStreamRefused,
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
 from moorage.testing.bus.bus import SERVER, Faults, FaultyNetwork, SimulatedBus, SimulatedClock, Stalled
+from tests.scenes import played_by
 from tests.unit.bus.both_buses import answering
 
 
@@ -121,22 +122,20 @@ def test_drops_doubles_delays_and_reordering_are_each_their_own() -> None:
     assert sorted(reordered) == numbers != reordered
 
 
-def test_faults_of_one_pair_are_not_those_of_another() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        bus.network.between("a", "b", Faults(drop=1.0))
-        a, b, c = bus.connect("a"), bus.connect("b"), bus.connect("c")
-        heard: list[str] = []
-        await b.subscribe("x", lambda _: heard.append("b"))
-        await c.subscribe("x", lambda _: heard.append("c"))
-        await a.send([("x", b"", "")])
-        await asyncio.sleep(1)
-        assert heard == ["c"]
-        bus.network.heal()
-        await a.send([("x", b"", "")])
-        await asyncio.sleep(1)
-        assert heard == ["c", "b", "c"]
-
-    simulate(scene)
+@played_by(simulate)
+async def test_faults_of_one_pair_are_not_those_of_another(bus: SimulatedBus) -> None:
+    bus.network.between("a", "b", Faults(drop=1.0))
+    a, b, c = bus.connect("a"), bus.connect("b"), bus.connect("c")
+    heard: list[str] = []
+    await b.subscribe("x", lambda _: heard.append("b"))
+    await c.subscribe("x", lambda _: heard.append("c"))
+    await a.send([("x", b"", "")])
+    await asyncio.sleep(1)
+    assert heard == ["c"]
+    bus.network.heal()
+    await a.send([("x", b"", "")])
+    await asyncio.sleep(1)
+    assert heard == ["c", "b", "c"]
 
 
 def test_a_partition_cuts_both_ways_and_what_is_under_way() -> None:
@@ -161,36 +160,34 @@ def test_a_partition_cuts_both_ways_and_what_is_under_way() -> None:
     simulate(scene, delay_ms=(1, 2))
 
 
-def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        states: list[str] = []
-        a, b = bus.connect("a", on_state=lambda state: states.append(state.value)), bus.connect("b")
-        heard: list[bytes] = []
-        await a.subscribe("x", lambda d: heard.append(d.data))
-        await b.subscribe("silent", lambda _: None)
-        waiting = asyncio.ensure_future(a.request("silent", b"", 30))
-        await asyncio.sleep(0)
-        a.lose()
-        with pytest.raises(Disconnected):
-            await waiting
-        assert await a.send([("y", b"", "")] * 3) == 0
-        await b.send([("x", b"lost", "")])
-        with pytest.raises(RequestTimeout):
-            await a.request("silent", b"", 1)
-        with pytest.raises(NoResponders):
-            await b.request("x", b"", 1)
-        await b.subscribe("echo", answering(b))
-        later = asyncio.ensure_future(a.request("echo", b"back", 30))
-        await asyncio.sleep(3)
-        a.restore()
-        assert (await later).data == b"back"
-        await b.send([("x", b"heard", "")])
-        await asyncio.sleep(0.1)
-        assert heard == [b"heard"]
-        assert states == ["reconnecting", "connected"]
-        assert a.reconnects == 1
-
-    simulate(scene)
+@played_by(simulate)
+async def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions(bus: SimulatedBus) -> None:
+    states: list[str] = []
+    a, b = bus.connect("a", on_state=lambda state: states.append(state.value)), bus.connect("b")
+    heard: list[bytes] = []
+    await a.subscribe("x", lambda d: heard.append(d.data))
+    await b.subscribe("silent", lambda _: None)
+    waiting = asyncio.ensure_future(a.request("silent", b"", 30))
+    await asyncio.sleep(0)
+    a.lose()
+    with pytest.raises(Disconnected):
+        await waiting
+    assert await a.send([("y", b"", "")] * 3) == 0
+    await b.send([("x", b"lost", "")])
+    with pytest.raises(RequestTimeout):
+        await a.request("silent", b"", 1)
+    with pytest.raises(NoResponders):
+        await b.request("x", b"", 1)
+    await b.subscribe("echo", answering(b))
+    later = asyncio.ensure_future(a.request("echo", b"back", 30))
+    await asyncio.sleep(3)
+    a.restore()
+    assert (await later).data == b"back"
+    await b.send([("x", b"heard", "")])
+    await asyncio.sleep(0.1)
+    assert heard == [b"heard"]
+    assert states == ["reconnecting", "connected"]
+    assert a.reconnects == 1
 
 
 def test_a_subscription_that_is_drained_gets_what_is_on_its_way_from_all_senders() -> None:
@@ -209,88 +206,76 @@ def test_a_subscription_that_is_drained_gets_what_is_on_its_way_from_all_senders
     assert heard == 20 * [b"before"]
 
 
-def test_close_ends_the_wait_for_a_connection() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        a = bus.connect("a")
-        a.lose()
-        waiting = [asyncio.ensure_future(a.request("x", b"", 30)), asyncio.ensure_future(a.flush(30))]
-        await asyncio.sleep(1)
-        await a.close()
-        for each in waiting:
-            with pytest.raises(ConnectionClosed):
-                await each
-        assert asyncio.get_running_loop().time() < 2
-
-    simulate(scene)
+@played_by(simulate)
+async def test_close_ends_the_wait_for_a_connection(bus: SimulatedBus) -> None:
+    a = bus.connect("a")
+    a.lose()
+    waiting = [asyncio.ensure_future(a.request("x", b"", 30)), asyncio.ensure_future(a.flush(30))]
+    await asyncio.sleep(1)
+    await a.close()
+    for each in waiting:
+        with pytest.raises(ConnectionClosed):
+            await each
+    assert asyncio.get_running_loop().time() < 2
 
 
-def test_a_defect_in_a_handler_is_told_and_stops_nothing() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        errors: list[Exception] = []
-        a = bus.connect("a", on_error=errors.append)
-        heard: list[bytes] = []
-        await a.subscribe("x", lambda d: heard.append(d.data[5:] if d.data[0] else b""))
-        await a.send([("x", b"", ""), ("x", b"after", "")])
-        await asyncio.sleep(0.1)
-        assert len(heard) == 1
-        assert ["IndexError" in str(error) for error in errors] == [True]
-
-    simulate(scene)
+@played_by(simulate)
+async def test_a_defect_in_a_handler_is_told_and_stops_nothing(bus: SimulatedBus) -> None:
+    errors: list[Exception] = []
+    a = bus.connect("a", on_error=errors.append)
+    heard: list[bytes] = []
+    await a.subscribe("x", lambda d: heard.append(d.data[5:] if d.data[0] else b""))
+    await a.send([("x", b"", ""), ("x", b"after", "")])
+    await asyncio.sleep(0.1)
+    assert len(heard) == 1
+    assert ["IndexError" in str(error) for error in errors] == [True]
 
 
-def test_an_ambiguous_acknowledgement_is_stored_and_looks_like_silence() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        a = bus.connect("a")
-        js = JetStream(a)
-        await js.ensure_stream({"name": "S", "allow_direct": True})
-        bus.network.lose_next_ack("a")
-        with pytest.raises(RequestTimeout):
-            await js.append("S", b"1", {MESSAGE_ID: "m"})
-        assert await js.append("S", b"1", {MESSAGE_ID: "m"}) == Ack("S", 1, duplicate=True)
-        assert bus.network.counters["lost_acks"] == 1
-        await asyncio.sleep(121)  # the window of two minutes is over
-        assert await js.append("S", b"1", {MESSAGE_ID: "m"}) == Ack("S", 2)
-        assert len(bus.streams()["S"].messages) == 2
-
-    simulate(scene)
+@played_by(simulate)
+async def test_an_ambiguous_acknowledgement_is_stored_and_looks_like_silence(bus: SimulatedBus) -> None:
+    a = bus.connect("a")
+    js = JetStream(a)
+    await js.ensure_stream({"name": "S", "allow_direct": True})
+    bus.network.lose_next_ack("a")
+    with pytest.raises(RequestTimeout):
+        await js.append("S", b"1", {MESSAGE_ID: "m"})
+    assert await js.append("S", b"1", {MESSAGE_ID: "m"}) == Ack("S", 1, duplicate=True)
+    assert bus.network.counters["lost_acks"] == 1
+    await asyncio.sleep(121)  # the window of two minutes is over
+    assert await js.append("S", b"1", {MESSAGE_ID: "m"}) == Ack("S", 2)
+    assert len(bus.streams()["S"].messages) == 2
 
 
-def test_accounts_do_not_see_each_other() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        users, ledger = bus.connect("a"), bus.connect("a", account="ledger")
-        await JetStream(ledger).ensure_stream({"name": "L"})
-        heard: list[Delivery] = []
-        await users.subscribe("x", heard.append)
-        await ledger.send([("x", b"", "")])
-        with pytest.raises(JetStreamRefused):
-            await JetStream(users).stream_info("L")
-        assert await JetStream(users).append("L", b"") == JsError(503, 0, "nobody answers on L")
-        assert heard == []
-
-    simulate(scene)
+@played_by(simulate)
+async def test_accounts_do_not_see_each_other(bus: SimulatedBus) -> None:
+    users, ledger = bus.connect("a"), bus.connect("a", account="ledger")
+    await JetStream(ledger).ensure_stream({"name": "L"})
+    heard: list[Delivery] = []
+    await users.subscribe("x", heard.append)
+    await ledger.send([("x", b"", "")])
+    with pytest.raises(JetStreamRefused):
+        await JetStream(users).stream_info("L")
+    assert await JetStream(users).append("L", b"") == JsError(503, 0, "nobody answers on L")
+    assert heard == []
 
 
-def test_what_is_not_simulated_is_refused() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        a = bus.connect("a")
-        for settings in ({"mirror": {"name": "T"}}, {"retention": "workqueue"}):
-            with pytest.raises(JetStreamRefused, match="simulated") as refused:
-                await JetStream(a).ensure_stream({"name": "S", **settings})
-            assert refused.value.status == 501
-        answer = json.loads((await a.request("$JS.API.CONSUMER.CREATE.S", b"{}", 1)).data)
-        assert answer["error"]["code"] == 501
-
-    simulate(scene)
+@played_by(simulate)
+async def test_what_is_not_simulated_is_refused(bus: SimulatedBus) -> None:
+    a = bus.connect("a")
+    for settings in ({"mirror": {"name": "T"}}, {"retention": "workqueue"}):
+        with pytest.raises(JetStreamRefused, match="simulated") as refused:
+            await JetStream(a).ensure_stream({"name": "S", **settings})
+        assert refused.value.status == 501
+    answer = json.loads((await a.request("$JS.API.CONSUMER.CREATE.S", b"{}", 1)).data)
+    assert answer["error"]["code"] == 501
 
 
-def test_old_messages_leave_by_age() -> None:
-    async def scene(bus: SimulatedBus) -> None:
-        js = JetStream(bus.connect("a"))
-        await js.ensure_stream({"name": "S", "max_age": 10_000_000_000, "allow_direct": True})
-        for _ in range(3):
-            await js.append("S", b"")
-            await asyncio.sleep(4)
-        assert [m.seq for m in await js.direct_get_batch("S", seq=1)] == [2, 3]
-        assert (await js.stream_info("S")).first_seq == 2
-
-    simulate(scene)
+@played_by(simulate)
+async def test_old_messages_leave_by_age(bus: SimulatedBus) -> None:
+    js = JetStream(bus.connect("a"))
+    await js.ensure_stream({"name": "S", "max_age": 10_000_000_000, "allow_direct": True})
+    for _ in range(3):
+        await js.append("S", b"")
+        await asyncio.sleep(4)
+    assert [m.seq for m in await js.direct_get_batch("S", seq=1)] == [2, 3]
+    assert (await js.stream_info("S")).first_seq == 2

@@ -16,7 +16,7 @@ from moorage.cli.jobs.job_flags import JobFlags
 from moorage.client import AsyncClient, Rejected
 from moorage.client.packing import pack
 from moorage.testing import SimFleet
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 
 SWEEP = """\
 # eight at a time

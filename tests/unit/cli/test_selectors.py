@@ -16,7 +16,7 @@ from moorage.client import AsyncClient, ClientError, NotFound, Rejected
 from moorage.client.job_ids import fresh_job_id
 from moorage.schemas.job import After
 from moorage.testing import SimFleet
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 
 HANG = {"run": {"driver": "noop", "argv": ["hang"]}}
 

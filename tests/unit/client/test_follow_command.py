@@ -13,7 +13,7 @@ from moorage.client import AsyncClient
 from moorage.client.follow.telling import Reached, Telling, Told, states_wanted
 from moorage.scheduler.core.config import Config
 from moorage.testing import Ran, SimFleet, Task
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 from tests.waiting import until
 
 

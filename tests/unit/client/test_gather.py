@@ -14,10 +14,10 @@ from moorage.client.follow.gathering import Gathering
 from moorage.client.follow.story import AHEAD_MAX
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted, Answer, Event
-from moorage.testing import Ran, SimFleet, SimulatedClock, Task
+from moorage.testing import Ran, SimFleet, Task
 from moorage.testing.bus.bus import Faults
+from tests.scenes import in_virtual_time
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown
-from tests.unit.client.test_sim_fleet import in_virtual_time
 from tests.waiting import until
 
 
@@ -179,23 +179,19 @@ async def test_a_job_of_another_tenant_is_not_taken_for_one_of_its_name() -> Non
         assert [result.code for result in await a.wait([theirs])] == [1]
 
 
-def test_a_handle_says_what_is_known_of_it() -> None:
-    async def scene() -> None:
-        async with AsyncClient(transport=SimFleet("8xH100", script=by_words), tenant="vision") as moorage:
-            assert repr(moorage.job("a")) == "<Job a of vision not asked yet>"
-            job = await moorage.submit(["0", "100"], gpu="2xH100:80G", job="a")
-            assert repr(job) == "<Job a of vision QUEUED 2xH100:80G accepted 0ms ago>"
-            await asyncio.sleep(92)
-            await asyncio.sleep(
-                3
-            )  # an age is that of the newest record: the first question after idle time has an old one
-            other = moorage.job("a")
-            await other.show()
-            assert repr(other).startswith("<Job a of vision RUNNING 2xH100:80G on sim-0000 accepted 1m3")
-            await job.result()
-            assert repr(job).startswith("<Job a of vision SUCCEEDED 2xH100:80G on sim-0000 accepted 1m4")
-
-    SimulatedClock().run(scene())
+@in_virtual_time
+async def test_a_handle_says_what_is_known_of_it() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words), tenant="vision") as moorage:
+        assert repr(moorage.job("a")) == "<Job a of vision not asked yet>"
+        job = await moorage.submit(["0", "100"], gpu="2xH100:80G", job="a")
+        assert repr(job) == "<Job a of vision QUEUED 2xH100:80G accepted 0ms ago>"
+        await asyncio.sleep(92)
+        await asyncio.sleep(3)  # an age is that of the newest record: the first question after idle time has an old one
+        other = moorage.job("a")
+        await other.show()
+        assert repr(other).startswith("<Job a of vision RUNNING 2xH100:80G on sim-0000 accepted 1m3")
+        await job.result()
+        assert repr(job).startswith("<Job a of vision SUCCEEDED 2xH100:80G on sim-0000 accepted 1m4")
 
 
 async def test_an_end_whose_decision_was_not_heard_is_asked_for(nats_url: str, unique: str) -> None:
@@ -222,17 +218,6 @@ async def test_a_request_that_the_durable_queue_refuses_ends_the_wait_for_its_jo
             await scheduler.say_to_tenant(*(Event(unique, job.job, 0, "REJECTED", 9, why=why) for job in jobs))
             ended = [job.known_result async for job in gathering.over(20)]
         assert [(each.state, each.why) for each in ended if each is not None] == [("REJECTED", why)] * CROWD
-
-
-async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: str) -> None:
-    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
-        scheduler.will_show(
-            shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED", code=0))
-        )
-        waiting = asyncio.create_task(client.wait([client.job("j")], "20s"))
-        await until(lambda: len(scheduler.asked) == 1, what="asked where it stands")
-        await scheduler.say_raw(scheduler.subjects.events(unique), b"{not json")
-        assert (await waiting)[0].state == "SUCCEEDED"
 
 
 @in_virtual_time

@@ -29,7 +29,7 @@ from moorage.schemas.errors import Problem
 from moorage.system.archives import compressed
 from moorage.testing import Ran, SimFleet
 from moorage.worker.attempt.job_files import JobFiles, LeftOut
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 
 
 def halve(item: float) -> Any:

@@ -8,7 +8,7 @@ import gc
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -43,17 +43,8 @@ from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import FaultyNetwork
 from moorage.worker.drivers.handler.call import Handler
 from moorage.worker.drivers.handler.context import HandlerContext
+from tests.scenes import in_virtual_time
 from tests.waiting import until, until_state
-
-Scene = Callable[[], Coroutine[Any, Any, None]]
-
-
-def in_virtual_time(scene: Scene) -> Callable[[], None]:
-    def test() -> None:
-        SimulatedClock().run(scene())
-
-    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
-    return test
 
 
 def say_devices(task: Task) -> Ran:

@@ -13,7 +13,7 @@ from moorage.bus.transport import Delivery
 from moorage.calls.function import Context
 from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, endpoint
 from moorage.testing import SimFleet
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 from tests.waiting import until
 
 

@@ -15,6 +15,7 @@ from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults, FaultyNetwork, Stalled
 from moorage.worker.drivers.handler.call import Handler
 from moorage.worker.drivers.handler.context import HandlerContext
+from tests.scenes import in_virtual_time
 from tests.waiting import until, until_state
 
 Scenario = Callable[[AsyncClient, SimFleet], Awaitable[None]]
@@ -322,17 +323,15 @@ def test_an_event_that_was_lost_is_asked_for_as_soon_as_without_skips(
     assert max(heard_s) < 320
 
 
-def test_a_wait_for_a_job_is_over_in_time_while_the_fleet_sleeps() -> None:
-    async def scene() -> None:
-        async with AsyncClient(transport=SimFleet("1x1xH100", script=by_words)) as moorage:
-            job = await moorage.submit(["9999"], gpu=1)
-            for wait in (job.result(wait=1000), moorage.wait([job], wait=1000)):
-                began_s = asyncio.get_running_loop().time()
-                with pytest.raises(TimedOut):
-                    await wait
-                assert asyncio.get_running_loop().time() - began_s == pytest.approx(1000, abs=0.01)
-
-    SimulatedClock().run(scene())
+@in_virtual_time
+async def test_a_wait_for_a_job_is_over_in_time_while_the_fleet_sleeps() -> None:
+    async with AsyncClient(transport=SimFleet("1x1xH100", script=by_words)) as moorage:
+        job = await moorage.submit(["9999"], gpu=1)
+        for wait in (job.result(wait=1000), moorage.wait([job], wait=1000)):
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(TimedOut):
+                await wait
+            assert asyncio.get_running_loop().time() - began_s == pytest.approx(1000, abs=0.01)
 
 
 def test_a_wait_without_an_end_is_told_at_once() -> None:
@@ -344,22 +343,19 @@ def test_a_wait_without_an_end_is_told_at_once() -> None:
         SimulatedClock().run(scene())
 
 
-def test_neither_side_counts_what_was_skipped_as_silence() -> None:
+@in_virtual_time
+async def test_neither_side_counts_what_was_skipped_as_silence() -> None:
     """Asked at once after an hour, the leader answers, and knows all workers and schedulers as heard just now."""
-
-    async def scene() -> None:
-        async with AsyncClient(transport=SimFleet("2x1xH100", script=by_words, handlers=HANDLERS)) as moorage:
-            await moorage.submit(["4000"], gpu=1, job="runs")
-            for _ in range(3):
-                await asyncio.sleep(3600)
-                fleet = await moorage.fleet.show()
-                assert {row.state for row in fleet.workers} == {"up"}
-                assert len(fleet.data["schedulers"]) == 1
-                assert (await (await moorage.submit_handler("paint", 0, gpu=1)).result()).value == 1
-            assert fleet.epoch == 1
-            assert (await moorage.job("runs").result()).changes[-1].attempt == 1
-
-    SimulatedClock().run(scene())
+    async with AsyncClient(transport=SimFleet("2x1xH100", script=by_words, handlers=HANDLERS)) as moorage:
+        await moorage.submit(["4000"], gpu=1, job="runs")
+        for _ in range(3):
+            await asyncio.sleep(3600)
+            fleet = await moorage.fleet.show()
+            assert {row.state for row in fleet.workers} == {"up"}
+            assert len(fleet.data["schedulers"]) == 1
+            assert (await (await moorage.submit_handler("paint", 0, gpu=1)).result()).value == 1
+        assert fleet.epoch == 1
+        assert (await moorage.job("runs").result()).changes[-1].attempt == 1
 
 
 def test_a_leader_that_was_stopped_says_so_and_one_that_sleeps_does_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.worker.attempt.output_pages import page_of
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 
 ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]
 
@@ -202,55 +202,47 @@ def test_what_is_let_go_of_a_long_output_is_counted_as_it_was_written(monkeypatc
     assert (len(captured.text("out")), captured.lost_bytes) == (8, 32)
 
 
-def test_what_nobody_keeps_is_counted_and_the_rest_is_given() -> None:
-    async def scenario() -> None:
-        source = Keeping(b"0123456789")
-        source.refusals = [NoOutput(problem("not-kept", "cleared"))]
-        joiner = joiner_on(source)
-        got = [each async for each in joiner.joined(Piece(0, 1, "out", 4, "4567", next=8))]
-        assert [(each.offset, each.text) for each in got] == [(4, "4567")]
-        assert joiner.lost == 4
-        assert joiner.trouble is not None
-        assert joiner.trouble.code == "not-kept"
-
-    asyncio.run(scenario())
+async def test_what_nobody_keeps_is_counted_and_the_rest_is_given() -> None:
+    source = Keeping(b"0123456789")
+    source.refusals = [NoOutput(problem("not-kept", "cleared"))]
+    joiner = joiner_on(source)
+    got = [each async for each in joiner.joined(Piece(0, 1, "out", 4, "4567", next=8))]
+    assert [(each.offset, each.text) for each in got] == [(4, "4567")]
+    assert joiner.lost == 4
+    assert joiner.trouble is not None
+    assert joiner.trouble.code == "not-kept"
 
 
-def test_what_an_attempt_lacks_is_no_news_once_a_later_one_is_heard() -> None:
+async def test_what_an_attempt_lacks_is_no_news_once_a_later_one_is_heard() -> None:
     """An attempt that was placed on a worker just killed never ran: nobody misses what it said."""
-
-    async def scenario() -> None:
-        source = Keeping(b"0123")
-        joiner = joiner_on(source)
-        source.refusals = [NoOutput(problem("worker-lost", "gone")) for _ in range(4)]
-        for replica in (0, 1):
-            assert [each async for each in joiner.kept(replica, 1)] == []
-        assert [each.offset async for each in joiner.joined(Piece(0, 2, "out", 0, "0123", True, 4))] == [0]
-        assert joiner.trouble is not None, "of replica 1 nothing was heard since"
-        source.written, source.is_over = 4, True
-        _ = [each async for each in joiner.joined(Piece(1, 2, "out", 0, "0123", True, 4))]
-        assert joiner.trouble is None
-        source.refusals = [NoOutput(problem("worker-lost", "gone again"))]
-        _ = [each async for each in joiner.joined(Piece(1, 3, "out", 2, "23", True, 4))]
-        assert joiner.trouble is not None
-        assert joiner.trouble.problem.message == "gone again"
-
-    asyncio.run(scenario())
+    source = Keeping(b"0123")
+    joiner = joiner_on(source)
+    source.refusals = [NoOutput(problem("worker-lost", "gone")) for _ in range(4)]
+    for replica in (0, 1):
+        assert [each async for each in joiner.kept(replica, 1)] == []
+    assert [each.offset async for each in joiner.joined(Piece(0, 2, "out", 0, "0123", True, 4))] == [0]
+    assert joiner.trouble is not None, "of replica 1 nothing was heard since"
+    source.written, source.is_over = 4, True
+    _ = [each async for each in joiner.joined(Piece(1, 2, "out", 0, "0123", True, 4))]
+    assert joiner.trouble is None
+    source.refusals = [NoOutput(problem("worker-lost", "gone again"))]
+    _ = [each async for each in joiner.joined(Piece(1, 3, "out", 2, "23", True, 4))]
+    assert joiner.trouble is not None
+    assert joiner.trouble.problem.message == "gone again"
 
 
-def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> None:
-        source = Keeping(b"")
-        watch = Watch(Stories(AsyncClient()._wire), "j")
-        watch.joiner = joiner_on(source)
-        source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
-        _ = [each async for each in watch.joiner.kept(0, 1)]
-        tell_missing(watch, asked_for=False)
-        assert capsys.readouterr().err == "warning[not-kept]: the driver naps keeps no output\n"
-        tell_missing(watch, asked_for=True)
-        assert capsys.readouterr().err.startswith("error[not-kept]: the driver naps keeps no output\n")
-
-    asyncio.run(scenario())
+async def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = Keeping(b"")
+    watch = Watch(Stories(AsyncClient()._wire), "j")
+    watch.joiner = joiner_on(source)
+    source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
+    _ = [each async for each in watch.joiner.kept(0, 1)]
+    tell_missing(watch, asked_for=False)
+    assert capsys.readouterr().err == "warning[not-kept]: the driver naps keeps no output\n"
+    tell_missing(watch, asked_for=True)
+    assert capsys.readouterr().err.startswith("error[not-kept]: the driver naps keeps no output\n")
 
 
 def test_it_waits_its_turn_where_too_much_is_asked() -> None:
@@ -267,16 +259,13 @@ def test_it_waits_its_turn_where_too_much_is_asked() -> None:
     assert clock.now_s == 7.5, "as long as the worker said, each time"
 
 
-def test_a_tail_is_the_last_lines_of_what_was_said_before() -> None:
-    async def scenario() -> None:
-        source = Keeping(b"one\ntwo\nthree\nfour\nfive\n")
-        source.written = 19
-        joiner = joiner_on(source, tail=2)
-        assert [each.text async for each in joiner.kept(0, 1)] == ["three\nfour\n"]
-        source.written = 24
-        assert [each.text async for each in joiner.joined(Piece(0, 1, "out", 19, "five\n", next=24))] == ["five\n"]
-
-    asyncio.run(scenario())
+async def test_a_tail_is_the_last_lines_of_what_was_said_before() -> None:
+    source = Keeping(b"one\ntwo\nthree\nfour\nfive\n")
+    source.written = 19
+    joiner = joiner_on(source, tail=2)
+    assert [each.text async for each in joiner.kept(0, 1)] == ["three\nfour\n"]
+    source.written = 24
+    assert [each.text async for each in joiner.joined(Piece(0, 1, "out", 19, "five\n", next=24))] == ["five\n"]
 
 
 @pytest.mark.parametrize("ends", [b"", b"\n"])

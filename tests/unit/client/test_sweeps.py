@@ -18,7 +18,7 @@ from moorage.schemas.job import Request
 from moorage.system.item_files import items_in
 from moorage.testing import Ran, SimFleet, Task
 from moorage.worker.drivers.handler.context import HandlerContext
-from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.scenes import in_virtual_time
 
 
 def say_item(task: Task) -> Ran:

@@ -26,6 +26,7 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.served import Answer, CallError, checked_headers
 from moorage.schemas.service import ERROR, HOPS_MAX, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec, Turn
 from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock
+from tests.scenes import in_virtual_time, played_by
 
 NAME = Name("moorage", "acme", "embed")
 LONG_S = 100
@@ -95,43 +96,39 @@ def member(scene: Callable[[Desk], Awaitable[None]], queue: QueueSpec | None = N
     SimulatedClock().run(main())
 
 
-def test_a_call_waits_as_long_as_its_caller_says_and_no_longer() -> None:
-    async def scene(desk: Desk) -> None:
-        running = await desk.full()
-        began_s, late = now_s(), desk.call(wait_ms=90_000)
-        await late
-        assert error_of(late) == "expired"
-        assert 0 <= round(now_s() - began_s - 90, 3) <= 2 * TICK_S
-        assert not running.done()
-        desk.answer()
-        await running
-        assert (error_of(running), desk.running) == ("", []), "the call that expired is not run behind it"
-
-    member(scene)
+@played_by(member)
+async def test_a_call_waits_as_long_as_its_caller_says_and_no_longer(desk: Desk) -> None:
+    running = await desk.full()
+    began_s, late = now_s(), desk.call(wait_ms=90_000)
+    await late
+    assert error_of(late) == "expired"
+    assert 0 <= round(now_s() - began_s - 90, 3) <= 2 * TICK_S
+    assert not running.done()
+    desk.answer()
+    await running
+    assert (error_of(running), desk.running) == ("", []), "the call that expired is not run behind it"
 
 
-def test_a_member_whose_calls_are_quick_opens_its_room_once_for_many_of_them() -> None:
-    async def scene(desk: Desk) -> None:
-        opened: list[str] = []
-        connection = desk.messenger._connection
-        subscribe = connection.subscribe_ahead
+@played_by(member)
+async def test_a_member_whose_calls_are_quick_opens_its_room_once_for_many_of_them(desk: Desk) -> None:
+    opened: list[str] = []
+    connection = desk.messenger._connection
+    subscribe = connection.subscribe_ahead
 
-        async def counted(subject: str, *more: Any) -> Any:
-            opened.append(subject)
-            return await subscribe(subject, *more)
+    async def counted(subject: str, *more: Any) -> Any:
+        opened.append(subject)
+        return await subscribe(subject, *more)
 
-        cast(Any, connection).subscribe_ahead = counted
-        calls = []
-        for _ in range(20):
-            calls += [desk.call(), desk.call()]
-            for _ in range(2):
-                await asyncio.sleep(0.002)
-                desk.answer()
-        await asyncio.wait(calls)
-        assert {error_of(each) for each in calls} == {""}
-        assert len(opened) == 1
-
-    member(scene)
+    cast(Any, connection).subscribe_ahead = counted
+    calls = []
+    for _ in range(20):
+        calls += [desk.call(), desk.call()]
+        for _ in range(2):
+            await asyncio.sleep(0.002)
+            desk.answer()
+    await asyncio.wait(calls)
+    assert {error_of(each) for each in calls} == {""}
+    assert len(opened) == 1
 
 
 def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() -> None:
@@ -149,139 +146,125 @@ def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() ->
     member(scene, QueueSpec(30, 5.0))
 
 
-def test_a_call_for_a_method_goes_from_member_to_member_that_has_it() -> None:
+@in_virtual_time
+async def test_a_call_for_a_method_goes_from_member_to_member_that_has_it() -> None:
     """Of two versions of a service, one has no method `embed`: its idle members fetch no call from the other one's."""
-
-    async def main() -> None:
-        bus = SimulatedBus()
-        old, new, idle = Desk(bus), Desk(bus), Desk(bus)
-        for each in (new, idle):
-            each.messenger.endpoints = frozenset({"embed"})
-        await old.messenger.open()
-        await new.messenger.open()
-        await new.messenger.take()
-        full, waiting = await new.full(), new.call(endpoint=".embed")
-        await asyncio.sleep(10)
-        assert (old.heads, waiting.done()) == ([], False)
-        await idle.messenger.open()
-        await asyncio.sleep(1)
-        assert [head.endpoint for head in idle.heads] == ["embed"]
-        idle.answer()
-        new.answer()
-        wrong = new.call(endpoint=".other")
-        await asyncio.wait((full, waiting, wrong))
-        assert [error_of(each) for each in (full, waiting, wrong)] == ["", "", "no-endpoint"]
-        assert b"embed has no method 'other'; its methods: embed" in wrong.result().data
-        for each in (old, new, idle):
-            await each.messenger.close()
-
-    SimulatedClock().run(main())
+    bus = SimulatedBus()
+    old, new, idle = Desk(bus), Desk(bus), Desk(bus)
+    for each in (new, idle):
+        each.messenger.endpoints = frozenset({"embed"})
+    await old.messenger.open()
+    await new.messenger.open()
+    await new.messenger.take()
+    full, waiting = await new.full(), new.call(endpoint=".embed")
+    await asyncio.sleep(10)
+    assert (old.heads, waiting.done()) == ([], False)
+    await idle.messenger.open()
+    await asyncio.sleep(1)
+    assert [head.endpoint for head in idle.heads] == ["embed"]
+    idle.answer()
+    new.answer()
+    wrong = new.call(endpoint=".other")
+    await asyncio.wait((full, waiting, wrong))
+    assert [error_of(each) for each in (full, waiting, wrong)] == ["", "", "no-endpoint"]
+    assert b"embed has no method 'other'; its methods: embed" in wrong.result().data
+    for each in (old, new, idle):
+        await each.messenger.close()
 
 
-def test_a_member_is_handed_the_calls_of_its_own_methods_and_asks_no_more_often_than_it_hears_of_calls() -> None:
+@in_virtual_time
+async def test_a_member_is_handed_the_calls_of_its_own_methods_and_asks_no_more_often_than_it_hears_of_calls() -> None:
     """A full member of an older version has a method that the idle ones lack: they fetched none of its calls, not even
     those that they could run, and each asked it a hundred times a second."""
-
-    async def main() -> None:
-        bus = SimulatedBus()
-        old, idle = Desk(bus), Desk(bus)
-        old.messenger.endpoints, idle.messenger.endpoints = frozenset({"gone", "stays"}), frozenset({"stays"})
-        asked = Counter[str]()
-        for what in ("have", "want"):
-            subject = NAME.subjects.member(NAME.tenant, NAME.service, what)
-            await old.caller.subscribe(subject, lambda said: asked.update([said.subject]))
-        await old.messenger.open()
-        await old.messenger.take()
-        full, gone, stays = await old.full(), old.call(endpoint=".gone"), old.call(endpoint=".stays")
+    bus = SimulatedBus()
+    old, idle = Desk(bus), Desk(bus)
+    old.messenger.endpoints, idle.messenger.endpoints = frozenset({"gone", "stays"}), frozenset({"stays"})
+    asked = Counter[str]()
+    for what in ("have", "want"):
+        subject = NAME.subjects.member(NAME.tenant, NAME.service, what)
+        await old.caller.subscribe(subject, lambda said: asked.update([said.subject]))
+    await old.messenger.open()
+    await old.messenger.take()
+    full, gone, stays = await old.full(), old.call(endpoint=".gone"), old.call(endpoint=".stays")
+    await asyncio.sleep(1)
+    await idle.messenger.open()
+    await asyncio.sleep(LONG_S)
+    assert [head.endpoint for head in idle.heads] == ["stays"]
+    idle.answer()
+    asked.clear()
+    await asyncio.sleep(LONG_S)
+    assert list(asked) == [NAME.subjects.member(NAME.tenant, NAME.service, "have")], "and no want"
+    for _ in range(2):
+        old.answer()
         await asyncio.sleep(1)
-        await idle.messenger.open()
-        await asyncio.sleep(LONG_S)
-        assert [head.endpoint for head in idle.heads] == ["stays"]
-        idle.answer()
-        asked.clear()
-        await asyncio.sleep(LONG_S)
-        assert list(asked) == [NAME.subjects.member(NAME.tenant, NAME.service, "have")], "and no want"
-        for _ in range(2):
-            old.answer()
-            await asyncio.sleep(1)
-        await asyncio.wait((full, gone, stays))
-        assert [error_of(each) for each in (full, gone, stays)] == ["", "", ""]
-        for each in (old, idle):
-            await each.messenger.close()
-
-    SimulatedClock().run(main())
+    await asyncio.wait((full, gone, stays))
+    assert [error_of(each) for each in (full, gone, stays)] == ["", "", ""]
+    for each in (old, idle):
+        await each.messenger.close()
 
 
-def test_a_bare_caller_says_a_priority_and_hears_what_a_header_cannot_be() -> None:
-    async def scene(desk: Desk) -> None:
-        running = await desk.full()
-        wrong = [desk.call("2s"), desk.call(**{"moorage-priority": "101"}), desk.call(**{"Moorage-Priority": "high"})]
-        await asyncio.wait(wrong)
-        assert {error_of(each) for each in wrong} == {"bad-header"}
-        assert b"Moorage-Priority must be a whole number from 0 to 100, found '101'" in wrong[1].result().data
-        low, high = desk.call(**{"Moorage-Priority": "20"}), desk.call(**{"moorage-priority": "80"})
-        await asyncio.sleep(1)
-        desk.answer()
-        await running
-        await asyncio.sleep(1)
-        desk.answer()
-        await high
-        assert not low.done()
-        desk.answer()
-        await low
-
-    member(scene)
+@played_by(member)
+async def test_a_bare_caller_says_a_priority_and_hears_what_a_header_cannot_be(desk: Desk) -> None:
+    running = await desk.full()
+    wrong = [desk.call("2s"), desk.call(**{"moorage-priority": "101"}), desk.call(**{"Moorage-Priority": "high"})]
+    await asyncio.wait(wrong)
+    assert {error_of(each) for each in wrong} == {"bad-header"}
+    assert b"Moorage-Priority must be a whole number from 0 to 100, found '101'" in wrong[1].result().data
+    low, high = desk.call(**{"Moorage-Priority": "20"}), desk.call(**{"moorage-priority": "80"})
+    await asyncio.sleep(1)
+    desk.answer()
+    await running
+    await asyncio.sleep(1)
+    desk.answer()
+    await high
+    assert not low.done()
+    desk.answer()
+    await low
 
 
-def test_it_says_what_it_has_to_do_when_that_changes_and_else_each_ten_seconds() -> None:
-    async def scene(desk: Desk) -> None:
-        await asyncio.sleep(LONG_S)
-        assert len(desk.loads) == LONG_S / LOAD_QUIET_S
-        await asyncio.sleep(LOAD_QUIET_S / 2)
-        before = len(desk.loads)
-        await desk.full()
-        await asyncio.sleep(1)
-        assert len(desk.loads) == before + 1
-        await desk.messenger.died()
-        before = len(desk.loads)
-        await desk.messenger.close()
-        await asyncio.sleep(1)
-        assert [load.counts.errors for load in desk.loads[before:]] == [{"502": 1}], "at its end it says the rest"
-
-    member(scene)
+@played_by(member)
+async def test_it_says_what_it_has_to_do_when_that_changes_and_else_each_ten_seconds(desk: Desk) -> None:
+    await asyncio.sleep(LONG_S)
+    assert len(desk.loads) == LONG_S / LOAD_QUIET_S
+    await asyncio.sleep(LOAD_QUIET_S / 2)
+    before = len(desk.loads)
+    await desk.full()
+    await asyncio.sleep(1)
+    assert len(desk.loads) == before + 1
+    await desk.messenger.died()
+    before = len(desk.loads)
+    await desk.messenger.close()
+    await asyncio.sleep(1)
+    assert [load.counts.errors for load in desk.loads[before:]] == [{"502": 1}], "at its end it says the rest"
 
 
-def test_an_end_without_a_grace_waits_for_its_calls_however_long_they_take() -> None:
-    async def scene(desk: Desk) -> None:
-        running, waiting = await desk.full(), desk.call()
-        await asyncio.sleep(1)
-        ending = asyncio.create_task(_drained(desk.messenger, asyncio.Event(), None))
-        await asyncio.sleep(LONG_S)
-        assert [each.done() for each in (ending, running, waiting)] == [False, False, False]
-        desk.answer()
-        await running
-        await asyncio.sleep(LONG_S)
-        assert [each.done() for each in (ending, waiting)] == [False, False]
-        desk.answer()
-        await asyncio.gather(ending, waiting)
-        assert (error_of(running), error_of(waiting)) == ("", "")
-
-    member(scene)
+@played_by(member)
+async def test_an_end_without_a_grace_waits_for_its_calls_however_long_they_take(desk: Desk) -> None:
+    running, waiting = await desk.full(), desk.call()
+    await asyncio.sleep(1)
+    ending = asyncio.create_task(_drained(desk.messenger, asyncio.Event(), None))
+    await asyncio.sleep(LONG_S)
+    assert [each.done() for each in (ending, running, waiting)] == [False, False, False]
+    desk.answer()
+    await running
+    await asyncio.sleep(LONG_S)
+    assert [each.done() for each in (ending, waiting)] == [False, False]
+    desk.answer()
+    await asyncio.gather(ending, waiting)
+    assert (error_of(running), error_of(waiting)) == ("", "")
 
 
-def test_calls_that_outlast_the_grace_are_answered_just_before_it_is_over() -> None:
-    async def scene(desk: Desk) -> None:
-        running, waiting = await desk.full(), desk.call()
-        await asyncio.sleep(1)
-        began_s = now_s()
-        await _drained(desk.messenger, asyncio.Event(), 60.0)
-        assert now_s() - began_s == 60 - LAST_S
-        await asyncio.gather(running, waiting)
-        assert (error_of(running), error_of(waiting)) == ("member-died", "busy")
-        told: Any = msgspec.json.decode(waiting.result().data)
-        assert told["started"] is False
-
-    member(scene)
+@played_by(member)
+async def test_calls_that_outlast_the_grace_are_answered_just_before_it_is_over(desk: Desk) -> None:
+    running, waiting = await desk.full(), desk.call()
+    await asyncio.sleep(1)
+    began_s = now_s()
+    await _drained(desk.messenger, asyncio.Event(), 60.0)
+    assert now_s() - began_s == 60 - LAST_S
+    await asyncio.gather(running, waiting)
+    assert (error_of(running), error_of(waiting)) == ("member-died", "busy")
+    told: Any = msgspec.json.decode(waiting.result().data)
+    assert told["started"] is False
 
 
 def test_data_in_parts_are_kept_in_order_until_the_answer_and_given_up_after_silence(
@@ -343,19 +326,16 @@ def test_data_in_parts_are_kept_in_order_until_the_answer_and_given_up_after_sil
     member(scene)
 
 
-def test_what_waits_at_a_member_that_died_is_told_within_a_second_if_nobody_fetches_it() -> None:
+@played_by(member)
+async def test_what_waits_at_a_member_that_died_is_told_within_a_second_if_nobody_fetches_it(desk: Desk) -> None:
     """Members that always have calls of their own fetch none: callers heard it after five seconds."""
-
-    async def scene(desk: Desk) -> None:
-        running, waiting = await desk.full(), desk.call()
-        await asyncio.sleep(1)
-        began_s, dying = now_s(), asyncio.create_task(desk.messenger.died())
-        await waiting
-        assert error_of(waiting) == "busy"
-        assert now_s() - began_s == pytest.approx(1, abs=0.2)
-        await asyncio.gather(running, dying)
-
-    member(scene)
+    running, waiting = await desk.full(), desk.call()
+    await asyncio.sleep(1)
+    began_s, dying = now_s(), asyncio.create_task(desk.messenger.died())
+    await waiting
+    assert error_of(waiting) == "busy"
+    assert now_s() - began_s == pytest.approx(1, abs=0.2)
+    await asyncio.gather(running, dying)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -381,25 +361,22 @@ def test_a_call_whose_data_never_came_whole_has_not_run_when_its_member_ends(
     member(scene)
 
 
-def test_a_frame_for_a_call_whose_batch_has_not_begun_is_none() -> None:
+@played_by(member)
+async def test_a_frame_for_a_call_whose_batch_has_not_begun_is_none(desk: Desk) -> None:
     """A program that counts on its own answered it: its batch never began, and the member was full for ever."""
-
-    async def scene(desk: Desk) -> None:
-        on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 5_000), 1))
-        first = desk.call()
-        await asyncio.sleep(1)
-        assert desk.running == []
-        for early in (FromProgram(part=1), FromProgram(error=1), FromProgram(answer=1)):
-            on_frame(early, b"")
-        second = desk.call()
-        await asyncio.sleep(1)
-        assert (desk.running, first.done()) == ([1, 2], False)
-        for number in desk.running:
-            on_frame(FromProgram(answer=number), b"")
-        await asyncio.gather(first, second)
-        assert (error_of(first), error_of(second)) == ("", "")
-
-    member(scene)
+    on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 5_000), 1))
+    first = desk.call()
+    await asyncio.sleep(1)
+    assert desk.running == []
+    for early in (FromProgram(part=1), FromProgram(error=1), FromProgram(answer=1)):
+        on_frame(early, b"")
+    second = desk.call()
+    await asyncio.sleep(1)
+    assert (desk.running, first.done()) == ([1, 2], False)
+    for number in desk.running:
+        on_frame(FromProgram(answer=number), b"")
+    await asyncio.gather(first, second)
+    assert (error_of(first), error_of(second)) == ("", "")
 
 
 def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service_s_and_no_caller_s() -> None:
@@ -456,15 +433,13 @@ def test_a_call_that_is_too_large_to_be_passed_on_is_refused_as_busy() -> None:
         SimulatedClock().run(main(is_handed))
 
 
-def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_headers_say() -> None:
-    async def scene(desk: Desk) -> None:
-        running = desk.call(0, **{"Moorage-Waited-Ms": "86400000"})
-        await asyncio.sleep(1)
-        desk.answer()
-        await running
-        assert desk.messenger.member.load(0).waited_ms == 0
-
-    member(scene)
+@played_by(member)
+async def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_headers_say(desk: Desk) -> None:
+    running = desk.call(0, **{"Moorage-Waited-Ms": "86400000"})
+    await asyncio.sleep(1)
+    desk.answer()
+    await running
+    assert desk.messenger.member.load(0).waited_ms == 0
 
 
 def test_headers_that_are_too_large_fail_their_call_alone() -> None:
@@ -491,64 +466,60 @@ def test_headers_that_are_too_large_fail_their_call_alone() -> None:
         answer_frame(Answer(b"", large))
 
 
-def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_where_the_program_dies() -> None:
-    async def main() -> None:
-        bus = SimulatedBus()
-        first, other = Desk(bus), Desk(bus)
-        for desk in (first, other):
-            in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
-            await desk.messenger.open()
-        await first.messenger.take()
-        calls = [first.call(**{"Moorage-Hops": str(hops)}) for hops in (0, 0, HOPS_MAX)]
-        await asyncio.sleep(1)
-        assert (len(first.messenger.member.running), first.heads) == (3, []), "their batch has not begun"
-        await other.messenger.take()
-        await first.messenger.died()
-        await asyncio.sleep(10)
-        assert len(other.running) == 3
-        for _ in range(3):
-            other.answer()
-        await asyncio.wait(calls)
-        assert [error_of(each) for each in calls] == ["", "", ""]
-        assert first.messenger.member.meter.refused == 0
-        for desk in (first, other):
-            await desk.messenger.close()
-
-    SimulatedClock().run(main())
+@in_virtual_time
+async def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_where_the_program_dies() -> None:
+    bus = SimulatedBus()
+    first, other = Desk(bus), Desk(bus)
+    for desk in (first, other):
+        in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
+        await desk.messenger.open()
+    await first.messenger.take()
+    calls = [first.call(**{"Moorage-Hops": str(hops)}) for hops in (0, 0, HOPS_MAX)]
+    await asyncio.sleep(1)
+    assert (len(first.messenger.member.running), first.heads) == (3, []), "their batch has not begun"
+    await other.messenger.take()
+    await first.messenger.died()
+    await asyncio.sleep(10)
+    assert len(other.running) == 3
+    for _ in range(3):
+        other.answer()
+    await asyncio.wait(calls)
+    assert [error_of(each) for each in calls] == ["", "", ""]
+    assert first.messenger.member.meter.refused == 0
+    for desk in (first, other):
+        await desk.messenger.close()
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_batch_waits_for_no_more_calls_once_the_member_is_to_end_or_its_turn_is_over(ends: bool) -> None:
-    async def main() -> None:
-        desk = Desk(SimulatedBus())
-        in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 10_000), 1))
-        await desk.messenger.open()
-        await desk.messenger.take()
-        calls = [desk.call() for _ in range(2)]
-        await asyncio.sleep(1)
-        assert desk.running == []
-        turn = NAME.subjects.member(NAME.tenant, NAME.service, "turn")
-        draining = asyncio.create_task(desk.messenger.drain()) if ends else None
-        if not ends:
-            await desk.caller.send([(turn, encode(Turn(desk.messenger.id, False, 60_000, "it sleeps")), "")])
-        await asyncio.sleep(1)
-        assert len(desk.running) == 2
-        for _ in range(2):
-            desk.answer()
-        await asyncio.wait(calls)
-        if draining is not None:
-            await draining
-        else:
-            await desk.caller.send([(turn, encode(Turn(desk.messenger.id, True, 0, "")), "")])
-            last = desk.call()
-            await asyncio.sleep(9)
-            assert desk.running == [], "it waits for others again"
-            await asyncio.sleep(2)
-            desk.answer()
-            await last
-        await desk.messenger.close()
-
-    SimulatedClock().run(main())
+@in_virtual_time
+async def test_a_batch_waits_for_no_more_calls_once_the_member_is_to_end_or_its_turn_is_over(ends: bool) -> None:
+    desk = Desk(SimulatedBus())
+    in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 10_000), 1))
+    await desk.messenger.open()
+    await desk.messenger.take()
+    calls = [desk.call() for _ in range(2)]
+    await asyncio.sleep(1)
+    assert desk.running == []
+    turn = NAME.subjects.member(NAME.tenant, NAME.service, "turn")
+    draining = asyncio.create_task(desk.messenger.drain()) if ends else None
+    if not ends:
+        await desk.caller.send([(turn, encode(Turn(desk.messenger.id, False, 60_000, "it sleeps")), "")])
+    await asyncio.sleep(1)
+    assert len(desk.running) == 2
+    for _ in range(2):
+        desk.answer()
+    await asyncio.wait(calls)
+    if draining is not None:
+        await draining
+    else:
+        await desk.caller.send([(turn, encode(Turn(desk.messenger.id, True, 0, "")), "")])
+        last = desk.call()
+        await asyncio.sleep(9)
+        assert desk.running == [], "it waits for others again"
+        await asyncio.sleep(2)
+        desk.answer()
+        await last
+    await desk.messenger.close()
 
 
 def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_caller(
@@ -577,41 +548,37 @@ def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_
     member(scene)
 
 
-def test_who_calls_a_method_of_a_service_without_methods_hears_that_there_is_none() -> None:
-    async def scene(desk: Desk) -> None:
-        wrong = desk.call(endpoint=".foo")
-        await asyncio.wait((wrong,))
-        assert error_of(wrong) == "no-endpoint"
-        assert b"embed has no method 'foo'; its methods: none" in wrong.result().data
-        await desk.caller.send([(f"{NAME.subject}.cancel", b"inbox.a", "")])
-        await asyncio.sleep(1)
-        assert desk.heads == []
-
-    member(scene)
+@played_by(member)
+async def test_who_calls_a_method_of_a_service_without_methods_hears_that_there_is_none(desk: Desk) -> None:
+    wrong = desk.call(endpoint=".foo")
+    await asyncio.wait((wrong,))
+    assert error_of(wrong) == "no-endpoint"
+    assert b"embed has no method 'foo'; its methods: none" in wrong.result().data
+    await desk.caller.send([(f"{NAME.subject}.cancel", b"inbox.a", "")])
+    await asyncio.sleep(1)
+    assert desk.heads == []
 
 
-def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_its_batch_begins() -> None:
-    async def main() -> None:
-        bus = SimulatedBus()
-        busy, idle = Desk(bus, QueueSpec(10)), Desk(bus)
-        on_frame = in_batches(idle.messenger, cast(Program, idle), Batches(BatchSpec(4, 0), 1))
-        await busy.messenger.open()
-        await busy.messenger.take()
-        calls = [await busy.full(), *(busy.call() for _ in range(6))]
-        await asyncio.sleep(1)
-        await idle.messenger.open()
-        await asyncio.sleep(1)
-        assert [head.more for head in idle.heads] == [True, True, True, False]
-        for number in idle.running[:4]:
-            on_frame(FromProgram(answer=number), b"")
-        await asyncio.sleep(1)
-        assert [head.more for head in idle.heads[4:]] == [True, False], "the others, though they are no whole batch"
-        for number in idle.running[4:]:
-            on_frame(FromProgram(answer=number), b"")
-        busy.answer()
-        await asyncio.gather(*calls)
-        assert {error_of(call) for call in calls} == {""}
-        await idle.messenger.close()
-        await busy.messenger.close()
-
-    SimulatedClock().run(main())
+@in_virtual_time
+async def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_its_batch_begins() -> None:
+    bus = SimulatedBus()
+    busy, idle = Desk(bus, QueueSpec(10)), Desk(bus)
+    on_frame = in_batches(idle.messenger, cast(Program, idle), Batches(BatchSpec(4, 0), 1))
+    await busy.messenger.open()
+    await busy.messenger.take()
+    calls = [await busy.full(), *(busy.call() for _ in range(6))]
+    await asyncio.sleep(1)
+    await idle.messenger.open()
+    await asyncio.sleep(1)
+    assert [head.more for head in idle.heads] == [True, True, True, False]
+    for number in idle.running[:4]:
+        on_frame(FromProgram(answer=number), b"")
+    await asyncio.sleep(1)
+    assert [head.more for head in idle.heads[4:]] == [True, False], "the others, though they are no whole batch"
+    for number in idle.running[4:]:
+        on_frame(FromProgram(answer=number), b"")
+    busy.answer()
+    await asyncio.gather(*calls)
+    assert {error_of(call) for call in calls} == {""}
+    await idle.messenger.close()
+    await busy.messenger.close()

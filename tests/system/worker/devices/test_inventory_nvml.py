@@ -79,15 +79,12 @@ def test_devices_are_described_in_the_order_of_the_driver(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("missing", ["NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED"])
-def test_no_library_or_no_driver_is_a_host_without_gpus(missing: str, tmp_path: Path) -> None:
-    async def scene() -> None:
-        machine(tmp_path, extra=(fails("nvmlInitWithFlags", getattr(pynvml, missing)),))
-        found = await open_nvml()
-        assert found.devices() == []
-        assert await found.sample() == []
-        found.close()
-
-    run(scene())
+async def test_no_library_or_no_driver_is_a_host_without_gpus(missing: str, tmp_path: Path) -> None:
+    machine(tmp_path, extra=(fails("nvmlInitWithFlags", getattr(pynvml, missing)),))
+    found = await open_nvml()
+    assert found.devices() == []
+    assert await found.sample() == []
+    found.close()
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this host has a driver")
@@ -101,14 +98,11 @@ def test_a_driver_that_is_there_and_fails_is_an_error(tmp_path: Path) -> None:
         run(open_nvml())
 
 
-def test_a_driver_that_hangs_at_the_start_is_an_error_in_bounded_time(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a", hangs={"memory"})
-        with pytest.raises(NvmlUnavailable, match="no answer within"):
-            await opened(board, folder=tmp_path, open_timeout_s=0.05)
-        board.set(hangs=set())
-
-    run(scene())
+async def test_a_driver_that_hangs_at_the_start_is_an_error_in_bounded_time(tmp_path: Path) -> None:
+    board = Board("GPU-a", hangs={"memory"})
+    with pytest.raises(NvmlUnavailable, match="no answer within"):
+        await opened(board, folder=tmp_path, open_timeout_s=0.05)
+    board.set(hangs=set())
 
 
 READINGS: dict[str, tuple[Board, SlotReading]] = {
@@ -165,13 +159,12 @@ def test_use_is_the_greatest_of_compute_encoder_and_decoder(tmp_path: Path) -> N
     ],
     ids=["it computed", "it encoded", "long ago", "a sample from the future", "nothing"],
 )
-def test_work_between_two_readings_is_seen_in_the_samples(more: dict[str, int], peak: int, tmp_path: Path) -> None:
-    async def scene() -> None:
-        [reading] = await (await opened(Board("GPU-a", more={**more}), folder=tmp_path)).sample()
-        assert (reading.util_percent, reading.peak_percent) == (0, peak)
-        assert reading.shows_use is (peak > 0)
-
-    run(scene())
+async def test_work_between_two_readings_is_seen_in_the_samples(
+    more: dict[str, int], peak: int, tmp_path: Path
+) -> None:
+    [reading] = await (await opened(Board("GPU-a", more={**more}), folder=tmp_path)).sample()
+    assert (reading.util_percent, reading.peak_percent) == (0, peak)
+    assert reading.shows_use is (peak > 0)
 
 
 @pytest.mark.parametrize("errors", [{}, {"fabric": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}], ids=["new", "older"])
@@ -185,63 +178,47 @@ def test_work_between_two_readings_is_seen_in_the_samples(more: dict[str, int], 
         ({"fabric": 3, "fabric_status": 999}, "the GPU could not join the NVLink fabric (NVML error 999)"),
     ],
 )
-def test_a_gpu_whose_fabric_is_not_ready_has_a_fault(
+async def test_a_gpu_whose_fabric_is_not_ready_has_a_fault(
     more: dict[str, int], detail: str, errors: dict[str, int], tmp_path: Path
 ) -> None:
     """NVML is well then, and every job fails."""
-
-    async def scene() -> None:
-        inventory = await opened(Board("GPU-a", more={**more}, errors=errors), folder=tmp_path)
-        [reading] = await inventory.sample()
-        assert (reading.health, [fault.detail for fault in reading.faults]) == ("ok", [detail] if detail else [])
-        health = DeviceHealth(inventory.devices(), boot="b", now=0.0)
-        health.read(0, reading, 1.0)
-        assert [(each.kind, each.ends) for each in health.unwell(1.0)] == ([("fabric", False)] if detail else [])
-        health.read(0, SlotReading(0), 2.0)
-        assert health.verdict(0, 2.0).kind == "ok", "it is used again at once"
-
-    run(scene())
+    inventory = await opened(Board("GPU-a", more={**more}, errors=errors), folder=tmp_path)
+    [reading] = await inventory.sample()
+    assert (reading.health, [fault.detail for fault in reading.faults]) == ("ok", [detail] if detail else [])
+    health = DeviceHealth(inventory.devices(), boot="b", now=0.0)
+    health.read(0, reading, 1.0)
+    assert [(each.kind, each.ends) for each in health.unwell(1.0)] == ([("fabric", False)] if detail else [])
+    health.read(0, SlotReading(0), 2.0)
+    assert health.verdict(0, 2.0).kind == "ok", "it is used again at once"
 
 
-def test_a_broken_route_of_the_fabric_is_a_fault(tmp_path: Path) -> None:
-    async def scene() -> None:
-        for health, detail in ((2 << 4, []), (1 << 4, ["a route of the NVLink fabric is broken"])):
-            board = Board("GPU-a", more={"fabric": 3, "fabric_health": health})
-            [reading] = await (await opened(board, folder=tmp_path)).sample()
-            assert [fault.detail for fault in reading.faults] == detail
-
-    run(scene())
-
-
-def test_a_driver_without_samples_tells_all_else(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a", more={"peak": 40, "util": 3}, errors={"samples": 999, "encoder": 3})
+async def test_a_broken_route_of_the_fabric_is_a_fault(tmp_path: Path) -> None:
+    for health, detail in ((2 << 4, []), (1 << 4, ["a route of the NVLink fabric is broken"])):
+        board = Board("GPU-a", more={"fabric": 3, "fabric_health": health})
         [reading] = await (await opened(board, folder=tmp_path)).sample()
-        assert (reading.health, reading.util_percent, reading.peak_percent) == ("ok", 3, 0)
+        assert [fault.detail for fault in reading.faults] == detail
 
-    run(scene())
+
+async def test_a_driver_without_samples_tells_all_else(tmp_path: Path) -> None:
+    board = Board("GPU-a", more={"peak": 40, "util": 3}, errors={"samples": 999, "encoder": 3})
+    [reading] = await (await opened(board, folder=tmp_path)).sample()
+    assert (reading.health, reading.util_percent, reading.peak_percent) == ("ok", 3, 0)
 
 
 @pytest.mark.parametrize(("board", "reading"), READINGS.values(), ids=READINGS)
-def test_readings(board: Board, reading: SlotReading, tmp_path: Path) -> None:
-    async def scene() -> None:
-        assert await (await opened(board, folder=tmp_path)).sample() == [reading]
-
-    run(scene())
+async def test_readings(board: Board, reading: SlotReading, tmp_path: Path) -> None:
+    assert await (await opened(board, folder=tmp_path)).sample() == [reading]
 
 
 @pytest.mark.parametrize("call", ["memory", "temperature", "ecc", "util", "processes"])
-def test_a_device_that_fails_alone_is_unresponsive_and_the_others_go_on(call: str, tmp_path: Path) -> None:
-    async def scene() -> None:
-        boards = [Board("GPU-a"), Board("GPU-b"), Board("GPU-c")]
-        found = await opened(*boards, folder=tmp_path)
-        boards[1].set(errors={call: pynvml.NVML_ERROR_GPU_IS_LOST})
-        assert [reading.health for reading in await found.sample()] == ["ok", "unresponsive", "ok"]
-        assert await found.memory_is_free(1) is False
-        boards[1].set(errors={})
-        assert [reading.health for reading in await found.sample()] == ["ok", "ok", "ok"]
-
-    run(scene())
+async def test_a_device_that_fails_alone_is_unresponsive_and_the_others_go_on(call: str, tmp_path: Path) -> None:
+    boards = [Board("GPU-a"), Board("GPU-b"), Board("GPU-c")]
+    found = await opened(*boards, folder=tmp_path)
+    boards[1].set(errors={call: pynvml.NVML_ERROR_GPU_IS_LOST})
+    assert [reading.health for reading in await found.sample()] == ["ok", "unresponsive", "ok"]
+    assert await found.memory_is_free(1) is False
+    boards[1].set(errors={})
+    assert [reading.health for reading in await found.sample()] == ["ok", "ok", "ok"]
 
 
 @pytest.mark.parametrize("call", ["handle", "memory"])
@@ -257,94 +234,79 @@ def test_a_link_that_cannot_be_told_is_none(tmp_path: Path) -> None:
     assert [device.peers for device in run(opened(*boards, folder=tmp_path)).devices()] == [[], [0]]
 
 
-def test_a_device_that_hangs_is_unresponsive_and_not_asked_again_until_it_answers(tmp_path: Path) -> None:
-    async def scene() -> None:
-        boards = [Board("GPU-a"), Board("GPU-b")]
-        found = await opened(*boards, folder=tmp_path, sample_timeout_s=0.05)
-        boards[0].set(hangs={"memory"})
-        before = reads(boards[0])
+async def test_a_device_that_hangs_is_unresponsive_and_not_asked_again_until_it_answers(tmp_path: Path) -> None:
+    boards = [Board("GPU-a"), Board("GPU-b")]
+    found = await opened(*boards, folder=tmp_path, sample_timeout_s=0.05)
+    boards[0].set(hangs={"memory"})
+    before = reads(boards[0])
 
-        async def one_alone() -> bool:  # its neighbour's thread may be late, too
-            return [reading.health for reading in await found.sample()] == ["unresponsive", "ok"]
+    async def one_alone() -> bool:  # its neighbour's thread may be late, too
+        return [reading.health for reading in await found.sample()] == ["unresponsive", "ok"]
 
-        for _ in range(3):
-            await until(one_alone)
-        assert await found.memory_is_free(0) is False
-        assert reads(boards[0]) == before + 1
-        found.close()  # a call is under way: the library is left alone
-        boards[0].set(hangs=set())
-        assert [reading.health for reading in await found.sample()] == ["unresponsive"] * 2
-
-    run(scene())
+    for _ in range(3):
+        await until(one_alone)
+    assert await found.memory_is_free(0) is False
+    assert reads(boards[0]) == before + 1
+    found.close()  # a call is under way: the library is left alone
+    boards[0].set(hangs=set())
+    assert [reading.health for reading in await found.sample()] == ["unresponsive"] * 2
 
 
-def test_a_device_that_answers_late_is_well_again(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a")
-        found = await opened(board, folder=tmp_path, sample_timeout_s=0.05)
-        board.set(hangs={"memory"})
-        assert (await found.sample())[0].health == "unresponsive"
-        board.set(hangs=set())
-        deadline = asyncio.get_running_loop().time() + 10
-        while (await found.sample())[0].health != "ok":
-            assert asyncio.get_running_loop().time() < deadline
-
-    run(scene())
+async def test_a_device_that_answers_late_is_well_again(tmp_path: Path) -> None:
+    board = Board("GPU-a")
+    found = await opened(board, folder=tmp_path, sample_timeout_s=0.05)
+    board.set(hangs={"memory"})
+    assert (await found.sample())[0].health == "unresponsive"
+    board.set(hangs=set())
+    deadline = asyncio.get_running_loop().time() + 10
+    while (await found.sample())[0].health != "ok":
+        assert asyncio.get_running_loop().time() < deadline
 
 
-def test_callers_at_the_same_time_share_a_reading_and_freedom_is_asked_anew(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a", used_mib=9)
-        found = await opened(board, folder=tmp_path)
-        before = reads(board)
-        board.set(hangs={"memory"})
-        samples = [asyncio.create_task(found.sample()) for _ in range(2)]
-        deadline = asyncio.get_running_loop().time() + 10
-        while reads(board) == before:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.wait(samples, timeout=0)
-        free = asyncio.create_task(found.memory_is_free(0))  # the reading under way began before this question
-        await asyncio.wait([free], timeout=0)
-        board.set(hangs=set())
-        assert [await sample for sample in samples] == [[SlotReading(0, 9, 31)]] * 2
-        assert await free
-        assert reads(board) == before + 2
-
-    run(scene())
+async def test_callers_at_the_same_time_share_a_reading_and_freedom_is_asked_anew(tmp_path: Path) -> None:
+    board = Board("GPU-a", used_mib=9)
+    found = await opened(board, folder=tmp_path)
+    before = reads(board)
+    board.set(hangs={"memory"})
+    samples = [asyncio.create_task(found.sample()) for _ in range(2)]
+    deadline = asyncio.get_running_loop().time() + 10
+    while reads(board) == before:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.wait(samples, timeout=0)
+    free = asyncio.create_task(found.memory_is_free(0))  # the reading under way began before this question
+    await asyncio.wait([free], timeout=0)
+    board.set(hangs=set())
+    assert [await sample for sample in samples] == [[SlotReading(0, 9, 31)]] * 2
+    assert await free
+    assert reads(board) == before + 2
 
 
-def test_memory_is_free_only_back_at_the_baseline(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a", used_mib=12)
-        found = await opened(board, folder=tmp_path)
-        assert found.memory_baseline_mib(0) == 12
-        board.set(used_mib=40_000, pids={77: 39_000})
-        assert await found.memory_is_free(0) is False
-        board.set(pids={})
-        assert await found.memory_is_free(0) is False  # the process is gone and its memory is not
-        board.set(used_mib=12 + FREE_TOLERANCE_MIB + 1)
-        assert await found.memory_is_free(0) is False
-        board.set(used_mib=12 + FREE_TOLERANCE_MIB)
-        assert await found.memory_is_free(0) is True
-        assert found.memory_baseline_mib(0) == 12
-        board.set(used_mib=3)
-        await found.sample()
-        assert found.memory_baseline_mib(0) == 3
-
-    run(scene())
+async def test_memory_is_free_only_back_at_the_baseline(tmp_path: Path) -> None:
+    board = Board("GPU-a", used_mib=12)
+    found = await opened(board, folder=tmp_path)
+    assert found.memory_baseline_mib(0) == 12
+    board.set(used_mib=40_000, pids={77: 39_000})
+    assert await found.memory_is_free(0) is False
+    board.set(pids={})
+    assert await found.memory_is_free(0) is False  # the process is gone and its memory is not
+    board.set(used_mib=12 + FREE_TOLERANCE_MIB + 1)
+    assert await found.memory_is_free(0) is False
+    board.set(used_mib=12 + FREE_TOLERANCE_MIB)
+    assert await found.memory_is_free(0) is True
+    assert found.memory_baseline_mib(0) == 12
+    board.set(used_mib=3)
+    await found.sample()
+    assert found.memory_baseline_mib(0) == 3
 
 
-def test_the_baseline_of_a_device_in_use_at_the_start_is_assumed_then_seen(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a", used_mib=30_000, pids={77: 29_000})
-        found = await opened(board, folder=tmp_path)
-        assert found.memory_baseline_mib(0) == BASELINE_ASSUMED_MIB
-        assert await found.memory_is_free(0) is False
-        board.set(used_mib=5, pids={})
-        assert await found.memory_is_free(0) is True
-        assert found.memory_baseline_mib(0) == 5
-
-    run(scene())
+async def test_the_baseline_of_a_device_in_use_at_the_start_is_assumed_then_seen(tmp_path: Path) -> None:
+    board = Board("GPU-a", used_mib=30_000, pids={77: 29_000})
+    found = await opened(board, folder=tmp_path)
+    assert found.memory_baseline_mib(0) == BASELINE_ASSUMED_MIB
+    assert await found.memory_is_free(0) is False
+    board.set(used_mib=5, pids={})
+    assert await found.memory_is_free(0) is True
+    assert found.memory_baseline_mib(0) == 5
 
 
 def test_holders_are_named_and_those_that_are_not_ours_are_foreign(tmp_path: Path) -> None:
@@ -364,34 +326,28 @@ def test_holders_are_named_and_those_that_are_not_ours_are_foreign(tmp_path: Pat
     run(scene())
 
 
-def test_close_gives_the_library_back_once(tmp_path: Path) -> None:
-    async def scene() -> None:
-        stub = machine(tmp_path, Board("GPU-a"))
-        found = await open_nvml()
-        found.close()
-        found.close()
-        await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back")
-        assert stub.calls("nvmlShutdown") == 1
-
-    run(scene())
+async def test_close_gives_the_library_back_once(tmp_path: Path) -> None:
+    stub = machine(tmp_path, Board("GPU-a"))
+    found = await open_nvml()
+    found.close()
+    found.close()
+    await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back")
+    assert stub.calls("nvmlShutdown") == 1
 
 
-def test_close_gives_the_library_back_once_a_late_call_returns(tmp_path: Path) -> None:
-    async def scene() -> None:
-        board = Board("GPU-a")
-        stub = machine(tmp_path, board)
-        found = await open_nvml(sample_timeout_s=0.05)
-        board.set(hangs={"memory"})
-        assert (await found.sample())[0].health == "unresponsive"
-        found.close()
-        closed = asyncio.create_task(found.closed())
-        await asyncio.wait([closed], timeout=0)
-        assert not stub.calls("nvmlShutdown"), "a call still uses it"
-        board.set(hangs=set())
-        await closed
-        assert stub.calls("nvmlShutdown") == 1
-
-    run(scene())
+async def test_close_gives_the_library_back_once_a_late_call_returns(tmp_path: Path) -> None:
+    board = Board("GPU-a")
+    stub = machine(tmp_path, board)
+    found = await open_nvml(sample_timeout_s=0.05)
+    board.set(hangs={"memory"})
+    assert (await found.sample())[0].health == "unresponsive"
+    found.close()
+    closed = asyncio.create_task(found.closed())
+    await asyncio.wait([closed], timeout=0)
+    assert not stub.calls("nvmlShutdown"), "a call still uses it"
+    board.set(hangs=set())
+    await closed
+    assert stub.calls("nvmlShutdown") == 1
 
 
 # ------------------------------------------------------------------------------------------------------- health
@@ -411,35 +367,26 @@ def test_close_gives_the_library_back_once_a_late_call_returns(tmp_path: Path) -
         (Board("GPU-a", errors={"rows": int(pynvml.NVML_ERROR_NOT_SUPPORTED)}), []),
     ],
 )
-def test_what_lasts_is_read_with_the_rest(board: Board, kinds: list[str], tmp_path: Path) -> None:
-    async def scene() -> None:
-        [reading] = await (await opened(board, folder=tmp_path)).sample()
-        assert [fault.kind for fault in reading.faults] == kinds
-
-    run(scene())
+async def test_what_lasts_is_read_with_the_rest(board: Board, kinds: list[str], tmp_path: Path) -> None:
+    [reading] = await (await opened(board, folder=tmp_path)).sample()
+    assert [fault.kind for fault in reading.faults] == kinds
 
 
-def test_a_library_without_these_calls_tells_the_rest(tmp_path: Path) -> None:
-    async def scene() -> None:
-        calls = ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues")
-        machine(tmp_path, Board("GPU-a", more={"rows_failed": 1}), extra=tuple(f"absent call={call}" for call in calls))
-        [reading] = await (await open_nvml()).sample()
-        assert (reading.health, reading.faults) == ("ok", ())
-
-    run(scene())
+async def test_a_library_without_these_calls_tells_the_rest(tmp_path: Path) -> None:
+    calls = ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues")
+    machine(tmp_path, Board("GPU-a", more={"rows_failed": 1}), extra=tuple(f"absent call={call}" for call in calls))
+    [reading] = await (await open_nvml()).sample()
+    assert (reading.health, reading.faults) == ("ok", ())
 
 
 @pytest.mark.parametrize(("error", "kind"), [("GPU_IS_LOST", "missing"), ("RESET_REQUIRED", "reset-needed")])
-def test_a_device_that_is_lost_is_told_from_one_that_is_silent(error: str, kind: str, tmp_path: Path) -> None:
-    async def scene() -> None:
-        boards = [Board("GPU-a"), Board("GPU-b")]
-        found = await opened(*boards, folder=tmp_path)
-        boards[1].set(errors={"memory": getattr(pynvml, f"NVML_ERROR_{error}")})
-        first, second = await found.sample()
-        assert first.faults == ()
-        assert (second.health, [fault.kind for fault in second.faults]) == ("unresponsive", [kind])
-
-    run(scene())
+async def test_a_device_that_is_lost_is_told_from_one_that_is_silent(error: str, kind: str, tmp_path: Path) -> None:
+    boards = [Board("GPU-a"), Board("GPU-b")]
+    found = await opened(*boards, folder=tmp_path)
+    boards[1].set(errors={"memory": getattr(pynvml, f"NVML_ERROR_{error}")})
+    first, second = await found.sample()
+    assert first.faults == ()
+    assert (second.health, [fault.kind for fault in second.faults]) == ("unresponsive", [kind])
 
 
 class Heard:
@@ -460,25 +407,22 @@ class Heard:
         return self.faults[-1]
 
 
-def test_xid_events_come_from_a_thread_of_their_own_to_the_loop_that_watches(tmp_path: Path) -> None:
-    async def scene() -> None:
-        boards = [Board("GPU-a"), Board("GPU-b", more={"events": 0xB}), Board("GPU-c", more={"events": 0})]
-        stub, heard = machine(tmp_path, *boards), Heard()
-        found = await open_nvml()
-        found.watch(heard)
-        stub.event("GPU-b", 0x8, 79)
-        assert await heard.next() == (1, "Xid 79: the GPU has fallen off the bus")
-        boards[1].set(errors={"uuid": pynvml.NVML_ERROR_GPU_IS_LOST})  # lost, it has no name any more
-        stub.event("GPU-b", 0x8, 119)
-        assert (await heard.next())[0] == 1
-        stub.event("GPU-a", 0x2, 0)
-        assert await heard.next() == (0, "Xid 48: an uncorrectable (double-bit) memory error")
-        assert [stub.calls("nvmlDeviceRegisterEvents", board.uuid) for board in boards] == [1, 1, 0]
-        found.close()
-        await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back once nobody waits in it")
-        assert stub.calls("nvmlEventSetFree") == 1
-
-    run(scene())
+async def test_xid_events_come_from_a_thread_of_their_own_to_the_loop_that_watches(tmp_path: Path) -> None:
+    boards = [Board("GPU-a"), Board("GPU-b", more={"events": 0xB}), Board("GPU-c", more={"events": 0})]
+    stub, heard = machine(tmp_path, *boards), Heard()
+    found = await open_nvml()
+    found.watch(heard)
+    stub.event("GPU-b", 0x8, 79)
+    assert await heard.next() == (1, "Xid 79: the GPU has fallen off the bus")
+    boards[1].set(errors={"uuid": pynvml.NVML_ERROR_GPU_IS_LOST})  # lost, it has no name any more
+    stub.event("GPU-b", 0x8, 119)
+    assert (await heard.next())[0] == 1
+    stub.event("GPU-a", 0x2, 0)
+    assert await heard.next() == (0, "Xid 48: an uncorrectable (double-bit) memory error")
+    assert [stub.calls("nvmlDeviceRegisterEvents", board.uuid) for board in boards] == [1, 1, 0]
+    found.close()
+    await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back once nobody waits in it")
+    assert stub.calls("nvmlEventSetFree") == 1
 
 
 def test_an_error_of_the_event_set_is_survived(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -497,17 +441,14 @@ def test_an_error_of_the_event_set_is_survived(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("error", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"])
-def test_a_driver_without_events_is_no_error(error: str, tmp_path: Path) -> None:
-    async def scene() -> None:
-        code = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        stub = machine(tmp_path, Board("GPU-a"), extra=(fails(error, code),))
-        found = await open_nvml()
-        found.watch(Heard())
-        assert [reading.health for reading in await found.sample()] == ["ok"]
-        found.close()
-        await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back")
-
-    run(scene())
+async def test_a_driver_without_events_is_no_error(error: str, tmp_path: Path) -> None:
+    code = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    stub = machine(tmp_path, Board("GPU-a"), extra=(fails(error, code),))
+    found = await open_nvml()
+    found.watch(Heard())
+    assert [reading.health for reading in await found.sample()] == ["ok"]
+    found.close()
+    await until(lambda: stub.calls("nvmlShutdown"), what="the library is given back")
 
 
 def used_by(board: Board, folder: Path) -> dict[int, tuple[int, int | None]] | None:

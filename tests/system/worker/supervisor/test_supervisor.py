@@ -42,6 +42,7 @@ from tests.system.worker.supervisor_rig import (
     lives,
     poll,
     rig_at,
+    rigged,
     run,
     sh,
     with_rig,
@@ -92,71 +93,61 @@ def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subpro
 # -- what a child finds
 
 
-def test_a_child_gets_exactly_the_environment_given(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j", "MOORAGE_FENCE": str(os.getpid())}
-        ended = await rig.run(StartMember(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
-        assert (ended.reason, ended.exit_code, ended.signal) == ("exit", 0, None)
-        assert ended.proof == ("walk" if arguments else "cgroup")
-        found = rig.text("t/j/0/1/7").split("\0")
-        given = [f"{name}={value}" for name, value in env.items()]
-        assert sorted(found) == sorted(["", f"{STATE_MARK}={state_mark(rig.state)}", *given])
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_child_gets_exactly_the_environment_given(rig: Rig, arguments: tuple[str, ...]) -> None:
+    env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j", "MOORAGE_FENCE": str(os.getpid())}
+    ended = await rig.run(StartMember(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
+    assert (ended.reason, ended.exit_code, ended.signal) == ("exit", 0, None)
+    assert ended.proof == ("walk" if arguments else "cgroup")
+    found = rig.text("t/j/0/1/7").split("\0")
+    given = [f"{name}={value}" for name, value in env.items()]
+    assert sorted(found) == sorted(["", f"{STATE_MARK}={state_mark(rig.state)}", *given])
 
 
-def test_a_child_starts_with_clean_process_attributes(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        script = "umask; pwd; ulimit -n; echo $(ls /proc/self/fd); grep -E '^Sig(Blk|Ign)' /proc/self/status; cat"
-        await rig.run(sh("j", script, cwd="/usr"))
-        umask, cwd, limit, descriptors, blocked, ignored = rig.text("j").splitlines()
-        assert (umask, cwd) == ("0022", "/usr")
-        assert int(limit) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Input, output, error, and the folder that `ls` reads.
-        assert descriptors.split() == ["0", "1", "2", "3"]
-        # The C library keeps signals 32 and 33 to itself: what was inherited for those stays.
-        assert [int(line.split()[1], 16) & ~(3 << 31) for line in (blocked, ignored)] == [0, 0]
-        process = await rig.run(sh("s", "echo $$; cut -d' ' -f5,6 /proc/$$/stat"))
-        pid, group_and_session = rig.text("s").splitlines()
-        assert group_and_session == f"{pid} {pid}"
-        assert process.pid == int(pid)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_child_starts_with_clean_process_attributes(rig: Rig) -> None:
+    script = "umask; pwd; ulimit -n; echo $(ls /proc/self/fd); grep -E '^Sig(Blk|Ign)' /proc/self/status; cat"
+    await rig.run(sh("j", script, cwd="/usr"))
+    umask, cwd, limit, descriptors, blocked, ignored = rig.text("j").splitlines()
+    assert (umask, cwd) == ("0022", "/usr")
+    assert int(limit) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # Input, output, error, and the folder that `ls` reads.
+    assert descriptors.split() == ["0", "1", "2", "3"]
+    # The C library keeps signals 32 and 33 to itself: what was inherited for those stays.
+    assert [int(line.split()[1], 16) & ~(3 << 31) for line in (blocked, ignored)] == [0, 0]
+    process = await rig.run(sh("s", "echo $$; cut -d' ' -f5,6 /proc/$$/stat"))
+    pid, group_and_session = rig.text("s").splitlines()
+    assert group_and_session == f"{pid} {pid}"
+    assert process.pid == int(pid)
 
 
-def test_the_kernel_ends_a_job_before_its_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.run(sh("j", "cat /proc/self/oom_score_adj"))
-        of_supervisor = Path(f"/proc/{rig.client.identity.pid}/oom_score_adj").read_text()
-        assert int(of_supervisor) < int(rig.text("j")) == 500
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_the_kernel_ends_a_job_before_its_supervisor(rig: Rig) -> None:
+    await rig.run(sh("j", "cat /proc/self/oom_score_adj"))
+    of_supervisor = Path(f"/proc/{rig.client.identity.pid}/oom_score_adj").read_text()
+    assert int(of_supervisor) < int(rig.text("j")) == 500
 
 
 @needs_root
-def test_a_child_of_another_user_cannot_signal_the_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        ended = await rig.run(sh("j", "id -u; id -g; id -G; kill -KILL $PPID || echo no", user="nobody"))
-        assert ended.exit_code == 0
-        uid, gid, _, answer = rig.text("j").splitlines()
-        assert (int(uid), answer) == (65534, "no")
-        assert int(gid) != 0
-        await rig.run(sh("n", "id -u; id -g; id -G", user=54321))
-        assert rig.text("n").split() == ["54321"] * 3
-        await rig.client.list()
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_child_of_another_user_cannot_signal_the_supervisor(rig: Rig) -> None:
+    ended = await rig.run(sh("j", "id -u; id -g; id -G; kill -KILL $PPID || echo no", user="nobody"))
+    assert ended.exit_code == 0
+    uid, gid, _, answer = rig.text("j").splitlines()
+    assert (int(uid), answer) == (65534, "no")
+    assert int(gid) != 0
+    await rig.run(sh("n", "id -u; id -g; id -G", user=54321))
+    assert rig.text("n").split() == ["54321"] * 3
+    await rig.client.list()
 
 
-def test_limits_are_set_and_what_cannot_be_is_told(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        member = sh("j", "true", memory_bytes=1 << 30, cpu_milli=500)
-        await rig.run(member)
-        controllers = {"memory_bytes": "memory", "cpu_milli": "cpu"}
-        missing = {name for name, controller in controllers.items() if controller not in rig.client.controllers}
-        assert set(rig.starts()["j"].ignored) == missing
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_limits_are_set_and_what_cannot_be_is_told(rig: Rig) -> None:
+    member = sh("j", "true", memory_bytes=1 << 30, cpu_milli=500)
+    await rig.run(member)
+    controllers = {"memory_bytes": "memory", "cpu_milli": "cpu"}
+    missing = {name for name, controller in controllers.items() if controller not in rig.client.controllers}
+    assert set(rig.starts()["j"].ignored) == missing
 
 
 FAILING_STARTS: Final[list[tuple[dict[str, Any], str, str]]] = [
@@ -177,17 +168,15 @@ FAILING_STARTS: Final[list[tuple[dict[str, Any], str, str]]] = [
 ]
 
 
-def test_a_start_that_fails_is_a_typed_end(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        for number, (fields, stage, code) in enumerate(FAILING_STARTS):
-            ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
-            found = (ended.reason, ended.stage, os.strerror(ended.errno or 0), ended.exit_code, ended.signal)
-            assert found == ("start-failed", stage, os.strerror(getattr(errno, code)), None, None), fields
-            assert ended.message
-            assert (await rig.client.list()).running == ()
-        assert not rig.starts()
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_start_that_fails_is_a_typed_end(rig: Rig) -> None:
+    for number, (fields, stage, code) in enumerate(FAILING_STARTS):
+        ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+        found = (ended.reason, ended.stage, os.strerror(ended.errno or 0), ended.exit_code, ended.signal)
+        assert found == ("start-failed", stage, os.strerror(getattr(errno, code)), None, None), fields
+        assert ended.message
+        assert (await rig.client.list()).running == ()
+    assert not rig.starts()
 
 
 WINDOWS: Final = " (without CR LF)"
@@ -220,57 +209,48 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
 ]
 
 
-def test_a_start_that_fails_says_what_it_looked_for_and_where(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        for number, (fields, words) in enumerate(LOOKED_FOR):
-            ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
-            assert ended.message == words
-        bare = tmp_path / "bare.sh"
-        bare.write_text("echo hi\n")
-        bare.chmod(0o755)
-        ended = await rig.run(StartMember(key="bare", argv=(str(bare),), env={}))
-        assert "bare.sh has no first line as #!/bin/sh, or is for another processor" in ended.message
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_start_that_fails_says_what_it_looked_for_and_where(rig: Rig, tmp_path: Path) -> None:
+    for number, (fields, words) in enumerate(LOOKED_FOR):
+        ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+        assert ended.message == words
+    bare = tmp_path / "bare.sh"
+    bare.write_text("echo hi\n")
+    bare.chmod(0o755)
+    ended = await rig.run(StartMember(key="bare", argv=(str(bare),), env={}))
+    assert "bare.sh has no first line as #!/bin/sh, or is for another processor" in ended.message
 
 
-def test_a_failed_start_does_not_hurt_its_batch(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        members = [
-            sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)
-        ]
-        await rig.client.start(members)
-        await rig.until(lambda: len(rig.ends()) == len(members))
-        for number, member in enumerate(members):
-            ended = rig.ends()[member.key]
-            assert (ended.reason == "start-failed") == (number % 3 == 0)
-            assert ended.exit_code == (None if number % 3 == 0 else number)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_failed_start_does_not_hurt_its_batch(rig: Rig) -> None:
+    members = [sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)]
+    await rig.client.start(members)
+    await rig.until(lambda: len(rig.ends()) == len(members))
+    for number, member in enumerate(members):
+        ended = rig.ends()[member.key]
+        assert (ended.reason == "start-failed") == (number % 3 == 0)
+        assert ended.exit_code == (None if number % 3 == 0 else number)
 
 
-def test_what_is_needed_to_end_a_job_is_known_before_its_first_instruction(
-    tmp_path: Path, arguments: tuple[str, ...]
+@rigged
+async def test_what_is_needed_to_end_a_job_is_known_before_its_first_instruction(
+    rig: Rig, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """The journal has its record, with its cgroup and marks; and both its kinds of marks are in its environment."""
-
-    async def scenario(rig: Rig) -> None:
-        journal = rig.state / JOURNAL_NAME
-        ended = await rig.run(sh("j", f"cat {journal} >&2; cat /proc/self/cgroup; echo $$; env"))
-        copy = tmp_path / "journal"
-        copy.write_bytes(output_path(rig.state, "j", "stderr").read_bytes())
-        starting = read_journal(copy)["j"].starting
-        assert starting is not None
-        said = rig.text("j").splitlines()
-        assert starting.boottime_s <= boottime_s()
-        assert bool(starting.cgroup) == (not arguments)
-        assert not starting.cgroup or any(line.endswith(f"/{Path(starting.cgroup).name}") for line in said)
-        assert len(starting.marks) == 4
-        assert {os.fsdecode(mark) for mark in starting.marks} <= set(said)
-        assert str(ended.pid) in said
-        assert read_journal(journal)["j"].pid == ended.pid
-
-    with_rig(tmp_path, arguments, scenario)
+    journal = rig.state / JOURNAL_NAME
+    ended = await rig.run(sh("j", f"cat {journal} >&2; cat /proc/self/cgroup; echo $$; env"))
+    copy = tmp_path / "journal"
+    copy.write_bytes(output_path(rig.state, "j", "stderr").read_bytes())
+    starting = read_journal(copy)["j"].starting
+    assert starting is not None
+    said = rig.text("j").splitlines()
+    assert starting.boottime_s <= boottime_s()
+    assert bool(starting.cgroup) == (not arguments)
+    assert not starting.cgroup or any(line.endswith(f"/{Path(starting.cgroup).name}") for line in said)
+    assert len(starting.marks) == 4
+    assert {os.fsdecode(mark) for mark in starting.marks} <= set(said)
+    assert str(ended.pid) in said
+    assert read_journal(journal)["j"].pid == ended.pid
 
 
 def test_no_two_supervisors_name_a_group_alike(tmp_path: Path) -> None:
@@ -315,13 +295,11 @@ def test_a_start_that_cannot_be_written_down_leaves_nothing_and_the_next_one_run
 # -- ending
 
 
-def test_ends_tell_how_the_main_process_ended(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        assert (await rig.run(sh("code", "exit 3"))).exit_code == 3
-        assert (await rig.run(sh("signal", "kill -SEGV $$"))).signal == signal.SIGSEGV
-        assert (await rig.run(sh("high", "exit 255"))).exit_code == 255
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_ends_tell_how_the_main_process_ended(rig: Rig) -> None:
+    assert (await rig.run(sh("code", "exit 3"))).exit_code == 3
+    assert (await rig.run(sh("signal", "kill -SEGV $$"))).signal == signal.SIGSEGV
+    assert (await rig.run(sh("high", "exit 255"))).exit_code == 255
 
 
 GONE: Final = f"{IN_SHELL} >fifo & read pid <fifo; echo $pid"
@@ -336,235 +314,209 @@ LEAVES: Final = {
 
 
 @pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES.keys())
-def test_what_the_main_process_leaves_is_killed_before_the_end_is_told(
-    tmp_path: Path, arguments: tuple[str, ...], leave: str
+@rigged
+async def test_what_the_main_process_leaves_is_killed_before_the_end_is_told(
+    rig: Rig, tmp_path: Path, leave: str
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("other", "exec sleep 1000")])
-        other = await rig.started("other")
-        ended = await rig.run(sh("j", f"{leave}; exit 5", cwd=str(tmp_path)))
-        assert (ended.reason, ended.exit_code) == ("exit", 5)
-        assert not lives(int(rig.text("j")))
-        assert lives(other.pid)
-
-    with_rig(tmp_path, arguments, scenario)
+    await rig.client.start([sh("other", "exec sleep 1000")])
+    other = await rig.started("other")
+    ended = await rig.run(sh("j", f"{leave}; exit 5", cwd=str(tmp_path)))
+    assert (ended.reason, ended.exit_code) == ("exit", 5)
+    assert not lives(int(rig.text("j")))
+    assert lives(other.pid)
 
 
-def test_timeout_asks_first_then_kills(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start(
-            [
-                sh("deaf", "trap '' TERM; while :; do sleep 1000; done", timeout_s=1.0, grace_s=0.2),
-                sh("polite", "trap 'exit 7' TERM; while :; do sleep 1000; done", timeout_s=1.0, grace_s=60.0),
-                sh("quick", "exit 0", timeout_s=60.0),
-            ]
-        )
-        await rig.until(lambda: len(rig.ends()) == 3)
-        deaf, polite, quick = (rig.ends()[key] for key in ("deaf", "polite", "quick"))
-        assert (deaf.reason, deaf.signal) == ("timeout", signal.SIGKILL)
-        assert (polite.reason, polite.exit_code) == ("timeout", 7)
-        assert (quick.reason, quick.exit_code) == ("exit", 0)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_timeout_asks_first_then_kills(rig: Rig) -> None:
+    await rig.client.start(
+        [
+            sh("deaf", "trap '' TERM; while :; do sleep 1000; done", timeout_s=1.0, grace_s=0.2),
+            sh("polite", "trap 'exit 7' TERM; while :; do sleep 1000; done", timeout_s=1.0, grace_s=60.0),
+            sh("quick", "exit 0", timeout_s=60.0),
+        ]
+    )
+    await rig.until(lambda: len(rig.ends()) == 3)
+    deaf, polite, quick = (rig.ends()[key] for key in ("deaf", "polite", "quick"))
+    assert (deaf.reason, deaf.signal) == ("timeout", signal.SIGKILL)
+    assert (polite.reason, polite.exit_code) == ("timeout", 7)
+    assert (quick.reason, quick.exit_code) == ("exit", 0)
 
 
-def test_a_stopped_process_takes_its_end(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "trap 'exit 9' TERM; echo up; kill -STOP $$")])
-        pid = (await rig.started("j")).pid
-        await poll(lambda: (process := read_process(pid)) is not None and process.state == "T")
-        await rig.client.end([EndMember(key="j", grace_s=60.0)])
-        assert (await rig.ended("j")).exit_code == 9
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_stopped_process_takes_its_end(rig: Rig) -> None:
+    await rig.client.start([sh("j", "trap 'exit 9' TERM; echo up; kill -STOP $$")])
+    pid = (await rig.started("j")).pid
+    await poll(lambda: (process := read_process(pid)) is not None and process.state == "T")
+    await rig.client.end([EndMember(key="j", grace_s=60.0)])
+    assert (await rig.ended("j")).exit_code == 9
 
 
-def test_a_second_end_can_only_shorten_the_grace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "trap '' TERM; echo up; while :; do sleep 1000; done")])
-        await rig.line("j")
-        await rig.client.end([EndMember(key="j", grace_s=600.0, why="first")])
-        await rig.client.end([EndMember(key="j", grace_s=0.0, why="second")])
-        ended = await rig.ended("j")
-        assert (ended.signal, ended.why) == (signal.SIGKILL, "first")
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_second_end_can_only_shorten_the_grace(rig: Rig) -> None:
+    await rig.client.start([sh("j", "trap '' TERM; echo up; while :; do sleep 1000; done")])
+    await rig.line("j")
+    await rig.client.end([EndMember(key="j", grace_s=600.0, why="first")])
+    await rig.client.end([EndMember(key="j", grace_s=0.0, why="second")])
+    ended = await rig.ended("j")
+    assert (ended.signal, ended.why) == (signal.SIGKILL, "first")
 
 
-def test_an_end_sent_right_behind_the_start_counts(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        members = [sh(f"j{number}", "exec sleep 1000") for number in range(40)]
-        orders = [EndMember(key=member.key, grace_s=5.0) for member in members]
-        await asyncio.gather(rig.client.start(members), rig.client.end(orders))
-        await rig.until(lambda: len(rig.ends()) == len(members))
-        assert {ended.reason for ended in rig.ends().values()} == {"end"}
-        assert children(rig.client.identity.pid) == launchers(rig)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_an_end_sent_right_behind_the_start_counts(rig: Rig) -> None:
+    members = [sh(f"j{number}", "exec sleep 1000") for number in range(40)]
+    orders = [EndMember(key=member.key, grace_s=5.0) for member in members]
+    await asyncio.gather(rig.client.start(members), rig.client.end(orders))
+    await rig.until(lambda: len(rig.ends()) == len(members))
+    assert {ended.reason for ended in rig.ends().values()} == {"end"}
+    assert children(rig.client.identity.pid) == launchers(rig)
 
 
 # -- output
 
 
-def test_output_past_its_cap_is_dropped_and_said_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        total, cap = 20_000_000, 1_000_000
-        script = f"head -c {total} /dev/zero; echo problem >&2"
-        ended = await rig.run(sh("j", script, output_cap_bytes=cap))
-        assert ended.exit_code == 0
-        assert (ended.stdout_bytes, ended.dropped_bytes) == (total, total - cap)
-        data = output_path(rig.state, "j", "stdout").read_bytes()
-        assert data[:cap] == bytes(cap)
-        assert data[cap:].count(b"dropped") == 1
-        assert len(data) < cap + 200
-        assert output_path(rig.state, "j", "stderr").read_text() == "problem\n"
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_output_past_its_cap_is_dropped_and_said_once(rig: Rig) -> None:
+    total, cap = 20_000_000, 1_000_000
+    script = f"head -c {total} /dev/zero; echo problem >&2"
+    ended = await rig.run(sh("j", script, output_cap_bytes=cap))
+    assert ended.exit_code == 0
+    assert (ended.stdout_bytes, ended.dropped_bytes) == (total, total - cap)
+    data = output_path(rig.state, "j", "stdout").read_bytes()
+    assert data[:cap] == bytes(cap)
+    assert data[cap:].count(b"dropped") == 1
+    assert len(data) < cap + 200
+    assert output_path(rig.state, "j", "stderr").read_text() == "problem\n"
 
 
-def test_output_is_streamed_in_order(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.run(sh("j", "seq 1 20000; echo oops >&2", stream_output=True))
-        pieces = [event for event in rig.events if isinstance(event, Output)]
-        together = b""
-        for piece in pieces:
-            if piece.stream == "stdout":
-                assert piece.offset == len(together)
-                together += piece.data
-        assert together.decode() == rig.text("j") == "".join(f"{number}\n" for number in range(1, 20001))
-        assert [piece.data for piece in pieces if piece.stream == "stderr"] == [b"oops\n"]
-        assert isinstance(rig.events[-1], Ended)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_output_is_streamed_in_order(rig: Rig) -> None:
+    await rig.run(sh("j", "seq 1 20000; echo oops >&2", stream_output=True))
+    pieces = [event for event in rig.events if isinstance(event, Output)]
+    together = b""
+    for piece in pieces:
+        if piece.stream == "stdout":
+            assert piece.offset == len(together)
+            together += piece.data
+    assert together.decode() == rig.text("j") == "".join(f"{number}\n" for number in range(1, 20001))
+    assert [piece.data for piece in pieces if piece.stream == "stderr"] == [b"oops\n"]
+    assert isinstance(rig.events[-1], Ended)
 
 
-def test_an_agent_that_does_not_read_holds_no_job_back(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        body = (
-            "await s.start([StartMember(key='j', argv=('/usr/bin/head', '-c', '50000000', '/dev/zero'), env={},"
-            " stream_output=True)])\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
-        )
-        with agent(rig.state, arguments, body) as process:
-            assert process.stdout is not None
-            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            ended = await rig.ended("j")
-            assert (ended.exit_code, ended.stdout_bytes) == (0, 50_000_000)
-            await rig.client.list()
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_an_agent_that_does_not_read_holds_no_job_back(rig: Rig, arguments: tuple[str, ...]) -> None:
+    body = (
+        "await s.start([StartMember(key='j', argv=('/usr/bin/head', '-c', '50000000', '/dev/zero'), env={},"
+        " stream_output=True)])\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    with agent(rig.state, arguments, body) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+        ended = await rig.ended("j")
+        assert (ended.exit_code, ended.stdout_bytes) == (0, 50_000_000)
+        await rig.client.list()
 
 
 # -- agents come and go
 
 
-def test_a_new_agent_finds_what_runs_and_what_ended(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        identity = rig.client.identity
-        rig.client.close()
-        body = (
-            "await s.start([StartMember(key='long', argv=('/bin/sleep', '1000'), env={}),"
-            " StartMember(key='short', argv=('/bin/false',), env={})])\n"
-            # The short one may end before the other has been seen to run.
-            "seen = set()\n"
-            "while not seen >= {(Started, 'long'), (Ended, 'short')}:"
-            " seen |= {(type(e), e.key) for e in await s.next_events()}"
-        )
-        with agent(rig.state, arguments, body) as process:
-            assert process.stdout is not None
-            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            process.kill()
-            process.wait()
-        await rig.connect(spawn_if_absent=False)
-        assert rig.client.identity == identity
-        listed = await rig.client.list()
-        assert [started.key for started in listed.running] == ["long"]
-        assert [(ended.key, ended.exit_code) for ended in listed.ended] == [("short", 1)]
-        assert lives(listed.running[0].pid)
-        # Starting it again starts nothing and tells the same.
-        await rig.client.start([StartMember(key="long", argv=("/bin/false",), env={})])
-        assert (await rig.started("long")).pid == listed.running[0].pid
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_new_agent_finds_what_runs_and_what_ended(rig: Rig, arguments: tuple[str, ...]) -> None:
+    identity = rig.client.identity
+    rig.client.close()
+    body = (
+        "await s.start([StartMember(key='long', argv=('/bin/sleep', '1000'), env={}),"
+        " StartMember(key='short', argv=('/bin/false',), env={})])\n"
+        # The short one may end before the other has been seen to run.
+        "seen = set()\n"
+        "while not seen >= {(Started, 'long'), (Ended, 'short')}:"
+        " seen |= {(type(e), e.key) for e in await s.next_events()}"
+    )
+    with agent(rig.state, arguments, body) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+        process.kill()
+        process.wait()
+    await rig.connect(spawn_if_absent=False)
+    assert rig.client.identity == identity
+    listed = await rig.client.list()
+    assert [started.key for started in listed.running] == ["long"]
+    assert [(ended.key, ended.exit_code) for ended in listed.ended] == [("short", 1)]
+    assert lives(listed.running[0].pid)
+    # Starting it again starts nothing and tells the same.
+    await rig.client.start([StartMember(key="long", argv=("/bin/false",), env={})])
+    assert (await rig.started("long")).pid == listed.running[0].pid
 
 
-def test_forget_drops_ends_and_keeps_output(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("a", "echo a"), sh("b", "echo b"), sh("c", "exec sleep 1000")])
-        await rig.ended("a")
-        await rig.ended("b")
-        await rig.started("c")
-        await rig.client.forget(["a", "b", "c", "unknown"])
-        listed = await rig.client.list()
-        assert listed.ended == ()
-        assert [started.key for started in listed.running] == ["c"]
-        assert rig.text("b") == "b\n"
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_forget_drops_ends_and_keeps_output(rig: Rig) -> None:
+    await rig.client.start([sh("a", "echo a"), sh("b", "echo b"), sh("c", "exec sleep 1000")])
+    await rig.ended("a")
+    await rig.ended("b")
+    await rig.started("c")
+    await rig.client.forget(["a", "b", "c", "unknown"])
+    listed = await rig.client.list()
+    assert listed.ended == ()
+    assert [started.key for started in listed.running] == ["c"]
+    assert rig.text("b") == "b\n"
 
 
-def test_two_hundred_in_one_batch_leave_no_descriptor_behind(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        pid = rig.client.identity.pid
-        await rig.client.list()
-        before = len(os.listdir(f"/proc/{pid}/fd"))
-        members = [sh(f"j{number}", f"echo {number}; exit {number % 7}") for number in range(200)]
-        await rig.client.start(members)
-        await rig.until(lambda: len(rig.ends()) == 200)
-        assert len(rig.starts()) == 200
-        for number in range(200):
-            assert rig.ends()[f"j{number}"].exit_code == number % 7
-            assert rig.text(f"j{number}") == f"{number}\n"
-        await rig.client.forget([member.key for member in members])
-        await poll(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before)  # what the next ones need is made again
-        assert children(pid) == launchers(rig)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_two_hundred_in_one_batch_leave_no_descriptor_behind(rig: Rig) -> None:
+    pid = rig.client.identity.pid
+    await rig.client.list()
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    members = [sh(f"j{number}", f"echo {number}; exit {number % 7}") for number in range(200)]
+    await rig.client.start(members)
+    await rig.until(lambda: len(rig.ends()) == 200)
+    assert len(rig.starts()) == 200
+    for number in range(200):
+        assert rig.ends()[f"j{number}"].exit_code == number % 7
+        assert rig.text(f"j{number}") == f"{number}\n"
+    await rig.client.forget([member.key for member in members])
+    await poll(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before)  # what the next ones need is made again
+    assert children(pid) == launchers(rig)
 
 
 # -- the fence
 
 
-def test_the_fence_ends_members_while_the_agent_is_stopped(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.client.close()
-        body = (
-            "await s.start([StartMember(key='gone', argv=('/bin/sleep', '1000'), env={}),"
-            " StartMember(key='deaf', argv=('/bin/sh', '-c', 'trap \"\" TERM; while :; do sleep 1000; done'),"
-            " env={'PATH': '/bin:/usr/bin'}, grace_s=600),"
-            " StartMember(key='kept', argv=('/bin/sleep', '1000'), env={}, on_partition='keep')])\n"
-            "n = 0\n"
-            "while n < 3: n += len([e for e in await s.next_events() if isinstance(e, Started)])\n"
-            "await s.fence(boottime_s() + 1.0, 0.1)\n"
-            "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
-        )
-        with agent(rig.state, arguments, body) as process:
-            assert process.stdout is not None
-            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            await poll(lambda: (stopped := read_process(process.pid)) is not None and stopped.state == "T")
-            await rig.connect(spawn_if_absent=False)
-            listed = await rig.client.list()
-            rig.events += listed.ended
-            gone, deaf = await rig.ended("gone"), await rig.ended("deaf")
-            assert (gone.reason, gone.signal) == ("fence", signal.SIGTERM)
-            assert (deaf.reason, deaf.signal) == ("fence", signal.SIGKILL)
-            assert [started.key for started in (await rig.client.list()).running] == ["kept"]
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_the_fence_ends_members_while_the_agent_is_stopped(rig: Rig, arguments: tuple[str, ...]) -> None:
+    rig.client.close()
+    body = (
+        "await s.start([StartMember(key='gone', argv=('/bin/sleep', '1000'), env={}),"
+        " StartMember(key='deaf', argv=('/bin/sh', '-c', 'trap \"\" TERM; while :; do sleep 1000; done'),"
+        " env={'PATH': '/bin:/usr/bin'}, grace_s=600),"
+        " StartMember(key='kept', argv=('/bin/sleep', '1000'), env={}, on_partition='keep')])\n"
+        "n = 0\n"
+        "while n < 3: n += len([e for e in await s.next_events() if isinstance(e, Started)])\n"
+        "await s.fence(boottime_s() + 1.0, 0.1)\n"
+        "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    with agent(rig.state, arguments, body) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+        await poll(lambda: (stopped := read_process(process.pid)) is not None and stopped.state == "T")
+        await rig.connect(spawn_if_absent=False)
+        listed = await rig.client.list()
+        rig.events += listed.ended
+        gone, deaf = await rig.ended("gone"), await rig.ended("deaf")
+        assert (gone.reason, gone.signal) == ("fence", signal.SIGTERM)
+        assert (deaf.reason, deaf.signal) == ("fence", signal.SIGKILL)
+        assert [started.key for started in (await rig.client.list()).running] == ["kept"]
 
 
-def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.fence(boottime_s() - 1, 5.0)
-        ended = await rig.run(sh("a", "exit 0"))
-        assert (ended.reason, ended.proof, ended.pid) == ("fence", "never-ran", None)
-        await rig.client.fence(boottime_s() + 600, 5.0)
-        assert (await rig.run(sh("b", "exit 0"))).reason == "exit"
-        await rig.client.fence(None, 5.0)
-        assert (await rig.run(sh("c", "exit 0"))).reason == "exit"
-        with pytest.raises(SupervisorRefused, match="invalid-argument"):
-            await rig.client.fence(-1.0, 5.0)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_nothing_starts_behind_the_fence_until_it_is_moved(rig: Rig) -> None:
+    await rig.client.fence(boottime_s() - 1, 5.0)
+    ended = await rig.run(sh("a", "exit 0"))
+    assert (ended.reason, ended.proof, ended.pid) == ("fence", "never-ran", None)
+    await rig.client.fence(boottime_s() + 600, 5.0)
+    assert (await rig.run(sh("b", "exit 0"))).reason == "exit"
+    await rig.client.fence(None, 5.0)
+    assert (await rig.run(sh("c", "exit 0"))).reason == "exit"
+    with pytest.raises(SupervisorRefused, match="invalid-argument"):
+        await rig.client.fence(-1.0, 5.0)
 
 
 # -- the supervisor itself
@@ -586,33 +538,31 @@ async def launcher(rig: Rig) -> int:
     return launchers(rig)[0]
 
 
-def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
-    tmp_path: Path, arguments: tuple[str, ...]
+@rigged
+async def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
+    rig: Rig, arguments: tuple[str, ...]
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        identity = rig.client.identity
-        await rig.run(sh("before", "exit 4"))
-        await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", f"setsid {IN_SHELL} & wait")])
-        main, tree = await rig.started("main"), await rig.started("tree")
-        grandchild = int((await rig.line("tree"))[0])
-        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, *launchers(rig))]
-        os.kill(identity.pid, signal.SIGKILL)
-        gone = await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
-        assert not gone.silent
-        await poll(lambda: not any(lives(pid, process) for pid, process in processes))
-        await rig.connect()
-        assert rig.client.identity != identity
-        rig.events.clear()
-        rig.events += (await rig.client.list()).ended
-        for key, started in (("main", main), ("tree", tree)):
-            ended = await rig.ended(key)
-            assert (ended.reason, ended.proof) == ("supervisor-died", "scan" if arguments else "cgroup")
-            assert (ended.exit_code, ended.signal, ended.pid) == (None, None, started.pid)
-        assert not lives(grandchild)
-        # The end that was told before is still known.
-        assert rig.ends()["before"].exit_code == 4
-
-    with_rig(tmp_path, arguments, scenario)
+    identity = rig.client.identity
+    await rig.run(sh("before", "exit 4"))
+    await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", f"setsid {IN_SHELL} & wait")])
+    main, tree = await rig.started("main"), await rig.started("tree")
+    grandchild = int((await rig.line("tree"))[0])
+    processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, *launchers(rig))]
+    os.kill(identity.pid, signal.SIGKILL)
+    gone = await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
+    assert not gone.silent
+    await poll(lambda: not any(lives(pid, process) for pid, process in processes))
+    await rig.connect()
+    assert rig.client.identity != identity
+    rig.events.clear()
+    rig.events += (await rig.client.list()).ended
+    for key, started in (("main", main), ("tree", tree)):
+        ended = await rig.ended(key)
+        assert (ended.reason, ended.proof) == ("supervisor-died", "scan" if arguments else "cgroup")
+        assert (ended.exit_code, ended.signal, ended.pid) == (None, None, started.pid)
+    assert not lives(grandchild)
+    # The end that was told before is still known.
+    assert rig.ends()["before"].exit_code == 4
 
 
 def test_without_a_mark_the_next_supervisor_cannot_prove(tmp_path: Path) -> None:
@@ -633,79 +583,67 @@ def test_without_a_mark_the_next_supervisor_cannot_prove(tmp_path: Path) -> None
     with_rig(tmp_path, ("--no-cgroup",), scenario)
 
 
-def test_a_second_supervisor_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "moorage.worker.supervisor",
-            "--state",
-            str(rig.state),
-            env={"PYTHONPATH": ROOTS},
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, output = await asyncio.wait_for(process.communicate(), WAIT_S)
-        assert process.returncode == EXIT_HELD
-        assert f"another supervisor (pid {rig.client.identity.pid}) holds" in output.decode()
-        await rig.client.list()
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_second_supervisor_is_refused(rig: Rig) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "moorage.worker.supervisor",
+        "--state",
+        str(rig.state),
+        env={"PYTHONPATH": ROOTS},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, output = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert process.returncode == EXIT_HELD
+    assert f"another supervisor (pid {rig.client.identity.pid}) holds" in output.decode()
+    await rig.client.list()
 
 
-def test_two_agents_at_once_find_one_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def main() -> None:
-        state = tmp_path / "state"
-        both = await asyncio.gather(*(Supervised.connect(state, arguments=arguments) for _ in range(2)))
-        assert both[0].identity == both[1].identity
-        both[0].close()
-        await both[1].shutdown(0)
-
-    run(main())
+async def test_two_agents_at_once_find_one_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    state = tmp_path / "state"
+    both = await asyncio.gather(*(Supervised.connect(state, arguments=arguments) for _ in range(2)))
+    assert both[0].identity == both[1].identity
+    both[0].close()
+    await both[1].shutdown(0)
 
 
-def test_a_long_path_of_the_state_folder_works(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rig_at(tmp_path / ("x" * 120) / "state") as rig:
-            assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
-
-    run(main())
+async def test_a_long_path_of_the_state_folder_works(tmp_path: Path) -> None:
+    async with rig_at(tmp_path / ("x" * 120) / "state") as rig:
+        assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
 
 
-def test_only_the_owner_and_no_job_may_speak_to_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        assert stat.S_IMODE(rig.state.stat().st_mode) == 0o700
-        assert stat.S_IMODE((rig.state / SOCKET_NAME).stat().st_mode) == 0o600
-        script = (
-            "import asyncio, sys\nfrom pathlib import Path\nfrom moorage.worker.supervisor.client import *\n"
-            "async def main():\n"
-            "    try: await Supervised.connect(Path(sys.argv[1]), False)\n"
-            "    except SupervisorRefused as refused: print(refused)\n"
-            "asyncio.run(main())\n"
-        )
-        argv = (sys.executable, "-c", script, str(rig.state))
-        await rig.run(StartMember(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
-        assert "not-permitted" in rig.text("j")
-        assert "is a job's" in rig.text("j")
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_only_the_owner_and_no_job_may_speak_to_it(rig: Rig) -> None:
+    assert stat.S_IMODE(rig.state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((rig.state / SOCKET_NAME).stat().st_mode) == 0o600
+    script = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom moorage.worker.supervisor.client import *\n"
+        "async def main():\n"
+        "    try: await Supervised.connect(Path(sys.argv[1]), False)\n"
+        "    except SupervisorRefused as refused: print(refused)\n"
+        "asyncio.run(main())\n"
+    )
+    argv = (sys.executable, "-c", script, str(rig.state))
+    await rig.run(StartMember(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
+    assert "not-permitted" in rig.text("j")
+    assert "is a job's" in rig.text("j")
 
 
-def test_a_frame_that_is_no_frame_closes_only_that_connection(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        for junk in (b"\xff" * 8, framed(b"abc", 3), framed(b"abc", 3)[:-1] + b"d"):
-            with socket.socket(socket.AF_UNIX) as raw:
-                folder = os.open(rig.state, os.O_PATH)
-                raw.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
-                os.close(folder)
-                raw.sendall(junk)
-                raw.settimeout(WAIT_S)
-                said = b""
-                while data := await asyncio.to_thread(raw.recv, 65536):
-                    said += data
-                assert b"invalid-frame" in said
-        await rig.client.list()
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_frame_that_is_no_frame_closes_only_that_connection(rig: Rig) -> None:
+    for junk in (b"\xff" * 8, framed(b"abc", 3), framed(b"abc", 3)[:-1] + b"d"):
+        with socket.socket(socket.AF_UNIX) as raw:
+            folder = os.open(rig.state, os.O_PATH)
+            raw.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
+            os.close(folder)
+            raw.sendall(junk)
+            raw.settimeout(WAIT_S)
+            said = b""
+            while data := await asyncio.to_thread(raw.recv, 65536):
+                said += data
+            assert b"invalid-frame" in said
+    await rig.client.list()
 
 
 @needs_compiled
@@ -742,82 +680,68 @@ def test_a_start_whose_launcher_dies_is_told_as_one_that_may_have_run(tmp_path: 
     with_rig(tmp_path, arguments_of(proof), scenario)
 
 
-def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done")])
-        await rig.line("j")
-        os.kill(rig.client.identity.pid, signal.SIGTERM)
-        assert (await rig.ended("j")).exit_code == 6
-        await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
-        with pytest.raises(SupervisorGone):
-            await rig.client.list()
-        with pytest.raises(SupervisorUnavailable):
-            await Supervised.connect(rig.state, spawn_if_absent=False)
-        # What the agent did not deal with, the next supervisor still tells.
-        await rig.connect()
-        assert [(ended.key, ended.exit_code) for ended in (await rig.client.list()).ended] == [("j", 6)]
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_sigterm_ends_members_first(rig: Rig) -> None:
+    await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done")])
+    await rig.line("j")
+    os.kill(rig.client.identity.pid, signal.SIGTERM)
+    assert (await rig.ended("j")).exit_code == 6
+    await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
+    with pytest.raises(SupervisorGone):
+        await rig.client.list()
+    with pytest.raises(SupervisorUnavailable):
+        await Supervised.connect(rig.state, spawn_if_absent=False)
+    # What the agent did not deal with, the next supervisor still tells.
+    await rig.connect()
+    assert [(ended.key, ended.exit_code) for ended in (await rig.client.list()).ended] == [("j", 6)]
 
 
-def test_a_supervisor_that_is_slow_keeps_its_jobs_while_their_lease_runs(
-    tmp_path: Path, arguments: tuple[str, ...], caplog: pytest.LogCaptureFixture
+@rigged
+async def test_a_supervisor_that_is_slow_keeps_its_jobs_while_their_lease_runs(
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a host that is overloaded, or whose disk takes no writes for a while: all of its jobs were killed."""
+    await rig.client.start([sh("j", "exec sleep 1000")])
+    job = (await rig.started("j")).pid
+    agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=600, silence_fenced_s=0.3)
+    await agent.fence(boottime_s() + 600, 5.0)
+    os.kill(rig.client.identity.pid, signal.SIGSTOP)
+    try:
+        await poll(lambda: "the supervisor has not answered for" in caplog.text)
+    finally:
+        os.kill(rig.client.identity.pid, signal.SIGCONT)
+    assert list((await agent.list()).living) == ["j"]
+    assert lives(job)
+    assert len(caplog.records) == 1, "it is told once"
+    agent.close()
 
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "exec sleep 1000")])
-        job = (await rig.started("j")).pid
-        agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=600, silence_fenced_s=0.3)
-        await agent.fence(boottime_s() + 600, 5.0)
-        os.kill(rig.client.identity.pid, signal.SIGSTOP)
-        try:
-            await poll(lambda: "the supervisor has not answered for" in caplog.text)
-        finally:
-            os.kill(rig.client.identity.pid, signal.SIGCONT)
-        assert list((await agent.list()).living) == ["j"]
-        assert lives(job)
-        assert len(caplog.records) == 1, "it is told once"
+
+@rigged
+async def test_a_silent_supervisor_is_given_up_soon_once_the_fence_has_passed(rig: Rig) -> None:
+    """It does not end its jobs, so they must end with it before they begin elsewhere."""
+    agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=9e9, silence_fenced_s=0.3)
+    await agent.fence(boottime_s() + 0.5, 5.0)
+    os.kill(rig.client.identity.pid, signal.SIGSTOP)
+    try:
+        assert (await asyncio.wait_for(agent.wait_gone(), WAIT_S)).silent
+    finally:
+        agent.kill()
         agent.close()
 
-    with_rig(tmp_path, arguments, scenario)
 
-
-def test_a_silent_supervisor_is_given_up_soon_once_the_fence_has_passed(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    """It does not end its jobs, so they must end with it before they begin elsewhere."""
-
-    async def scenario(rig: Rig) -> None:
-        agent = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=9e9, silence_fenced_s=0.3)
-        await agent.fence(boottime_s() + 0.5, 5.0)
-        os.kill(rig.client.identity.pid, signal.SIGSTOP)
-        try:
-            assert (await asyncio.wait_for(agent.wait_gone(), WAIT_S)).silent
-        finally:
-            agent.kill()
-            agent.close()
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_a_silent_supervisor_is_noticed_and_can_be_killed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "exec sleep 1000")])
-        job = (await rig.started("j")).pid
-        pid = rig.client.identity.pid
-        impatient = await Supervised.connect(
-            rig.state, False, ping_interval_s=0.05, silence_s=0.3, silence_fenced_s=9e9
-        )
-        os.kill(pid, signal.SIGSTOP)
-        gone = await asyncio.wait_for(impatient.wait_gone(), WAIT_S)
-        assert gone.silent
-        with pytest.raises(SupervisorGone):
-            await impatient.next_events()
-        impatient.kill()
-        await poll(lambda: not lives(pid) and not lives(job))
-        impatient.close()
-        await rig.connect()
-        assert rig.client.identity.pid != pid
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_silent_supervisor_is_noticed_and_can_be_killed(rig: Rig) -> None:
+    await rig.client.start([sh("j", "exec sleep 1000")])
+    job = (await rig.started("j")).pid
+    pid = rig.client.identity.pid
+    impatient = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=0.3, silence_fenced_s=9e9)
+    os.kill(pid, signal.SIGSTOP)
+    gone = await asyncio.wait_for(impatient.wait_gone(), WAIT_S)
+    assert gone.silent
+    with pytest.raises(SupervisorGone):
+        await impatient.next_events()
+    impatient.kill()
+    await poll(lambda: not lives(pid) and not lives(job))
+    impatient.close()
+    await rig.connect()
+    assert rig.client.identity.pid != pid

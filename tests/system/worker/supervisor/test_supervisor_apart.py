@@ -55,29 +55,25 @@ async def settled(rig: Rig) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path) -> None:
+async def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path) -> None:
     """Two supervisors without cgroups, members alike in tenant, job and fence: the next one of the first clears its own
     and nothing of the second's."""
-
-    async def main() -> None:
-        async with rig_at(tmp_path / "one", "--no-cgroup") as one, rig_at(tmp_path / "two", "--no-cgroup") as two:
-            for rig in (one, two):
-                await rig.client.start([sleeper()])
-                await rig.started("a")
-            ours, theirs = int((await one.line("a"))[0]), int((await two.line("a"))[0])
-            their_main = two.starts()["a"].pid
-            assert read_environ(ours) != read_environ(theirs), "the mark of the folder is in them"
-            os.kill(one.client.identity.pid, signal.SIGKILL)
-            await one.client.wait_gone()
-            one.events.clear()
-            await one.connect()
-            unclear = await settled(one)
-            assert not lives(ours)
-            assert not {theirs, their_main, *children(two.client.identity.pid)} & set(unclear)
-            assert lives(theirs)
-            assert lives(their_main)
-
-    run(main())
+    async with rig_at(tmp_path / "one", "--no-cgroup") as one, rig_at(tmp_path / "two", "--no-cgroup") as two:
+        for rig in (one, two):
+            await rig.client.start([sleeper()])
+            await rig.started("a")
+        ours, theirs = int((await one.line("a"))[0]), int((await two.line("a"))[0])
+        their_main = two.starts()["a"].pid
+        assert read_environ(ours) != read_environ(theirs), "the mark of the folder is in them"
+        os.kill(one.client.identity.pid, signal.SIGKILL)
+        await one.client.wait_gone()
+        one.events.clear()
+        await one.connect()
+        unclear = await settled(one)
+        assert not lives(ours)
+        assert not {theirs, their_main, *children(two.client.identity.pid)} & set(unclear)
+        assert lives(theirs)
+        assert lives(their_main)
 
 
 def test_the_mark_stays_with_the_folder_and_a_broken_one_is_replaced(tmp_path: Path) -> None:
@@ -88,14 +84,11 @@ def test_the_mark_stays_with_the_folder_and_a_broken_one_is_replaced(tmp_path: P
     assert state_mark(tmp_path) not in (first, "")
 
 
-def test_a_member_cannot_choose_another_mark(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rig_at(tmp_path / "state") as rig:
-            member = StartMember(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
-            await rig.run(member)
-            assert f"{STATE_MARK}={state_mark(rig.state)}" in rig.text("a").splitlines()
-
-    run(main())
+async def test_a_member_cannot_choose_another_mark(tmp_path: Path) -> None:
+    async with rig_at(tmp_path / "state") as rig:
+        member = StartMember(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
+        await rig.run(member)
+        assert f"{STATE_MARK}={state_mark(rig.state)}" in rig.text("a").splitlines()
 
 
 # ------------------------------------------------------------------------------------------------ when one ends
@@ -110,42 +103,39 @@ async def is_met(keys: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> b
 
 
 @pytest.mark.slow
-def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = await started(tmp_path, "--linger", "100")
-        supervised = await Supervised.connect(tmp_path, spawn_if_absent=False)
-        pid = supervised.identity.pid
-        await supervised.start([sh("a", "exit 0"), sh("b", "sleep 600")])
-        await poll(lambda: "b" in read_journal(tmp_path / JOURNAL_NAME))
-        supervised.close()
-        await clock.push(1000)
-        assert lives(pid), "it has a member"
-        again = await Supervised.connect(tmp_path, spawn_if_absent=False)
-        listed = await again.list()
-        assert "b" in {event.key for event in listed.running}
+async def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
+    clock = await started(tmp_path, "--linger", "100")
+    supervised = await Supervised.connect(tmp_path, spawn_if_absent=False)
+    pid = supervised.identity.pid
+    await supervised.start([sh("a", "exit 0"), sh("b", "sleep 600")])
+    await poll(lambda: "b" in read_journal(tmp_path / JOURNAL_NAME))
+    supervised.close()
+    await clock.push(1000)
+    assert lives(pid), "it has a member"
+    again = await Supervised.connect(tmp_path, spawn_if_absent=False)
+    listed = await again.list()
+    assert "b" in {event.key for event in listed.running}
 
-        async def ended() -> set[str]:
-            return {event.key for event in (await again.list()).ended}
+    async def ended() -> set[str]:
+        return {event.key for event in (await again.list()).ended}
 
-        await again.end([EndMember(key="b", grace_s=0.0)])
-        await until(lambda: is_met(ended, {"a", "b"}), what="the ends of both")
-        await clock.push(1000)
-        assert lives(pid), "it has an agent"
-        again.close()
-        await clock.push(99)
-        assert lives(pid), "its agent may be on its way back"
-        back = await Supervised.connect(tmp_path, spawn_if_absent=False)
-        await clock.push(1000)
-        assert lives(pid), "its agent is back"
-        back.close()
-        await clock.push(100)
-        await gone(pid)
-        # what nobody took is told by the next one
-        last = await Supervised.connect(tmp_path)
-        assert {event.key for event in (await last.list()).ended} == {"a", "b"}
-        await last.shutdown(0)
-
-    run(main())
+    await again.end([EndMember(key="b", grace_s=0.0)])
+    await until(lambda: is_met(ended, {"a", "b"}), what="the ends of both")
+    await clock.push(1000)
+    assert lives(pid), "it has an agent"
+    again.close()
+    await clock.push(99)
+    assert lives(pid), "its agent may be on its way back"
+    back = await Supervised.connect(tmp_path, spawn_if_absent=False)
+    await clock.push(1000)
+    assert lives(pid), "its agent is back"
+    back.close()
+    await clock.push(100)
+    await gone(pid)
+    # what nobody took is told by the next one
+    last = await Supervised.connect(tmp_path)
+    assert {event.key for event in (await last.list()).ended} == {"a", "b"}
+    await last.shutdown(0)
 
 
 def test_who_goes_while_its_supervisor_starts_leaves_none_that_comes_up_alone(tmp_path: Path) -> None:
@@ -170,26 +160,23 @@ def test_who_goes_while_its_supervisor_starts_leaves_none_that_comes_up_alone(tm
     run(main())
 
 
-def test_a_link_that_closes_takes_an_idle_supervisor_along_and_no_busy_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        link = SupervisorLink(tmp_path)
-        await link.open("w", Deaf())
-        idle = await Supervised.connect(tmp_path, spawn_if_absent=False)
-        pid = idle.identity.pid
-        idle.close()
-        await link.close("w")
-        await gone(pid)
+async def test_a_link_that_closes_takes_an_idle_supervisor_along_and_no_busy_one(tmp_path: Path) -> None:
+    link = SupervisorLink(tmp_path)
+    await link.open("w", Deaf())
+    idle = await Supervised.connect(tmp_path, spawn_if_absent=False)
+    pid = idle.identity.pid
+    idle.close()
+    await link.close("w")
+    await gone(pid)
 
-        link = SupervisorLink(tmp_path)
-        await link.open("w", Deaf())
-        link.start([sh("w|t/a/0/1/1", "sleep 600")])
-        await poll(lambda: any(left.pid for left in read_journal(tmp_path / JOURNAL_NAME).values()))
-        await link.close("w")
-        busy = await Supervised.connect(tmp_path, spawn_if_absent=False)
-        assert busy.identity.pid != pid
-        await busy.shutdown(0)
-
-    run(main())
+    link = SupervisorLink(tmp_path)
+    await link.open("w", Deaf())
+    link.start([sh("w|t/a/0/1/1", "sleep 600")])
+    await poll(lambda: any(left.pid for left in read_journal(tmp_path / JOURNAL_NAME).values()))
+    await link.close("w")
+    busy = await Supervised.connect(tmp_path, spawn_if_absent=False)
+    assert busy.identity.pid != pid
+    await busy.shutdown(0)
 
 
 # ------------------------------------------------------------------------------------------------------ notices
@@ -198,45 +185,36 @@ SAVES = "trap 'echo saved' USR1; trap 'echo told; exit 0' TERM; echo ready; whil
 
 
 @pytest.mark.slow
-def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pushed_rig(tmp_path / "state") as (rig, clock):
-            await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
-            await rig.line("a")
-            await rig.client.end([EndMember(key="a", grace_s=600.0, why="drained", notice_s=600.0)])
-            assert (await rig.line("a", 2))[1] == "saved"
-            await clock.push(500)
-            assert (await rig.client.list()).ended == (), "the notice is not over"
-            await clock.push(100)
-            ended = await rig.ended("a")
-            assert (ended.reason, ended.why, ended.exit_code) == ("end", "drained", 0)
-            assert rig.text("a").split() == ["ready", "saved", "told"]
-
-    run(main())
+async def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -> None:
+    async with pushed_rig(tmp_path / "state") as (rig, clock):
+        await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
+        await rig.line("a")
+        await rig.client.end([EndMember(key="a", grace_s=600.0, why="drained", notice_s=600.0)])
+        assert (await rig.line("a", 2))[1] == "saved"
+        await clock.push(500)
+        assert (await rig.client.list()).ended == (), "the notice is not over"
+        await clock.push(100)
+        ended = await rig.ended("a")
+        assert (ended.reason, ended.why, ended.exit_code) == ("end", "drained", 0)
+        assert rig.text("a").split() == ["ready", "saved", "told"]
 
 
-def test_a_second_word_ends_a_notice_sooner_and_never_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rig_at(tmp_path / "state") as rig:
-            await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
-            await rig.line("a")
-            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
-            await rig.line("a", 2)
-            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=900.0)])
-            await rig.client.end([EndMember(key="a", grace_s=5.0)])
-            await rig.ended("a")
-            assert rig.text("a").split() == ["ready", "saved", "told"], "told to save itself once"
-
-    run(main())
+async def test_a_second_word_ends_a_notice_sooner_and_never_later(tmp_path: Path) -> None:
+    async with rig_at(tmp_path / "state") as rig:
+        await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
+        await rig.line("a")
+        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+        await rig.line("a", 2)
+        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=900.0)])
+        await rig.client.end([EndMember(key="a", grace_s=5.0)])
+        await rig.ended("a")
+        assert rig.text("a").split() == ["ready", "saved", "told"], "told to save itself once"
 
 
-def test_without_a_checkpoint_signal_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rig_at(tmp_path / "state") as rig:
-            await rig.client.start([sh("a", SAVES)])
-            await rig.line("a")
-            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
-            await rig.ended("a")
-            assert rig.text("a").split() == ["ready", "told"]
-
-    run(main())
+async def test_without_a_checkpoint_signal_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    async with rig_at(tmp_path / "state") as rig:
+        await rig.client.start([sh("a", SAVES)])
+        await rig.line("a")
+        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+        await rig.ended("a")
+        assert rig.text("a").split() == ["ready", "told"]

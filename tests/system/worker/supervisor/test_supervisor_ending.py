@@ -17,7 +17,7 @@ from moorage.system.cgroup import cgroup_of
 from moorage.system.proctree import boottime_s, read_process
 from moorage.worker.supervisor.protocol import EndMember, Unproven
 from tests.first_thread_gone import IN_SHELL
-from tests.system.worker.supervisor_rig import Rig, arguments_of, lives, poll, sh, with_rig
+from tests.system.worker.supervisor_rig import Rig, arguments_of, lives, poll, rigged, sh, with_rig
 from tests.turns import turns
 
 PTRACE_SEIZE: Final = 0x4206
@@ -76,71 +76,63 @@ async def ready(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("script", [*BEHIND.values(), *PIPED.values()], ids=[*BEHIND, *PIPED])
-def test_a_program_behind_others_gets_one_signal_and_the_whole_grace(
-    tmp_path: Path, arguments: tuple[str, ...], script: str
+@rigged
+async def test_a_program_behind_others_gets_one_signal_and_the_whole_grace(
+    rig: Rig, tmp_path: Path, script: str
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", script.format(saver=saver_of(tmp_path)), cwd=str(tmp_path))])
-        pid = await ready(rig)
-        await rig.client.end([EndMember(key="j", grace_s=600.0)])
-        await rig.line("j", 2)
-        assert lives(pid)
-        (tmp_path / "go").touch()
-        assert (await rig.ended("j")).reason == "end"
-        said = [line for line in rig.text("j").splitlines() if line != "cleaned"]
-        if "timeout" in script:  # it signals its child, and then its whole group
-            said = list(dict.fromkeys(said))
-        assert said == [f"ready {pid}", "saving", "saved"]
-        if "tee log" in script:
-            assert (tmp_path / "log").read_text() == rig.text("j")
-
-    with_rig(tmp_path, arguments, scenario)
+    await rig.client.start([sh("j", script.format(saver=saver_of(tmp_path)), cwd=str(tmp_path))])
+    pid = await ready(rig)
+    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await rig.line("j", 2)
+    assert lives(pid)
+    (tmp_path / "go").touch()
+    assert (await rig.ended("j")).reason == "end"
+    said = [line for line in rig.text("j").splitlines() if line != "cleaned"]
+    if "timeout" in script:  # it signals its child, and then its whole group
+        said = list(dict.fromkeys(said))
+    assert said == [f"ready {pid}", "saving", "saved"]
+    if "tee log" in script:
+        assert (tmp_path / "log").read_text() == rig.text("j")
 
 
-def test_the_grace_lasts_when_the_main_process_is_over(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
-        main = (await rig.started("j")).pid
-        pid = await ready(rig)
-        await rig.client.end([EndMember(key="j", grace_s=600.0)])
-        await poll(lambda: read_process(main) is None)  # reaped
-        assert lives(pid)
-        assert not rig.ends()
-        (tmp_path / "go").touch()
-        ended = await rig.ended("j")
-        assert (ended.reason, ended.signal) == ("end", signal.SIGTERM)
-        assert rig.text("j").endswith("saving\nsaved\n")
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_the_grace_lasts_when_the_main_process_is_over(rig: Rig, tmp_path: Path) -> None:
+    await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
+    main = (await rig.started("j")).pid
+    pid = await ready(rig)
+    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await poll(lambda: read_process(main) is None)  # reaped
+    assert lives(pid)
+    assert not rig.ends()
+    (tmp_path / "go").touch()
+    ended = await rig.ended("j")
+    assert (ended.reason, ended.signal) == ("end", signal.SIGTERM)
+    assert rig.text("j").endswith("saving\nsaved\n")
 
 
 @pytest.mark.parametrize("by", ["timeout", "fence"])
-def test_a_time_limit_and_a_fence_leave_it_its_grace(tmp_path: Path, arguments: tuple[str, ...], by: str) -> None:
-    async def scenario(rig: Rig) -> None:
-        limit_s = 2.0 if by == "timeout" else None
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after", timeout_s=limit_s, grace_s=600.0)])
-        await ready(rig)
-        if by == "fence":
-            await rig.client.fence(boottime_s(), 600.0)
-        await rig.line("j", 2)
-        (tmp_path / "go").touch()
-        assert (await rig.ended("j")).reason == by
-        assert rig.text("j").endswith("saving\nsaved\n")
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_time_limit_and_a_fence_leave_it_its_grace(rig: Rig, tmp_path: Path, by: str) -> None:
+    limit_s = 2.0 if by == "timeout" else None
+    await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after", timeout_s=limit_s, grace_s=600.0)])
+    await ready(rig)
+    if by == "fence":
+        await rig.client.fence(boottime_s(), 600.0)
+    await rig.line("j", 2)
+    (tmp_path / "go").touch()
+    assert (await rig.ended("j")).reason == by
+    assert rig.text("j").endswith("saving\nsaved\n")
 
 
-def test_what_is_left_is_killed_when_the_grace_is_over(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
-        main = (await rig.started("j")).pid
-        pid = await ready(rig)
-        await rig.client.end([EndMember(key="j", grace_s=1.0)])
-        await poll(lambda: read_process(main) is None)
-        ended = await rig.ended("j")
-        assert (ended.reason, ended.signal, lives(pid)) == ("end", signal.SIGTERM, False)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_what_is_left_is_killed_when_the_grace_is_over(rig: Rig, tmp_path: Path) -> None:
+    await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
+    main = (await rig.started("j")).pid
+    pid = await ready(rig)
+    await rig.client.end([EndMember(key="j", grace_s=1.0)])
+    await poll(lambda: read_process(main) is None)
+    ended = await rig.ended("j")
+    assert (ended.reason, ended.signal, lives(pid)) == ("end", signal.SIGTERM, False)
 
 
 #: nothing in them saves: the job is over as soon as all have got the signal, and none is begun behind the word `up`
@@ -155,33 +147,27 @@ QUICK: Final = {
 
 
 @pytest.mark.parametrize(("script", "exit_code"), QUICK.values(), ids=QUICK.keys())
-def test_a_job_that_saves_nothing_ends_at_once(
-    tmp_path: Path, arguments: tuple[str, ...], script: str, exit_code: int | None
-) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", script)])
-        await rig.line("j")
-        await rig.client.end([EndMember(key="j", grace_s=600.0)])
-        ended = await rig.ended("j")
-        assert (ended.reason, ended.exit_code) == ("end", exit_code)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_a_job_that_saves_nothing_ends_at_once(rig: Rig, script: str, exit_code: int | None) -> None:
+    await rig.client.start([sh("j", script)])
+    await rig.line("j")
+    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    ended = await rig.ended("j")
+    assert (ended.reason, ended.exit_code) == ("end", exit_code)
 
 
-def test_members_end_also_when_no_descriptor_is_left(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "sh -c 'echo up; exec sleep 1000'; echo after")])
-        await rig.line("j")
-        pid = rig.client.identity.pid
-        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-        first_free = min(set(range(max(used) + 2)) - used)
-        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
-        await rig.client.end([EndMember(key="j", grace_s=600.0)])
-        assert (await rig.ended("j")).reason == "end"
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-    with_rig(tmp_path, arguments, scenario)
+@rigged
+async def test_members_end_also_when_no_descriptor_is_left(rig: Rig) -> None:
+    await rig.client.start([sh("j", "sh -c 'echo up; exec sleep 1000'; echo after")])
+    await rig.line("j")
+    pid = rig.client.identity.pid
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    first_free = min(set(range(max(used) + 2)) - used)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
+    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    assert (await rig.ended("j")).reason == "end"
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("how", ["", "setsid ", "env -i /usr/bin/setsid "], ids=["plain", "session", "scrubbed"])

@@ -77,21 +77,18 @@ def test_each_number_has_its_line_in_the_page_about_upgrades() -> None:
     assert all("drain the host first" in before for _, before in rows[1:])
 
 
-def test_another_protocol_is_refused_with_both_numbers_and_its_members_run_on(
+async def test_another_protocol_is_refused_with_both_numbers_and_its_members_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with other_at(tmp_path, monkeypatch) as theirs:
-            await theirs.start([sh("a", "sleep 600")])
-            (started,) = await theirs.next_events()
-            assert isinstance(started, Started)
-            for spawns in (False, True):
-                with pytest.raises(OtherProtocol, match=rf"protocol {OTHER}, this agent {PROTOCOL}"):
-                    await Supervised.connect(tmp_path, spawns)
-            assert (await theirs.list()).running == (started,)
-            assert lives(started.pid)
-
-    run(main())
+    async with other_at(tmp_path, monkeypatch) as theirs:
+        await theirs.start([sh("a", "sleep 600")])
+        (started,) = await theirs.next_events()
+        assert isinstance(started, Started)
+        for spawns in (False, True):
+            with pytest.raises(OtherProtocol, match=rf"protocol {OTHER}, this agent {PROTOCOL}"):
+                await Supervised.connect(tmp_path, spawns)
+        assert (await theirs.list()).running == (started,)
+        assert lives(started.pid)
 
 
 @pytest.mark.slow
@@ -120,22 +117,19 @@ def test_who_replaces_another_protocol_has_its_members_ended_with_their_own_grac
     run(main())
 
 
-def test_a_start_replaces_another_protocol_and_a_link_that_reconnects_does_not(
+async def test_a_start_replaces_another_protocol_and_a_link_that_reconnects_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with other_at(tmp_path, monkeypatch) as theirs:
-            link = SupervisorLink(tmp_path)
-            with pytest.raises(SupervisorMissing, match=f"speaks protocol {OTHER}"):
-                await link._connect()
-            assert lives(theirs.identity.pid)
-            await link.end_others(lambda owner: True)
-            assert not lives(theirs.identity.pid)
-            async with rig_at(tmp_path) as rig:
-                assert rig.client.protocol == PROTOCOL
-        assert [each for each in caplog.messages if "its jobs end, each with its grace" in each]
-
-    run(main())
+    async with other_at(tmp_path, monkeypatch) as theirs:
+        link = SupervisorLink(tmp_path)
+        with pytest.raises(SupervisorMissing, match=f"speaks protocol {OTHER}"):
+            await link._connect()
+        assert lives(theirs.identity.pid)
+        await link.end_others(lambda owner: True)
+        assert not lives(theirs.identity.pid)
+        async with rig_at(tmp_path) as rig:
+            assert rig.client.protocol == PROTOCOL
+    assert [each for each in caplog.messages if "its jobs end, each with its grace" in each]
 
 
 def test_one_that_does_not_end_is_named_with_what_it_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

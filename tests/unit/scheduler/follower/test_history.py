@@ -35,6 +35,7 @@ from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
+from tests.scenes import in_virtual_time
 from tests.unit.scheduler.driving import SUBJECTS, Driving, wire
 from tests.waiting import until
 
@@ -249,32 +250,30 @@ async def test_who_cancelled_all_that_was_left_said_why_it_is_cancelled(drive: W
 
 
 @pytest.mark.parametrize("save_records", [1, 7, 1_000_000])
-def test_a_follower_that_begins_again_writes_nothing_twice_and_leaves_nothing_out(save_records: int) -> None:
-    async def run() -> None:
-        drive = Writing()
-        drive.worker("w0", 1, auto=False)
-        drive.submit("long", gpu={})
-        for number in range(12):
-            refused_often(drive, "long", 9)
-            drive.submit(f"j{number}", gpu={"count": 8})
-            drive.cancel(f"j{number}")
-            drive.tick()
-            await asyncio.sleep(number % 4 * 0.1)
-            drive.follows(save_records)
-            if number % 5 == 4:
-                drive.lead()
-                drive.renew()
-        drive.cancel("long")
-        await drive.written()
-        for name in ("long", *[f"j{number}" for number in range(12)]):
-            assert await drive.pages(name) == told(drive, name)
-        stories = [story for frame in drive.frames() for story in frame.jobs]
-        rows = Counter((story.job, move.rev) for story in stories for move in story.moves)
-        assert max(rows.values()) == 1
-        assert len(rows) == sum(change["rev"] > 1 for event in drive.events for change in event["changes"])
-        await drive.end()
-
-    SimulatedClock().run(run())
+@in_virtual_time
+async def test_a_follower_that_begins_again_writes_nothing_twice_and_leaves_nothing_out(save_records: int) -> None:
+    drive = Writing()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("long", gpu={})
+    for number in range(12):
+        refused_often(drive, "long", 9)
+        drive.submit(f"j{number}", gpu={"count": 8})
+        drive.cancel(f"j{number}")
+        drive.tick()
+        await asyncio.sleep(number % 4 * 0.1)
+        drive.follows(save_records)
+        if number % 5 == 4:
+            drive.lead()
+            drive.renew()
+    drive.cancel("long")
+    await drive.written()
+    for name in ("long", *[f"j{number}" for number in range(12)]):
+        assert await drive.pages(name) == told(drive, name)
+    stories = [story for frame in drive.frames() for story in frame.jobs]
+    rows = Counter((story.job, move.rev) for story in stories for move in story.moves)
+    assert max(rows.values()) == 1
+    assert len(rows) == sum(change["rev"] > 1 for event in drive.events for change in event["changes"])
+    await drive.end()
 
 
 @scene()
@@ -438,8 +437,7 @@ async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(driv
         assert await drive.pages("a", limit) == expected
     assert await drive.pages("a", after=job.rev - 3) == expected[-3:]
 
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     assert await drive.pages("a") == told(drive, "a")
     refused_often(drive, "a", 15)
@@ -609,20 +607,20 @@ async def refusing(drive: Writing, code: int, words: str) -> HistoryReader:
     ("code", "words", "told"),
     [(10008, "JetStream system temporarily unavailable", "overloaded"), (10059, "stream not found", "history-gone")],
 )
-def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(code: int, words: str, told: str) -> None:
-    async def run() -> None:
-        drive = Writing()
-        drive.submit("a")
-        drive.cancel("a")
-        await drive.written()
-        reader = drive.reader = await refusing(drive, code, words)
-        try:
-            assert (await drive.asked("history", "a")).code == told
-        finally:
-            await drive.end()
-            await reader.close()
-
-    SimulatedClock().run(run())
+@in_virtual_time
+async def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(
+    code: int, words: str, told: str
+) -> None:
+    drive = Writing()
+    drive.submit("a")
+    drive.cancel("a")
+    await drive.written()
+    reader = drive.reader = await refusing(drive, code, words)
+    try:
+        assert (await drive.asked("history", "a")).code == told
+    finally:
+        await drive.end()
+        await reader.close()
 
 
 def test_how_far_a_follower_is_behind_counts_no_sequence_that_a_restore_skips() -> None:

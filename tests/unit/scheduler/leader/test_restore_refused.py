@@ -8,16 +8,14 @@ from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.ledger.backup import BackupRefused, _check_ledger
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.testing.bus.bus import SimulatedBus
-from moorage.testing.bus.clock import SimulatedClock
+from tests.scenes import in_virtual_time
 from tests.unit.scheduler.driving import SUBJECTS
 
 
-def test_a_foreign_message_in_the_ledger_is_not_told_as_a_leader() -> None:
-    async def run() -> None:
-        jetstream = JetStream(SimulatedBus().connect("restore"))
-        await Ledger(jetstream, SUBJECTS, 1).ensure()
-        assert isinstance(await jetstream.append(SUBJECTS.ledger_record, b"no record"), Ack)
-        with pytest.raises(BackupRefused, match=r"a scheduler may lead the ledger .* it was written to 0 s ago"):
-            await _check_ledger(jetstream, SUBJECTS, replace=True)
-
-    SimulatedClock().run(run())
+@in_virtual_time
+async def test_a_foreign_message_in_the_ledger_is_not_told_as_a_leader() -> None:
+    jetstream = JetStream(SimulatedBus().connect("restore"))
+    await Ledger(jetstream, SUBJECTS, 1).ensure()
+    assert isinstance(await jetstream.append(SUBJECTS.ledger_record, b"no record"), Ack)
+    with pytest.raises(BackupRefused, match=r"a scheduler may lead the ledger .* it was written to 0 s ago"):
+        await _check_ledger(jetstream, SUBJECTS, replace=True)

@@ -21,6 +21,7 @@ from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.agent.ready_watch import FIRST_S, ReadyWatch
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import Event, Log, Member, SeenReady
+from tests.scenes import in_virtual_time
 
 NAME: AttemptName = ("acme", "a", 0, 1, 10)
 HANG_S = 200.0
@@ -168,73 +169,63 @@ def test_a_file_in_the_folder_and_nowhere_else(tmp_path: Path) -> None:
     SimulatedClock().run(scene())
 
 
-def test_the_word_of_moorage_serve(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with watched(tmp_path, {"call": True}) as desk:
-            assert await desk.next() == ("its service does not take calls yet", False)
-            (tmp_path / READY_FILE).touch()
-            assert await desk.next() == ("", False)
-            assert desk.now() == FIRST_S
-
-    SimulatedClock().run(scene())
+@in_virtual_time
+async def test_the_word_of_moorage_serve(tmp_path: Path) -> None:
+    async with watched(tmp_path, {"call": True}) as desk:
+        assert await desk.next() == ("its service does not take calls yet", False)
+        (tmp_path / READY_FILE).touch()
+        assert await desk.next() == ("", False)
+        assert desk.now() == FIRST_S
 
 
-def test_it_looks_seldom_at_last_and_tells_an_answer_once(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with watched(tmp_path, {"file": "ready", "every_s": 10, "within_s": 600}) as desk:
-            assert await desk.next() == ("there is no file ready", False)
-            await asyncio.sleep(300.5)
-            assert desk.seen.empty()
-            (tmp_path / "ready").touch()
-            began_s = desk.now()
-            assert await desk.next() == ("", False)
-            assert desk.now() - began_s <= 10
-            await asyncio.sleep(3600)
-            assert desk.seen.empty()
-
-    SimulatedClock().run(scene())
-
-
-def test_it_ends_after_its_time_and_only_if_it_never_was_ready(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-            assert (await desk.next())[1] is False
-            assert await desk.next() == ("there is no file ready, 30 s after its start", True)
-            assert desk.now() == 30
-            await desk.over()
+@in_virtual_time
+async def test_it_looks_seldom_at_last_and_tells_an_answer_once(tmp_path: Path) -> None:
+    async with watched(tmp_path, {"file": "ready", "every_s": 10, "within_s": 600}) as desk:
+        assert await desk.next() == ("there is no file ready", False)
+        await asyncio.sleep(300.5)
+        assert desk.seen.empty()
         (tmp_path / "ready").touch()
-        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-            assert await desk.next() == ("", False)
-            await asyncio.sleep(1000)
-            (tmp_path / "ready").unlink()
-            assert await desk.next() == ("there is no file ready", False)
-            await asyncio.sleep(1000)
-            assert desk.seen.empty(), "it was ready, so it is not ended for that"
-            (tmp_path / "ready").touch()
-            assert await desk.next() == ("", False)
-
-    SimulatedClock().run(scene())
+        began_s = desk.now()
+        assert await desk.next() == ("", False)
+        assert desk.now() - began_s <= 10
+        await asyncio.sleep(3600)
+        assert desk.seen.empty()
 
 
-def test_an_attempt_that_is_frozen_is_not_asked(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-            desk.member.frozen = True  # before the first look, which is a task of its own
-            await asyncio.sleep(3600)
-            assert desk.seen.empty(), "it cannot answer, and is not blamed for that"
-            (tmp_path / "ready").touch()
-            desk.member.frozen = False
-            assert await desk.next() == ("", False)
+@in_virtual_time
+async def test_it_ends_after_its_time_and_only_if_it_never_was_ready(tmp_path: Path) -> None:
+    async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+        assert (await desk.next())[1] is False
+        assert await desk.next() == ("there is no file ready, 30 s after its start", True)
+        assert desk.now() == 30
+        await desk.over()
+    (tmp_path / "ready").touch()
+    async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+        assert await desk.next() == ("", False)
+        await asyncio.sleep(1000)
+        (tmp_path / "ready").unlink()
+        assert await desk.next() == ("there is no file ready", False)
+        await asyncio.sleep(1000)
+        assert desk.seen.empty(), "it was ready, so it is not ended for that"
+        (tmp_path / "ready").touch()
+        assert await desk.next() == ("", False)
 
-    SimulatedClock().run(scene())
+
+@in_virtual_time
+async def test_an_attempt_that_is_frozen_is_not_asked(tmp_path: Path) -> None:
+    async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+        desk.member.frozen = True  # before the first look, which is a task of its own
+        await asyncio.sleep(3600)
+        assert desk.seen.empty(), "it cannot answer, and is not blamed for that"
+        (tmp_path / "ready").touch()
+        desk.member.frozen = False
+        assert await desk.next() == ("", False)
 
 
-def test_one_that_does_not_run_is_not_looked_at(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with watched(tmp_path, {"file": "ready"}) as desk:
-            assert (await desk.next())[1] is False
-            desk.member.phase = "ending"
-            await desk.over()
-            assert desk.now() == FIRST_S
-
-    SimulatedClock().run(scene())
+@in_virtual_time
+async def test_one_that_does_not_run_is_not_looked_at(tmp_path: Path) -> None:
+    async with watched(tmp_path, {"file": "ready"}) as desk:
+        assert (await desk.next())[1] is False
+        desk.member.phase = "ending"
+        await desk.over()
+        assert desk.now() == FIRST_S

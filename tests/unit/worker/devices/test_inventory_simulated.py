@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 from pathlib import Path
 
@@ -100,46 +99,37 @@ def test_devices_have_places_and_links() -> None:
     assert GpuPool(host.devices).capacity() == 4
 
 
-def test_a_simulated_device_is_idle_and_free_unless_told_otherwise() -> None:
-    async def scene() -> None:
-        found: Inventory = SimulatedInventory(simulated_hosts("2xH100")[0])
-        assert found.simulated
-        assert [reading.health for reading in await found.sample()] == ["ok", "ok"]
-        assert await found.memory_is_free(1)
-        assert found.memory_baseline_mib(1) == BASELINE_MIB
-        with pytest.raises(IndexError):
-            found.memory_baseline_mib(2)
-        found.close()
-
-    asyncio.run(scene())
+async def test_a_simulated_device_is_idle_and_free_unless_told_otherwise() -> None:
+    found: Inventory = SimulatedInventory(simulated_hosts("2xH100")[0])
+    assert found.simulated
+    assert [reading.health for reading in await found.sample()] == ["ok", "ok"]
+    assert await found.memory_is_free(1)
+    assert found.memory_baseline_mib(1) == BASELINE_MIB
+    with pytest.raises(IndexError):
+        found.memory_baseline_mib(2)
+    found.close()
 
 
-def test_memory_that_does_not_come_back() -> None:
-    async def scene() -> None:
-        found = SimulatedInventory(simulated_hosts("2xH100")[0])
-        found.keep_memory(0, 40_000)
-        assert [await found.memory_is_free(slot) for slot in (0, 1)] == [False, True]
-        assert (await found.sample())[0].memory_used_mib == 40_000 + BASELINE_MIB
-        found.set_reading(0, None)
-        assert await found.memory_is_free(0)
-        found.set_reading(1, SlotReading(util_percent=50, memory_used_mib=9000))
-        assert (await found.sample())[1].util_percent == 50
-
-    asyncio.run(scene())
+async def test_memory_that_does_not_come_back() -> None:
+    found = SimulatedInventory(simulated_hosts("2xH100")[0])
+    found.keep_memory(0, 40_000)
+    assert [await found.memory_is_free(slot) for slot in (0, 1)] == [False, True]
+    assert (await found.sample())[0].memory_used_mib == 40_000 + BASELINE_MIB
+    found.set_reading(0, None)
+    assert await found.memory_is_free(0)
+    found.set_reading(1, SlotReading(util_percent=50, memory_used_mib=9000))
+    assert (await found.sample())[1].util_percent == 50
 
 
-def test_faults_of_health_can_be_played() -> None:
-    async def scene() -> None:
-        found = SimulatedInventory(simulated_hosts("3xH100")[0])
-        found.set_health(0, "thermal")
-        found.set_health(1, "ecc")
-        found.set_health(2, "unresponsive")
-        readings = await found.sample()
-        assert [reading.health for reading in readings] == ["thermal", "ecc", "unresponsive"]
-        assert (readings[0].temperature_c or 0) > 90
-        assert [await found.memory_is_free(slot) for slot in range(3)] == [True, True, False]
-
-    asyncio.run(scene())
+async def test_faults_of_health_can_be_played() -> None:
+    found = SimulatedInventory(simulated_hosts("3xH100")[0])
+    found.set_health(0, "thermal")
+    found.set_health(1, "ecc")
+    found.set_health(2, "unresponsive")
+    readings = await found.sample()
+    assert [reading.health for reading in readings] == ["thermal", "ecc", "unresponsive"]
+    assert (readings[0].temperature_c or 0) > 90
+    assert [await found.memory_is_free(slot) for slot in range(3)] == [True, True, False]
 
 
 TOML = """

@@ -74,29 +74,26 @@ def test_fact_37_an_empty_pool_answers_none_at_once() -> None:
     pool.validate()
 
 
-def test_fact_38_the_freed_device_goes_to_the_oldest_waiter() -> None:
-    async def scene() -> None:
-        pool = pool_of(2)
-        first, second = claimed(pool), claimed(pool)
-        waiting = [asyncio.create_task(pool.claim()) for _ in range(3)]
-        await one_step()
-        assert not any(task.done() for task in waiting)
-        second.release()
-        oldest = await waiting[0]
-        assert oldest is not None
-        assert oldest.slot == 1
-        first.release()
-        assert (await waiting[1] or oldest).slot == 0
-        assert not waiting[2].done()
-        pool.validate()
-        oldest.release()
-        third = await waiting[2]
-        assert third is not None
-        third.release()
-        (waiting[1].result() or third).release()
-        assert [state.sharers for state in pool.slot_states()] == [0, 0]
-
-    run(scene())
+async def test_fact_38_the_freed_device_goes_to_the_oldest_waiter() -> None:
+    pool = pool_of(2)
+    first, second = claimed(pool), claimed(pool)
+    waiting = [asyncio.create_task(pool.claim()) for _ in range(3)]
+    await one_step()
+    assert not any(task.done() for task in waiting)
+    second.release()
+    oldest = await waiting[0]
+    assert oldest is not None
+    assert oldest.slot == 1
+    first.release()
+    assert (await waiting[1] or oldest).slot == 0
+    assert not waiting[2].done()
+    pool.validate()
+    oldest.release()
+    third = await waiting[2]
+    assert third is not None
+    third.release()
+    (waiting[1].result() or third).release()
+    assert [state.sharers for state in pool.slot_states()] == [0, 0]
 
 
 def test_claims_take_the_first_free_slot_in_slot_order() -> None:
@@ -110,46 +107,40 @@ def test_claims_take_the_first_free_slot_in_slot_order() -> None:
         lease.release()
 
 
-def test_fact_39_try_claim_never_overtakes_a_parked_waiter() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        lease = claimed(pool)
-        waiting = asyncio.create_task(pool.claim())
-        await one_step()
-        lease.release()
-        assert not waiting.done()  # granted, and has not run yet
-        assert pool.try_claim() is None
-        pool.validate()
-        granted = await waiting
-        assert granted is not None
-        assert pool.try_claim() is None
-        granted.release()
-        claimed(pool).release()
-
-    run(scene())
+async def test_fact_39_try_claim_never_overtakes_a_parked_waiter() -> None:
+    pool = pool_of(1)
+    lease = claimed(pool)
+    waiting = asyncio.create_task(pool.claim())
+    await one_step()
+    lease.release()
+    assert not waiting.done()  # granted, and has not run yet
+    assert pool.try_claim() is None
+    pool.validate()
+    granted = await waiting
+    assert granted is not None
+    assert pool.try_claim() is None
+    granted.release()
+    claimed(pool).release()
 
 
-def test_fact_40_pending_claimers_counts_parked_claims() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        assert pool.pending_claimers() == 0
-        lease = await pool.claim()
-        assert lease is not None
-        assert pool.pending_claimers() == 0
-        waiting = [asyncio.create_task(pool.claim()) for _ in range(2)]
-        await one_step()
-        assert pool.pending_claimers() == 2
-        assert pool.try_claim() is None
-        assert pool.pending_claimers() == 2
-        lease.release()
-        assert pool.pending_claimers() == 1
-        waiting[1].cancel()
-        await asyncio.wait([waiting[1]])
-        assert pool.pending_claimers() == 0
-        (await waiting[0] or lease).release()
-        pool.validate()
-
-    run(scene())
+async def test_fact_40_pending_claimers_counts_parked_claims() -> None:
+    pool = pool_of(1)
+    assert pool.pending_claimers() == 0
+    lease = await pool.claim()
+    assert lease is not None
+    assert pool.pending_claimers() == 0
+    waiting = [asyncio.create_task(pool.claim()) for _ in range(2)]
+    await one_step()
+    assert pool.pending_claimers() == 2
+    assert pool.try_claim() is None
+    assert pool.pending_claimers() == 2
+    lease.release()
+    assert pool.pending_claimers() == 1
+    waiting[1].cancel()
+    await asyncio.wait([waiting[1]])
+    assert pool.pending_claimers() == 0
+    (await waiting[0] or lease).release()
+    pool.validate()
 
 
 def test_fact_41_sparse_indices_and_two_vendors_keep_their_identity() -> None:
@@ -235,60 +226,51 @@ async def clear_in(thread: threading.Thread) -> None:
     thread.join()
 
 
-def test_a_lease_forgotten_in_another_thread_wakes_the_waiter() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        held = [claimed(pool)]
-        waiting = asyncio.create_task(pool.claim())
-        await one_step()
-        forgetful = threading.Thread(target=held.clear)
-        with pytest.warns(ResourceWarning, match="dropped without release"):
-            await clear_in(forgetful)
-        lease = await waiting
-        assert lease is not None
-        lease.release()
-        pool.validate()
-
-    run(scene())
+async def test_a_lease_forgotten_in_another_thread_wakes_the_waiter() -> None:
+    pool = pool_of(1)
+    held = [claimed(pool)]
+    waiting = asyncio.create_task(pool.claim())
+    await one_step()
+    forgetful = threading.Thread(target=held.clear)
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        await clear_in(forgetful)
+    lease = await waiting
+    assert lease is not None
+    lease.release()
+    pool.validate()
 
 
-def test_a_cancelled_claim_hands_on_what_it_was_granted() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        lease = claimed(pool)
-        first, second = (asyncio.create_task(pool.claim()) for _ in range(2))
-        await one_step()
-        lease.release()
-        first.cancel()  # after the grant, before it runs
-        assert pool.try_claim() is None
-        await asyncio.wait([first])
-        assert first.cancelled()
-        granted = await second
-        assert granted is not None
-        granted.release()
-        pool.validate()
-        assert pool.snapshot_leases()[0].leased is False
-
-    run(scene())
+async def test_a_cancelled_claim_hands_on_what_it_was_granted() -> None:
+    pool = pool_of(1)
+    lease = claimed(pool)
+    first, second = (asyncio.create_task(pool.claim()) for _ in range(2))
+    await one_step()
+    lease.release()
+    first.cancel()  # after the grant, before it runs
+    assert pool.try_claim() is None
+    await asyncio.wait([first])
+    assert first.cancelled()
+    granted = await second
+    assert granted is not None
+    granted.release()
+    pool.validate()
+    assert pool.snapshot_leases()[0].leased is False
 
 
-def test_a_grant_skips_a_claim_that_was_cancelled_and_has_not_run_since() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        lease = claimed(pool)
-        first, second = (asyncio.create_task(pool.claim()) for _ in range(2))
-        await one_step()
-        first.cancel()
-        assert pool.pending_claimers() == 1
-        lease.release()
-        assert pool.pending_claimers() == 0
-        granted = await second
-        assert granted is not None
-        granted.release()
-        assert first.cancelled()
-        pool.validate()
-
-    run(scene())
+async def test_a_grant_skips_a_claim_that_was_cancelled_and_has_not_run_since() -> None:
+    pool = pool_of(1)
+    lease = claimed(pool)
+    first, second = (asyncio.create_task(pool.claim()) for _ in range(2))
+    await one_step()
+    first.cancel()
+    assert pool.pending_claimers() == 1
+    lease.release()
+    assert pool.pending_claimers() == 0
+    granted = await second
+    assert granted is not None
+    granted.release()
+    assert first.cancelled()
+    pool.validate()
 
 
 def test_waiters_of_a_loop_that_is_gone_stand_in_nobodys_way() -> None:
@@ -407,86 +389,77 @@ def test_fact_27_modes_do_not_mix_until_fully_released(held: Any, other: Any) ->
     pool.try_claim_slots([0], other, "t/j/2")
 
 
-def test_a_placement_never_waits_and_comes_after_local_claims() -> None:
-    async def scene() -> None:
-        pool = pool_of(2, lent=[1])
-        placed = pool.try_claim_slots([1], "time-slice", "t/j/0")
-        local = claimed(pool)
-        waiting = asyncio.create_task(pool.claim())
-        await one_step()
-        assert refusal(pool, [1], "time-slice") == ("local-claimer-waits", (1,))
-        assert pool.try_claim_slots([], "exclusive", "t/cpu/0").slots == ()
-        placed.release()
-        granted = await waiting
-        assert granted is not None
-        assert granted.slot == 1
-        granted.release()
-        local.release()
-        pool.try_claim_slots([1], "exclusive", "t/j/1").release()
-
-    run(scene())
+async def test_a_placement_never_waits_and_comes_after_local_claims() -> None:
+    pool = pool_of(2, lent=[1])
+    placed = pool.try_claim_slots([1], "time-slice", "t/j/0")
+    local = claimed(pool)
+    waiting = asyncio.create_task(pool.claim())
+    await one_step()
+    assert refusal(pool, [1], "time-slice") == ("local-claimer-waits", (1,))
+    assert pool.try_claim_slots([], "exclusive", "t/cpu/0").slots == ()
+    placed.release()
+    granted = await waiting
+    assert granted is not None
+    assert granted.slot == 1
+    granted.release()
+    local.release()
+    pool.try_claim_slots([1], "exclusive", "t/j/1").release()
 
 
-def test_a_claim_of_some_slots_waits_for_those_and_is_overtaken_by_nobody() -> None:
-    async def scene() -> None:
-        pool = pool_of(3)
-        first, second = pool.try_claim_slots([0], "exclusive", "t/j/0"), claimed(pool)
-        picky = asyncio.create_task(pool.claim([0, 1]))
-        behind = asyncio.create_task(pool.claim())
-        await one_step()
-        assert (pool.pending_claimers(), pool.try_claim()) == (2, None)  # slot 2 is free, and the first in line waits
-        assert refusal(pool, [2]) == ("local-claimer-waits", (2,))
-        second.release()
-        held = [await picky, await behind]
-        assert [lease and lease.slot for lease in held] == [1, 2]
-        first.release()
-        picky, behind = asyncio.create_task(pool.claim([1])), asyncio.create_task(pool.claim([0]))
-        await one_step()
-        assert not behind.done()
-        picky.cancel()  # who was in the way goes, and what is free fits the next
-        held.append(await behind)
-        assert [lease and lease.slot for lease in held] == [1, 2, 0]
-        for wrong in ([], [3], [-1]):
-            with pytest.raises(ValueError, match="slots must be"):
-                await pool.claim(wrong)
-        for lease in held:
-            assert lease is not None
-            lease.release()
-
-    run(scene())
+async def test_a_claim_of_some_slots_waits_for_those_and_is_overtaken_by_nobody() -> None:
+    pool = pool_of(3)
+    first, second = pool.try_claim_slots([0], "exclusive", "t/j/0"), claimed(pool)
+    picky = asyncio.create_task(pool.claim([0, 1]))
+    behind = asyncio.create_task(pool.claim())
+    await one_step()
+    assert (pool.pending_claimers(), pool.try_claim()) == (2, None)  # slot 2 is free, and the first in line waits
+    assert refusal(pool, [2]) == ("local-claimer-waits", (2,))
+    second.release()
+    held = [await picky, await behind]
+    assert [lease and lease.slot for lease in held] == [1, 2]
+    first.release()
+    picky, behind = asyncio.create_task(pool.claim([1])), asyncio.create_task(pool.claim([0]))
+    await one_step()
+    assert not behind.done()
+    picky.cancel()  # who was in the way goes, and what is free fits the next
+    held.append(await behind)
+    assert [lease and lease.slot for lease in held] == [1, 2, 0]
+    for wrong in ([], [3], [-1]):
+        with pytest.raises(ValueError, match="slots must be"):
+            await pool.claim(wrong)
+    for lease in held:
+        assert lease is not None
+        lease.release()
 
 
-def test_shared_claims_stand_in_the_same_line_within_their_caps() -> None:
-    async def scene() -> None:
-        pool = pool_of(2, sharers_max={"mps": 2, "time-slice": 0})
-        placed = pool.try_claim_slots([0], "mps", "t/j/0")
-        share = await pool.claim(mode="mps")
-        assert share is not None
-        assert share.slot == 0  # with the sharers that are there, so that whole devices stay free
-        assert pool.busy_slots() == [0]
-        whole = claimed(pool)
-        next_share, behind = asyncio.create_task(pool.claim([0], "mps")), asyncio.create_task(pool.claim([0]))
-        await one_step()
-        placed.ended()
-        await one_step()
-        assert not next_share.done()
-        placed.release()
-        second = await next_share
-        assert second is not None
-        assert (second.slot, pool.slot_states()[0].sharers, behind.done()) == (0, 2, False)
-        share.release()
-        assert not behind.done()
-        second.release()
-        last = await behind
-        assert last is not None
-        assert last.slot == 0
-        with pytest.raises(ValueError, match="no device of this pool is shared by time-slice"):
-            await pool.claim(mode="time-slice")  # it would wait for ever, and refuse every placement meanwhile
-        assert not pool.pending_claimers()
-        whole.release()
-        last.release()
-
-    run(scene())
+async def test_shared_claims_stand_in_the_same_line_within_their_caps() -> None:
+    pool = pool_of(2, sharers_max={"mps": 2, "time-slice": 0})
+    placed = pool.try_claim_slots([0], "mps", "t/j/0")
+    share = await pool.claim(mode="mps")
+    assert share is not None
+    assert share.slot == 0  # with the sharers that are there, so that whole devices stay free
+    assert pool.busy_slots() == [0]
+    whole = claimed(pool)
+    next_share, behind = asyncio.create_task(pool.claim([0], "mps")), asyncio.create_task(pool.claim([0]))
+    await one_step()
+    placed.ended()
+    await one_step()
+    assert not next_share.done()
+    placed.release()
+    second = await next_share
+    assert second is not None
+    assert (second.slot, pool.slot_states()[0].sharers, behind.done()) == (0, 2, False)
+    share.release()
+    assert not behind.done()
+    second.release()
+    last = await behind
+    assert last is not None
+    assert last.slot == 0
+    with pytest.raises(ValueError, match="no device of this pool is shared by time-slice"):
+        await pool.claim(mode="time-slice")  # it would wait for ever, and refuse every placement meanwhile
+    assert not pool.pending_claimers()
+    whole.release()
+    last.release()
 
 
 def test_slots_that_cannot_be_are_refused() -> None:
@@ -503,31 +476,28 @@ def test_a_service_keeps_slots_for_itself() -> None:
         pool_of(3, lent=[3])
 
 
-def test_a_quarantined_slot_goes_to_nobody_until_an_operator_speaks() -> None:
-    async def scene() -> None:
-        pool = pool_of(1)
-        placed = pool.try_claim_slots([0], "exclusive", "t/j/0")
-        placed.ended()
-        pool.quarantine(0, "memory did not come back")
-        placed.release()
-        pool.validate()
-        assert pool.try_claim() is None
-        assert refusal(pool, [0]) == ("quarantined", (0,))
-        assert pool.slot_states()[0].quarantine == "memory did not come back"
-        assert pool.busy_slots() == [0]
-        waiting = asyncio.create_task(pool.claim())
-        await one_step()
-        assert not waiting.done()
-        pool.unquarantine(0)
-        pool.unquarantine(0)
-        lease = await waiting
-        assert lease is not None
-        assert pool.busy_slots() == [0]
-        lease.release()
-        assert pool.busy_slots() == []
-        pool.validate()
-
-    run(scene())
+async def test_a_quarantined_slot_goes_to_nobody_until_an_operator_speaks() -> None:
+    pool = pool_of(1)
+    placed = pool.try_claim_slots([0], "exclusive", "t/j/0")
+    placed.ended()
+    pool.quarantine(0, "memory did not come back")
+    placed.release()
+    pool.validate()
+    assert pool.try_claim() is None
+    assert refusal(pool, [0]) == ("quarantined", (0,))
+    assert pool.slot_states()[0].quarantine == "memory did not come back"
+    assert pool.busy_slots() == [0]
+    waiting = asyncio.create_task(pool.claim())
+    await one_step()
+    assert not waiting.done()
+    pool.unquarantine(0)
+    pool.unquarantine(0)
+    lease = await waiting
+    assert lease is not None
+    assert pool.busy_slots() == [0]
+    lease.release()
+    assert pool.busy_slots() == []
+    pool.validate()
 
 
 def test_a_slot_can_be_quarantined_while_it_is_free_or_held() -> None:
@@ -560,32 +530,29 @@ def test_busy_slots_are_local_or_quarantined_ones_alone() -> None:
 # ------------------------------------------------------------------------------------------------ the pool itself
 
 
-def test_every_change_counts_and_is_told() -> None:
-    async def scene() -> None:
-        told: list[int] = []
+async def test_every_change_counts_and_is_told() -> None:
+    told: list[int] = []
 
-        def on_change() -> None:
-            pool.validate()
-            told.append(pool.generation)
+    def on_change() -> None:
+        pool.validate()
+        told.append(pool.generation)
 
-        pool = pool_of(2, on_change=on_change)
-        local = claimed(pool)
-        placed = pool.try_claim_slots([1], "exclusive", "t/j/0")
-        waiting = asyncio.create_task(pool.claim())
-        await one_step()
-        cancelled = asyncio.create_task(pool.claim())
-        await one_step()
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        local.release()
-        (await waiting or local).release()
-        placed.ended()
-        placed.release()
-        pool.quarantine(0, "hot")
-        pool.unquarantine(0)
-        assert told == list(range(1, 12))
-
-    run(scene())
+    pool = pool_of(2, on_change=on_change)
+    local = claimed(pool)
+    placed = pool.try_claim_slots([1], "exclusive", "t/j/0")
+    waiting = asyncio.create_task(pool.claim())
+    await one_step()
+    cancelled = asyncio.create_task(pool.claim())
+    await one_step()
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    local.release()
+    (await waiting or local).release()
+    placed.ended()
+    placed.release()
+    pool.quarantine(0, "hot")
+    pool.unquarantine(0)
+    assert told == list(range(1, 12))
 
 
 @pytest.mark.parametrize(
@@ -630,36 +597,30 @@ def test_a_device_is_held_in_the_modes_that_it_is_kept_for_alone() -> None:
     held.release()
 
 
-def test_claims_of_this_process_go_by_the_modes_too() -> None:
-    async def claims() -> None:
-        pool = kept_for("mps", "exclusive", "mps")
-        held = claimed(pool)
-        assert held.slot == 1
-        assert pool.try_claim() is None
-        sharers = [await pool.claim(mode="mps") for _ in range(9)]
-        assert [lease.slot for lease in sharers if lease] == [0] * 8 + [2]
-        kept: list[tuple[set[int] | None, Sharing]] = [({0, 2}, "exclusive"), ({1}, "mps"), (None, "time-slice")]
-        for slots, mode in kept:
-            with pytest.raises(ValueError, match="or none of these slots"):
-                await pool.claim(slots, mode)
-        held.release()
-        for lease in sharers:
-            assert lease is not None
-            lease.release()
-        pool.validate()
-
-    run(claims())
-
-
-def test_a_device_kept_for_another_mode_has_no_more_sharers() -> None:
-    async def claims() -> None:
-        pool = kept_for("exclusive", "mps", "exclusive")
-        held = pool.take_again([0], "mps", "t/j/0")
-        lease = await pool.claim(mode="mps")
+async def test_claims_of_this_process_go_by_the_modes_too() -> None:
+    pool = kept_for("mps", "exclusive", "mps")
+    held = claimed(pool)
+    assert held.slot == 1
+    assert pool.try_claim() is None
+    sharers = [await pool.claim(mode="mps") for _ in range(9)]
+    assert [lease.slot for lease in sharers if lease] == [0] * 8 + [2]
+    kept: list[tuple[set[int] | None, Sharing]] = [({0, 2}, "exclusive"), ({1}, "mps"), (None, "time-slice")]
+    for slots, mode in kept:
+        with pytest.raises(ValueError, match="or none of these slots"):
+            await pool.claim(slots, mode)
+    held.release()
+    for lease in sharers:
         assert lease is not None
-        assert lease.slot == 1
-        assert refusal(pool, [0], "mps") == ("mode-not-here", (0,))
         lease.release()
-        held.release()
+    pool.validate()
 
-    run(claims())
+
+async def test_a_device_kept_for_another_mode_has_no_more_sharers() -> None:
+    pool = kept_for("exclusive", "mps", "exclusive")
+    held = pool.take_again([0], "mps", "t/j/0")
+    lease = await pool.claim(mode="mps")
+    assert lease is not None
+    assert lease.slot == 1
+    assert refusal(pool, [0], "mps") == ("mode-not-here", (0,))
+    lease.release()
+    held.release()

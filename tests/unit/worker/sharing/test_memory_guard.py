@@ -24,6 +24,7 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import Event, HelloChanged, Log, Member, OverGrant
 from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.memory_guard import FAILED_MAX, IDLE_LOOK_S, LOOK_S, WELL_MIN, MemoryGuard
+from tests.scenes import played_by
 
 LONG_S = 600
 GRACE_S = 2.5
@@ -140,45 +141,39 @@ def guarded(scene: Scene, grace_s: float | None = GRACE_S) -> None:
     SimulatedClock().run(main())
 
 
-def test_a_member_over_its_part_ends_after_its_grace_and_its_neighbour_never() -> None:
-    async def scene(worker: Worker) -> None:
-        worker.runs("fits", FITS, 4000, 4000)
-        await asyncio.sleep(LONG_S)
-        assert worker.ended == []
-        worker.runs("greedy", GREEDY, 4001, 4000)
-        since_s = worker.now()
-        await asyncio.sleep(LONG_S)
-        [(at_s, job, why)] = worker.ended  # once, however long it takes to end
-        assert (job, why) == ("greedy", "over-memory: it holds 4001 MiB of GPU 0, 4000 are granted")
-        assert GRACE_S <= at_s - since_s <= LOOK_S + GRACE_S
-
-    guarded(scene)
+@played_by(guarded)
+async def test_a_member_over_its_part_ends_after_its_grace_and_its_neighbour_never(worker: Worker) -> None:
+    worker.runs("fits", FITS, 4000, 4000)
+    await asyncio.sleep(LONG_S)
+    assert worker.ended == []
+    worker.runs("greedy", GREEDY, 4001, 4000)
+    since_s = worker.now()
+    await asyncio.sleep(LONG_S)
+    [(at_s, job, why)] = worker.ended  # once, however long it takes to end
+    assert (job, why) == ("greedy", "over-memory: it holds 4001 MiB of GPU 0, 4000 are granted")
+    assert GRACE_S <= at_s - since_s <= LOOK_S + GRACE_S
 
 
-def test_a_member_that_gives_memory_back_within_its_grace_has_the_whole_grace_again() -> None:
-    async def scene(worker: Worker) -> None:
-        for _ in range(100):
-            worker.runs("waves", GREEDY, 5000, 4000)
-            await asyncio.sleep(GRACE_S - LOOK_S)
-            worker.runs("waves", GREEDY, 4000, 4000)
-            await asyncio.sleep(2 * LOOK_S)
-        assert worker.ended == []
-
-    guarded(scene)
+@played_by(guarded)
+async def test_a_member_that_gives_memory_back_within_its_grace_has_the_whole_grace_again(worker: Worker) -> None:
+    for _ in range(100):
+        worker.runs("waves", GREEDY, 5000, 4000)
+        await asyncio.sleep(GRACE_S - LOOK_S)
+        worker.runs("waves", GREEDY, 4000, 4000)
+        await asyncio.sleep(2 * LOOK_S)
+    assert worker.ended == []
 
 
-def test_a_part_made_smaller_holds_from_the_next_look_on() -> None:
-    async def scene(worker: Worker) -> None:
-        worker.runs("late", FITS, 1300, 6000)
-        await asyncio.sleep(60)
-        worker.runs("late", FITS, 1300, 1300)
-        await asyncio.sleep(LONG_S)
-        assert worker.ended == [], "it obeys, and gets no more"
-        worker.runs("late", FITS, 1300, 700)
-        await asyncio.sleep(LOOK_S + GRACE_S)
-        assert [each[1] for each in worker.ended] == ["late"]
-
-    guarded(scene)
+@played_by(guarded)
+async def test_a_part_made_smaller_holds_from_the_next_look_on(worker: Worker) -> None:
+    worker.runs("late", FITS, 1300, 6000)
+    await asyncio.sleep(60)
+    worker.runs("late", FITS, 1300, 1300)
+    await asyncio.sleep(LONG_S)
+    assert worker.ended == [], "it obeys, and gets no more"
+    worker.runs("late", FITS, 1300, 700)
+    await asyncio.sleep(LOOK_S + GRACE_S)
+    assert [each[1] for each in worker.ended] == ["late"]
 
 
 @pytest.mark.parametrize("hides", [True, False])
@@ -228,18 +223,16 @@ def test_a_guard_that_is_turned_off_asks_nothing_and_promises_nothing() -> None:
     guarded(scene, None)
 
 
-def test_it_looks_each_second_while_members_share_and_each_ten_otherwise() -> None:
-    async def scene(worker: Worker) -> None:
-        before = worker.board.asked
-        await asyncio.sleep(60)
-        assert worker.board.asked - before == 60 / IDLE_LOOK_S
-        worker.runs("fits", FITS, 1000, 4000)
-        await asyncio.sleep(LOOK_S)
-        before = worker.board.asked
-        await asyncio.sleep(60)
-        assert worker.board.asked - before == 60 / LOOK_S
-
-    guarded(scene)
+@played_by(guarded)
+async def test_it_looks_each_second_while_members_share_and_each_ten_otherwise(worker: Worker) -> None:
+    before = worker.board.asked
+    await asyncio.sleep(60)
+    assert worker.board.asked - before == 60 / IDLE_LOOK_S
+    worker.runs("fits", FITS, 1000, 4000)
+    await asyncio.sleep(LOOK_S)
+    before = worker.board.asked
+    await asyncio.sleep(60)
+    assert worker.board.asked - before == 60 / LOOK_S
 
 
 @pytest.mark.parametrize(
