@@ -146,36 +146,6 @@ async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monk
         assert loop.verbs() == ["submit", "show"]
 
 
-async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_question(
-    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with standing(nats_url, unique) as loop:
-        monkeypatch.setattr("moorage.client.follow.follower.HELD_MAX", 1)
-        job = await loop.submit("j")
-        waiting = asyncio.create_task(job.result("60s"))
-        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
-        for each in STORY[:2]:
-            await loop.say("j", each)
-        await until(lambda: job.state == "PLACED")
-        await loop.say("j", STORY[2])
-        assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
-        assert loop.verbs() == ["submit"]
-
-
-async def test_what_comes_late_or_twice_is_told_once(nats_url: str, unique: str) -> None:
-    """And a job that is tried again after its end is not over yet."""
-    async with standing(nats_url, unique) as loop:
-        job = await loop.submit("j")
-        first, failed, again, over = change(1, "ACCEPTED"), change(2, "FAILED"), change(3, "QUEUED"), STORY[2]
-        for each in ([first], [first, failed], [failed], [failed, again], [first]):
-            await loop.say("j", *each)
-        await loop.say("j", msgspec.structs.replace(over, rev=4))
-        await loop.say("j", first)
-        await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
-        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3, 4]
-        assert loop.verbs() == ["submit", "show"]  # the test's own
-
-
 async def test_a_wait_that_is_over_says_how_long_it_was(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,23 +168,6 @@ async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: s
         with pytest.raises(RuntimeError, match="not open"):
             await job.result("60s")
         assert loop.client._wire._following is None
-
-
-async def test_a_frame_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
-    async with standing(nats_url, unique) as loop:
-        job = await loop.submit("j")
-        await loop.say("j", *STORY[1:])
-        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
-        assert loop.verbs() == ["submit", "show"]
-
-
-async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: str) -> None:
-    async with standing(nats_url, unique) as loop:
-        job = await loop.submit("j")
-        await loop.scheduler.say_raw(loop.scheduler.subjects.events(loop.scheduler.tenant), b"{not json")
-        await until(lambda: job._story and job._story.is_stale, what="the frame is here")
-        assert (await job.result("60s")).state == "SUCCEEDED"
-        assert loop.verbs() == ["submit", "show"]
 
 
 async def test_more_than_is_held_of_one_job_is_asked_for(

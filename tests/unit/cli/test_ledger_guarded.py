@@ -26,8 +26,7 @@ def test_what_ends_a_restore_is_told_in_one_line(kind: type[Exception], capsys: 
 
 
 def test_a_backup_whose_state_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     for name in ("a", "b"):
         drive.submit(name, gpu={})
     drive.settle()

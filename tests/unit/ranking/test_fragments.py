@@ -185,8 +185,7 @@ def test_groups_are_placed_as_one_by_one(seed: int) -> None:
 
 
 def test_after_a_takeover_the_mix_is_that_of_the_live_jobs() -> None:
-    drive = Driving(Config(ranker="fragments"))
-    drive.worker("w0", 2, cpu_milli=8_000)
+    drive = Driving.with_hosts(2, config=Config(ranker="fragments"), cpu_milli=8_000)
     for number in range(6):
         drive.submit(f"j{number}", gpu={"count": 1 + number % 2}, replicas=1 + number % 3)
     before = drive.engine.planner.placing.ranker
@@ -363,8 +362,7 @@ def test_a_fleet_that_changes_all_the_time_keeps_nobody_from_starting(monkeypatc
 
 def test_jobs_start_once_a_large_mix_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments_module, "LARGE_SHAPES", 0)
-    drive = Driving()
-    drive.worker("w0", 8, cpu_milli=64_000)
+    drive = Driving.with_hosts(8, cpu_milli=64_000)
     for number in range(LOOK_FIRST):
         drive.offer_submit(f"j{number}", gpu={"count": 1 + number % 2}, resources={"cpu_milli": 1_000 + 10 * number})
     drive.tick()

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -32,6 +32,7 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF, of_replica
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.schedule import indexing
+from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.invariants import validate
@@ -98,6 +99,14 @@ class Driving:
         self.engine: Engine
         self.lead()
 
+    @classmethod
+    def with_hosts(cls, *gpus: int, config: Config | None = None, **more: Any) -> Self:
+        """One with the hosts `w0`, `w1`, … of so many GPUs each; `more` is the same of all of them, see `worker`."""
+        drive = cls(config)
+        for number, count in enumerate(gpus):
+            drive.worker(f"w{number}", count, **more)
+        return drive
+
     # ------------------------------------------------------------------------------------------- leading
 
     def lead(self) -> None:
@@ -145,6 +154,18 @@ class Driving:
         again = snapshots.load(self.snapshot)
         validate(again)
         assert snapshots.dump(again) == self.snapshot
+
+    def lead_from_snapshot(self) -> None:
+        """A new term, whose leader begins with a snapshot of now."""
+        self.take_snapshot()
+        self.lead()
+
+    @property
+    def reservation(self) -> Reservation:
+        """The reservation of the last plan, which there is."""
+        held = self.engine.planner.verdicts.reservation
+        assert held is not None
+        return held
 
     def store(self, payload: bytes) -> int:
         assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"

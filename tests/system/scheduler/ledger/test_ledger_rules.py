@@ -37,8 +37,7 @@ print(snapshots.snapshot_digest(snapshots.dump(state)))
 
 def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_term() -> None:
     """H9: what an honest worker says of an attempt of the term before counts, and nothing is placed anew."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     fence, placed = drive.member("j").fence, drive.member("j").attempt
     for _ in range(3):
@@ -52,8 +51,7 @@ def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_term
 
 def test_two_tenants_may_use_one_job_id_and_neither_reaches_the_others() -> None:
     """H15: the key is (tenant, job), and the tenant is that of the subject."""
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("same", gpu={})
     drive.offer_submit("same", tenant="u", gpu={"count": 1}, priority=90)
     drive.settle()
@@ -66,8 +64,7 @@ def test_two_tenants_may_use_one_job_id_and_neither_reaches_the_others() -> None
 
 def test_a_load_frame_frees_nothing() -> None:
     """H21: a frame that was made before a claim shows the GPU free; only a fact frees it."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("first", gpu={})
     drive.settle()
     drive.load("w0")  # everything idle and well, it says
@@ -124,8 +121,7 @@ def test_another_process_folds_the_same_bytes_to_the_same_state(tmp_path: Path) 
 
 def test_nothing_is_placed_on_a_worker_before_it_was_heard_in_this_term() -> None:
     """H34: what the ledger says of a worker may be as old as the last term."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.lead()
     drive.submit("j", gpu={})
     drive.tick()

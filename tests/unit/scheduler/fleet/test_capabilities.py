@@ -20,8 +20,7 @@ def shown(drive: Driving, job: str) -> JobInfo:
 
 
 def test_fleet_and_show_carry_what_the_join_told() -> None:
-    drive = Driving()
-    drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
+    drive = Driving.with_hosts(1, drivers=["process", "parrot"], capabilities={"parrot": CAN})
     drive.worker("untold", capabilities={})
     drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
     drive.submit("untold", run={"argv": ["true"]})
@@ -33,8 +32,7 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
 
 
 def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot() -> None:
-    drive = Driving()
-    drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
+    drive = Driving.with_hosts(1, drivers=["process", "parrot"], capabilities={"parrot": CAN})
     drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
     for from_snapshot in (False, True):
         if from_snapshot:

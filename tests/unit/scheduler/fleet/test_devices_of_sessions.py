@@ -73,8 +73,7 @@ def test_a_job_that_ran_on_other_devices_than_its_host_has_now_is_told_and_bille
         assert in_history(drive, "first", "second") == {"first": (old, False), "second": (new, True)}
         shown = {name: wire(show(drive.engine, "t", name, follow=False)) for name in ("first", "second")}
         assert {name: data["simulated"] for name, data in shown.items()} == {"first": False, "second": True}
-        drive.take_snapshot()
-        drive.lead()
+        drive.lead_from_snapshot()
 
 
 def test_a_job_that_goes_on_in_a_new_session_keeps_the_names_of_its_devices() -> None:

@@ -141,8 +141,7 @@ def test_a_leader_that_takes_over_knows_the_levels() -> None:
     drive = fleet(w0=GUARDED)
     drive.submit("j", gpu=PART, run=RUN)
     drive.settle()
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert shown(drive, "j") == GUARDED_MEMORY
 
 

@@ -26,10 +26,7 @@ def named(*ids: str, **gpu: Any) -> dict[str, Any]:
 
 
 def fleet(ranker: str = "fragments", workers: int = 3, gpus: int = 4) -> Driving:
-    drive = Driving(Config(ranker=ranker))
-    for number in range(workers):
-        drive.worker(f"w{number}", gpus)
-    return drive
+    return Driving.with_hosts(*[gpus] * workers, config=Config(ranker=ranker))
 
 
 def why(drive: Driving, job: str) -> Any:
@@ -141,8 +138,7 @@ def test_every_name_that_a_hello_tells_finds_the_device(driver: str, one: Any) -
 @pytest.mark.parametrize("one", ["0", "GPU-w0-1"])
 def test_fact_17_no_worker_gives_exact_devices_of_a_cluster(one: str) -> None:
     """Also one whose devices have that index or that uuid: the kubelet chooses, so another device might come."""
-    drive = Driving()
-    drive.worker("w0", 4, drivers=["kubernetes"])
+    drive = Driving.with_hosts(4, drivers=["kubernetes"])
     run = {"driver": "kubernetes", "image": "busybox"}
     drive.submit("count", gpu={"count": 2}, run=run)
     assert drive.placed_on("count") == ["w0"]
@@ -198,8 +194,7 @@ def test_fact_14_a_driver_without_gpus_is_waited_for_or_refused() -> None:
 
 @pytest.mark.parametrize("asks", [{}, {"on_no_match": "reject"}])
 def test_fact_15_a_driver_without_gpus_is_told_before_the_shape_of_ids(asks: dict[str, Any]) -> None:
-    drive = Driving()
-    drive.worker("w0", 2, drivers=["vm"], capabilities={"vm": Capabilities(gpu_enabled=False)})
+    drive = Driving.with_hosts(2, drivers=["vm"], capabilities={"vm": Capabilities(gpu_enabled=False)})
     wrong = {
         "gpu": {"count": 2},
         "run": {"driver": "vm", "argv": ["x"]},
@@ -223,8 +218,7 @@ def test_explain_offers_any_device_in_place_of_the_named_ones() -> None:
 
 
 def test_a_gpu_that_is_there_and_not_lent_is_none_to_ask_for() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, lent_slots=[0, 1])
+    drive = Driving.with_hosts(4, lent_slots=[0, 1])
     drive.submit("named", **named("3"))
     drive.submit("many", gpu={"count": 3})
     assert why(drive, "named")["reason"] == "device"

@@ -124,8 +124,7 @@ def test_a_new_leader_tells_them_apart_by_what_waits() -> None:
 
 
 def test_a_host_that_is_told_apart_keeps_what_it_holds() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, labels={"host": "n0"})
+    drive = Driving.with_hosts(4, labels={"host": "n0"})
     drive.worker("w1", 4, labels={"host": "n1"})
     drive.submit("whole", gpu={"count": 2}, replicas=2)
     drive.submit("shared", gpu={"sharing": "mps"}, replicas=3)

@@ -119,8 +119,7 @@ def test_a_long_story_counts_as_its_beginning_leaves_memory() -> None:
 
 
 def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2, config=NOTHING_KEPT)
     drive.now = 10 * HOUR_MS - 60_000
     runs(drive, "a", HOUR_MS + 90_000, gpu={"count": 2})
     drive.tick()
@@ -136,8 +135,7 @@ def test_a_run_counts_in_each_hour_that_it_is_in_and_after_it_has_left_memory() 
 
 
 def test_what_runs_now_counts_until_now() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("a", gpu={"count": 1})
     began_ms = drive.state.time_ms
     drive.settle()
@@ -157,8 +155,7 @@ def test_what_runs_now_counts_until_now() -> None:
     ],
 )
 def test_a_sharer_counts_its_share(gpu: dict[str, Any], part: float, mib: int) -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1, config=NOTHING_KEPT)
     runs(drive, "a", 100_000, gpu=gpu)
     drive.tick()
     (row,) = rows(drive)
@@ -228,8 +225,7 @@ def calls_of(run: Callable[[], Any]) -> int:
 @pytest.mark.slow
 def test_a_week_of_a_million_jobs_is_answered_in_few_steps_a_row_and_takes_five_mib() -> None:
     week, tenants, models = 7 * 24, 60, 4
-    drive = Driving()
-    drive.worker("w0", gpus=8)
+    drive = Driving.with_hosts(8)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     table = drive.usage.table
@@ -257,8 +253,7 @@ def used(drive: Driving, job: str, detail: str) -> None:
 
 
 def test_what_a_worker_measured_is_spread_over_what_was_granted() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=1, auto=False)
+    drive = Driving.with_hosts(1, config=NOTHING_KEPT, auto=False)
     drive.now = 5 * HOUR_MS - 600_001
     drive.submit("a", gpu={"count": 1})
     drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
@@ -281,8 +276,7 @@ def test_what_a_worker_measured_is_spread_over_what_was_granted() -> None:
 
 
 def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=1, auto=False)
+    drive = Driving.with_hosts(1, config=NOTHING_KEPT, auto=False)
     drive.submit("a", gpu={"count": 1})
 
     def shown() -> tuple[Any, Any]:
@@ -306,8 +300,7 @@ def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
 
 @pytest.mark.parametrize(("first", "both"), [("used:-1,10", (1_000, 20)), ("used:1000,10", (2_000, 20))])
 def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tuple[int, int]) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=1)
     for detail in (first, "used:1000,10"):
         drive.now += 2_000
@@ -319,8 +312,7 @@ def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tu
 
 @pytest.mark.parametrize("detail", ["", "used:", "used:x,1", "used:1"])
 def test_a_worker_that_measures_nothing_reports_nothing(detail: str) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"count": 1})
     drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     used(drive, "a", detail)
@@ -371,8 +363,7 @@ def again(drive: Driving) -> None:
 
 
 def test_a_run_of_months_counts_its_last_hours() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1, config=NOTHING_KEPT)
     drive.checks = False
     runs(drive, "a", 3_000 * HOUR_MS)
     found = rows(drive, by=["hour"])
@@ -396,8 +387,7 @@ def test_a_follower_that_begins_again_anywhere_counts_nothing_twice(seed: int) -
 
 
 def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=3, auto=False)
+    drive = Driving.with_hosts(3, config=NOTHING_KEPT, auto=False)
     for name in ("before", "through"):
         drive.submit(name, gpu={"count": 1})
         drive.facts([("claimed", name, 0, 0, ""), ("started", name, 0, 0, "")])
@@ -432,8 +422,7 @@ def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
 
 def test_a_restore_is_no_gap_and_what_it_goes_back_over_counts_once() -> None:
     """A job that runs on through a restore counted twice from the backup to the restore."""
-    drive = Driving(NOTHING_KEPT)
-    drive.worker("w0", gpus=3, auto=False)
+    drive = Driving.with_hosts(3, config=NOTHING_KEPT, auto=False)
     drive.submit("through", gpu={"count": 1})
     drive.facts([("claimed", "through", 0, 0, ""), ("started", "through", 0, 0, "")])
     restored = snapshots.load(snapshots.dump(drive.shadow))

@@ -75,9 +75,7 @@ def test_what_a_load_frame_says_of_a_device_is_seen_though_it_stays_closed() -> 
 
 def test_a_large_fleet_is_caught_up_with_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_frames, "AT_ONCE", 2)
-    drive = Driving()
-    for number in range(5):
-        drive.worker(f"w{number}", 1)
+    drive = Driving.with_hosts(*[1] * 5)
     frames = FleetFrames(drive.engine)
     assert sum(1 for _ in frames.catch_up()) == 2, "five rows, two a turn"
     assert msgspec.json.decode(frames.frame(LedgerCopies()))["workers"] == _fresh(drive)

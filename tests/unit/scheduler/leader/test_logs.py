@@ -21,8 +21,7 @@ def ran(drive: Driving, job: str = "j") -> None:
 
 
 def test_a_job_that_is_over_is_found_with_the_worker_the_fence_and_the_end() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     ran(drive)
     found = find_log(drive.engine, "t", LogsAsked("j", offset=5, limit=7, stream="err"))
     assert isinstance(found, Kept)
@@ -65,8 +64,7 @@ def test_a_running_one_has_no_end_and_a_waiting_one_is_empty() -> None:
 def test_nobody_is_asked_for_what_is_not_there_or_not_theirs(
     tenant: str, asked: LogsAsked | RescueAsked, code: str
 ) -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     ran(drive)
     found = find_log(drive.engine, tenant, asked)
     assert isinstance(found, Problem)
@@ -91,8 +89,7 @@ def test_the_folder_of_an_attempt_is_rescued_once_it_has_ended() -> None:
 
 
 def test_the_time_of_a_loss_is_known_to_whoever_folds_it() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     ran(drive)
     assert drive.state.workers["w0"].left_ms == 0
     for _ in range(drive.config.lost_ms // 1000 + 2):
@@ -103,8 +100,7 @@ def test_the_time_of_a_loss_is_known_to_whoever_folds_it() -> None:
 
 
 def test_show_says_until_when_it_is_kept_and_fleet_how_long() -> None:
-    drive = Driving(Config(finished_keep=3600, history_keep=7200, history_bytes=1 << 30))
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=Config(finished_keep=3600, history_keep=7200, history_bytes=1 << 30))
     ran(drive)
     job = drive.state.jobs[1]
     ended_ms = job.story[-1][1]

@@ -95,8 +95,7 @@ async def test_an_answer_longer_than_allowed_is_a_failure_and_not_a_part(
 async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("hog", gpu={})
     drive.submit("waits", gpu={})
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -118,8 +117,7 @@ async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_with
 async def test_who_asks_why_a_job_waits_is_answered_in_time_though_the_copy_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("hog", gpu={})
     drive.submit("waits", gpu={})
     answers: asyncio.Queue[Any] = asyncio.Queue()

@@ -21,8 +21,7 @@ LARGEST: Final = 10**14 - 1
 
 def ended(detail: str, code: int = 0, **request: object) -> Driving:
     """A job that was claimed and started, and whose worker then reported its end in a record of its own."""
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, **request)
     drive.fact("claimed", "j")
     drive.fact("started", "j")
@@ -33,8 +32,7 @@ def ended(detail: str, code: int = 0, **request: object) -> Driving:
 @pytest.mark.parametrize("result", [0, 1, 1729, LARGEST])
 def test_the_message_that_a_worker_names_is_told_wherever_the_end_is(result: int) -> None:
     drive = ended(f"result:{result}")
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     job = drive.job("j")
     assert job.state == SUCCEEDED
     told = changes_since(drive.state, job, 0)
@@ -71,8 +69,7 @@ def test_a_failed_attempt_has_no_result() -> None:
 
 
 def test_each_rank_of_a_gang_keeps_its_own() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=2)
     drive.facts([("claimed", "g", 0, 0, "10.0.0.1:29500"), ("claimed", "g", 1, 0, "")])
     drive.facts([("started", "g", 0, 0, ""), ("started", "g", 1, 0, "")])
@@ -83,8 +80,7 @@ def test_each_rank_of_a_gang_keeps_its_own() -> None:
 
 
 def test_a_job_that_ends_well_while_it_is_cancelled_keeps_its_result() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.fact("claimed", "j")
     drive.fact("started", "j")
@@ -95,8 +91,7 @@ def test_a_job_that_ends_well_while_it_is_cancelled_keeps_its_result() -> None:
 
 
 def test_the_step_of_a_well_ended_attempt_has_the_result_above_its_state() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("ran", "j", 0, 0, "result:7")])
     [step] = [decode_record(drive.records[-1]).steps]

@@ -24,8 +24,7 @@ def test_a_row_has_the_same_number_on_every_python(row: tuple[object, ...], numb
 
 
 def test_the_digest_of_a_state_is_the_same_on_every_python() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("a", gpu={})
     drive.settle()
     drive.submit("b", gpu={"count": 2}, tenant="u")

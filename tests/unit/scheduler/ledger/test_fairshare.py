@@ -118,8 +118,7 @@ def test_a_tenant_idle_for_an_hour_banks_less_than_its_half_life(half_life_s: fl
 
 
 def test_guaranteed_gpus_go_before_any_priority_and_idle_ones_are_borrowed() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.order("share", tenant="own", gpus=2)
     for number in range(6):
         drive.offer_submit(f"b{number}", tenant="borrower", gpu={}, priority=100)
@@ -137,16 +136,14 @@ def test_guaranteed_gpus_go_before_any_priority_and_idle_ones_are_borrowed() -> 
 
 
 def test_a_job_of_processors_alone_counts_by_its_dominant_resource() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, cpu_milli=40_000, memory_mib=1000)
+    drive = Driving.with_hosts(4, cpu_milli=40_000, memory_mib=1000)
     drive.order("share", tenant="t", weight=1)
     drive.submit("wide", resources={"cpu_milli": 20_000})
     drive.submit("gpu", gpu={}, resources={"cpu_milli": 1_000}, tenant="u")
     drive.settle()
     assert drive.state.tenants["t"].rate_milli == 2_000  # half of the processors: as two of four GPUs
     assert drive.state.tenants["u"].rate_milli == 1_000
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.tick()
     assert drive.state.tenants["t"].rate_milli == 2_000
 
@@ -159,8 +156,7 @@ def test_usage_is_the_same_after_a_fold_and_from_a_snapshot() -> None:
     used = {name: (row.usage_base, row.rate_milli) for name, row in drive.state.tenants.items()}
     drive.lead()
     assert {name: (row.usage_base, row.rate_milli) for name, row in drive.state.tenants.items()} == used
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert {name: (row.usage_base, row.rate_milli) for name, row in drive.state.tenants.items()} == used
     cluster.run(MINUTE, "ab", step=5_000, ends=2)
 

@@ -259,8 +259,7 @@ def test_every_prefix_of_a_ledger_is_valid_and_gangs_are_in_one_phase() -> None:
 
 
 def test_dropping_any_record_is_noticed() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     drive.settle()
     drive.run_out("w0")
@@ -337,8 +336,7 @@ def test_random_steps_fold_or_raise_fold_error(steps: list[tuple[int, ...]]) -> 
     ],
 )
 def test_validate_sees_what_is_broken(damage: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("a", gpu={"sharing": "mps"})
     drive.submit("b", gpu={"sharing": "mps"})
     drive.submit("g", gpu={"sharing": "mps", "scheduling": "gang"}, replicas=2)
@@ -378,8 +376,7 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
 
 def test_acts_and_new_jobs_are_folded_where_they_were_decided() -> None:
     """A report, then a hold, then a new job: the record has them in this order, and so has the job's story."""
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
     drive.offer_order("hold", tenant="t", job="j")

@@ -13,9 +13,7 @@ from tests.unit.scheduler.driving import Driving
 
 def led_anew(workers: int) -> Driving:
     """Workers that joined under the term before; nobody is heard in this one yet."""
-    drive = Driving()
-    for number in range(workers):
-        drive.worker(f"w{number}")
+    drive = Driving.with_hosts(*[1] * workers)
     drive.lead()
     return drive
 

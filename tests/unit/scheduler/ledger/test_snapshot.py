@@ -38,8 +38,7 @@ def busy() -> Driving:
 
 def test_a_snapshot_with_everything_in_it_loads_and_goes_on() -> None:
     drive = busy()
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.settle()
     drive.run_out("w0")
@@ -99,8 +98,7 @@ def test_an_attempt_that_holds_devices_beside_the_next_one_keeps_its_name() -> N
     drive.pass_time(60_000)
     drive.settle()
     assert drive.states("j") == ["RUNNING"]
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.settle()
     worker.free(first)

@@ -29,9 +29,7 @@ from tests.unit.scheduler.picture import picture
 
 def driven() -> list[bytes]:
     """Jobs, a gang, retries, cancels, a limit, a drain, refusals and a lost worker."""
-    drive = Driving()
-    for name in ("w0", "w1", "w2"):
-        drive.worker(name, 2)
+    drive = Driving.with_hosts(2, 2, 2)
     drive.worker("slow", 1, model="slow", auto=False)
     for number in range(8):
         drive.submit(f"j{number}", gpu={}, retries=1)
@@ -126,9 +124,7 @@ def test_a_tenants_tables_are_copied_once_however_many_acts_name_it() -> None:
 
 def test_a_record_that_fails_before_it_is_whole_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is folded as it is decided: reports, a lost worker, a gang, orders, cancels, new jobs, placements."""
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 2)
+    drive = Driving.with_hosts(2, 2)
     for number in range(5):
         drive.submit(f"j{number}", gpu={}, retries=1, priority=50)
     drive.submit("several", replicas=3, max_running=1)
@@ -165,8 +161,7 @@ def test_a_record_that_fails_as_it_begins_leaves_the_state_as_it_was(monkeypatch
 
 
 def test_a_job_has_the_state_that_it_has_and_not_one_that_was_taken_back() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={})
     kinds: tuple[FactKind, ...] = ("claimed", "started")
     drive.facts([(kind, "j", index, 0, "") for index in range(2) for kind in kinds])
@@ -183,8 +178,7 @@ def test_a_job_has_the_state_that_it_has_and_not_one_that_was_taken_back() -> No
 
 def test_the_ranks_of_a_gang_and_the_jobs_in_memory_keep_their_order() -> None:
     """The first rank counts the retries of a gang."""
-    drive = Driving()
-    drive.worker("w0", 3)
+    drive = Driving.with_hosts(3)
     for name in ("first", "second"):
         drive.submit(name, gpu={})
         drive.settle()
@@ -205,8 +199,7 @@ def test_the_ranks_of_a_gang_and_the_jobs_in_memory_keep_their_order() -> None:
 
 
 def test_what_a_worker_says_of_one_replica_copies_that_one_alone() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("sweep", replicas=8, gpu={})
     drive.settle()
     of_one = acts.Freeze(drive.job("sweep").num, 3, FREEZE, BY_WORKER, "")
@@ -218,8 +211,7 @@ def test_what_a_worker_says_of_one_replica_copies_that_one_alone() -> None:
 
 
 def test_a_record_about_one_replica_of_a_sweep_copies_no_row_of_the_others() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("sweep", replicas=8, gpu={})
     drive.settle()
     sweep, before = drive.job("sweep"), picture(drive.state)

@@ -26,8 +26,7 @@ def told(state: State, job: str, tenant: str = "t") -> list[tuple[str, str, str]
 
 
 def cancelled() -> Driving:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("a")
     drive.settle()
     drive.submit("waits", start_within_s=5)
@@ -88,8 +87,7 @@ def test_the_ledger_and_a_snapshot_keep_it() -> None:
 
 def test_an_order_is_the_operators_that_its_subject_names() -> None:
     """Whatever the client says of itself; without keys (`_`) nothing is proven."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     said: list[tuple[str, str, str]] = []
     for job, operator in (("keyed", "ana"), ("open", NO_OPERATOR)):
         drive.submit(job)

@@ -100,8 +100,7 @@ def test_twice_in_one_record() -> None:
 
 
 def test_a_finished_job_is_not_run_again_before_and_after_compaction() -> None:
-    drive = Driving(Config(ended_max=2))
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=Config(ended_max=2))
     for index in range(6):
         drive.submit(f"j{index}", gpu={})
         drive.settle()
@@ -292,8 +291,7 @@ def test_what_is_large_counts_as_several_towards_the_bounds_of_memory(
     assert [drive.answers[reply].get("code", "") for reply in replies] == ["", "", "", "queue-full"]
     assert drive.submit("small")["code"] == "queue-full"
     assert drive.state.load == 3 * counts
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert drive.state.load == 3 * counts
     for index in range(3):
         drive.cancel(f"j{index}")
@@ -314,8 +312,7 @@ def test_the_last_tenth_of_the_bound_is_for_tenants_that_hold_less_than_that() -
     drive.cancel("j1", tenant="crowd")
     assert drive.submit("more")["code"] == "queue-full", "now it holds more than a tenth"
     assert drive.submit("other", tenant="other")["kind"] == "accepted"
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert drive.submit("j95", tenant="crowd")["code"] == drive.submit("more")["code"] == "queue-full"
 
 
@@ -405,8 +402,7 @@ def test_a_cancel_is_answered_with_the_record_that_holds_it() -> None:
 
 
 def test_a_cancel_before_its_submit_is_remembered() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     remembered_s = drive.engine.config.finished_keep
     assert drive.cancel("j", before=True)["data"] == {
         "job": "j", "cancelled": True, "was": "UNKNOWN", "remembered_s": remembered_s,
@@ -459,8 +455,7 @@ def test_a_submit_of_the_queue_whose_id_was_cancelled_is_a_cancelled_job() -> No
 @pytest.mark.parametrize("order", ["cancel first", "submit first"])
 @pytest.mark.parametrize("by", ["endpoint", "before", "queue"])
 def test_cancel_and_submit_in_one_record(order: str, by: str) -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     sequence = 7 if by == "queue" else 0
     cancel = ""
     if order == "cancel first":
@@ -519,8 +514,7 @@ def test_what_is_put_off_keeps_its_place_where_the_record_is_not_written() -> No
 
 def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
     """It is asked once for all requests of a record, and not once for all."""
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     assert "warnings" not in drive.submit("first", gpu={})
     drive.order("limit", tenant="t", jobs=1)
     assert drive.submit("over", gpu={})["code"] == "failed-precondition"
@@ -534,8 +528,7 @@ def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
 
 
 def test_jobs_that_end_in_the_same_record_count_towards_no_limit() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.order("limit", tenant="t", jobs=2)
     drive.submit("runs", gpu={})
     drive.submit("waits", gpu={})
@@ -556,16 +549,14 @@ def test_jobs_that_end_in_the_same_record_count_towards_no_limit() -> None:
 
 
 def test_a_request_s_own_value_of_a_variable_that_moorage_sets_is_warned_of() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     assert "warnings" not in drive.submit("first", gpu={}, run={"argv": ["x"], "env": {"SEED": "7", "RANK": "1"}})
     (dropped,) = drive.submit("env", gpu={}, run={"argv": ["x"], "env": {"CUDA_VISIBLE_DEVICES": "0,1"}})["warnings"]
     assert dropped == "reserved-variable: CUDA_VISIBLE_DEVICES is set by moorage; the request's value is dropped"
 
 
 def test_a_malformed_request_is_refused_each_time_and_beside_others() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     well, malformed = {"driver": "noop"}, {"driver": "noop", "cwd": "/a\0b"}
     answers = [drive.submit(f"j{at}", run=run) for at, run in enumerate((well, malformed, malformed, malformed, well))]
     assert [answer["kind"] for answer in answers] == ["accepted", "error", "error", "error", "accepted"]
@@ -573,8 +564,7 @@ def test_a_malformed_request_is_refused_each_time_and_beside_others() -> None:
 
 def test_a_cancel_of_an_id_that_is_free_again_is_remembered() -> None:
     """Rows of jobs that ended long ago are kept for the history; their ids are free, for a cancel as for a submit."""
-    drive = Driving(Config(ended_max=0, finished_keep=10, history_keep=100_000))
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=Config(ended_max=0, finished_keep=10, history_keep=100_000))
     drive.submit("j", gpu={})
     drive.settle()
     drive.run_out("w0")
@@ -757,8 +747,7 @@ def test_no_match_names_what_is_missing_not_only_models(asks: dict[str, Any], wh
 
 
 def test_no_match_names_what_keeps_it_from_the_worker_that_comes_nearest() -> None:
-    drive = Driving()
-    drive.worker("w0", drivers=["noop"], labels={"zone": "b"})
+    drive = Driving.with_hosts(1, drivers=["noop"], labels={"zone": "b"})
     drive.worker("w1", labels={"zone": "a"}, models=["NVIDIA A100-SXM4-80GB"])
     (why,) = drive.submit("j", gpu={"model": "H200"}, run={"argv": ["x"]}, requires={"zone": ["a"]})["warnings"]
     assert why == (
@@ -773,8 +762,7 @@ def test_no_match_names_what_keeps_it_from_the_worker_that_comes_nearest() -> No
 
 
 def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, lent_slots=[0, 1])
+    drive = Driving.with_hosts(4, lent_slots=[0, 1])
     (why,) = drive.submit("j", gpu={"count": 3})["warnings"]
     assert why == "no-match: the most matching GPUs that one worker lends is 2"
 
@@ -790,9 +778,7 @@ def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
     ],
 )
 def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 2, cpu_milli=8_000, memory_mib=8_000)
+    drive = Driving.with_hosts(2, 2, cpu_milli=8_000, memory_mib=8_000)
     answer = drive.submit("j", on_no_match="reject", **asks)
     assert (answer["code"], answer["fault"]) == ("failed-precondition", "caller")
     assert drive.state.job("t", "j") is None
@@ -807,8 +793,7 @@ def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
     ],
 )
 def test_a_job_waits_for_a_worker_that_is_away(asks: dict[str, Any]) -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     worker = drive.worker("w1", 1, models=["NVIDIA L40S"], labels={"rack": "1"})
     worker.die()
     worker.session = ""
@@ -824,8 +809,7 @@ def test_a_job_waits_for_a_worker_that_is_away(asks: dict[str, Any]) -> None:
 @pytest.mark.parametrize("before", ["none", "is there", "is away", "is away with less"])
 @pytest.mark.parametrize("sequence", [0, 5])
 def test_a_job_waits_for_a_worker_that_joins_in_the_record_of_its_submit(before: str, sequence: int) -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     l40s = devices("w1", ["NVIDIA L40S"] * 2)
     if before == "none":
         worker = drive.workers["w1"] = Worker("w1", drive.workers["w0"].hello, "machine-w1")
@@ -852,8 +836,7 @@ def test_a_job_waits_for_a_worker_that_joins_in_the_record_of_its_submit(before:
 
 
 def test_a_job_names_a_device_that_a_worker_had_before_it_was_away() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     worker = drive.worker("w1", 2)
 
     def submit(job: str, device: str) -> str:
@@ -881,9 +864,7 @@ def test_an_empty_fleet_rejects_nothing_at_submit_nor_later() -> None:
 
 
 def test_reject_by_event_where_not_all_were_heard() -> None:
-    drive = Driving()
-    drive.worker("w0")
-    drive.worker("w1")
+    drive = Driving.with_hosts(1, 1)
     drive.lead()
     drive.renew("w0")
     answer = drive.submit("j", gpu={"count": 9}, on_no_match="reject")
@@ -913,8 +894,7 @@ def test_what_matched_once_is_not_rejected_after_a_takeover() -> None:
 
 def test_what_waits_is_not_rejected_because_its_worker_is_away_at_a_takeover() -> None:
     """One that was never placed has the revision of one that matched no worker."""
-    drive = Driving()
-    drive.worker("w0", capabilities={"noop": Capabilities(users=False)})
+    drive = Driving.with_hosts(1, capabilities={"noop": Capabilities(users=False)})
     worker = drive.worker("w1", models=["NVIDIA L40S"], capabilities={"noop": Capabilities(users=True)})
     model = {"gpu": {"model": "L40S"}}
     drive.submit("first", **model)
@@ -936,8 +916,7 @@ def test_what_waits_is_not_rejected_because_its_worker_is_away_at_a_takeover() -
 
 
 def test_a_queued_request_that_matches_nothing_is_rejected_by_event() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.submit("q7", sequence=7, gpu={"count": 9}, on_no_match="reject")
     assert drive.states("q7") == ["REJECTED"]
     assert drive.events[-1]["why"].startswith("no-match")
@@ -1008,8 +987,7 @@ def test_whom_a_leader_told_is_told_by_the_next() -> None:
 
 
 def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_followed() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     batch = Batch("b", True, 2)
     for position, job in enumerate(("a", "b")):
         drive.offer_submit(job, batch=batch, position=position, gpu={})

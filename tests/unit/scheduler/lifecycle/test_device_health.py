@@ -43,8 +43,7 @@ def ends(drive: Driving) -> list[End]:
 
 
 def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=3)
+    drive = Driving.with_hosts(3)
     drive.submit("kept", gpu={})
     drive.settle()
     assert slots_of(drive, "kept") == ("w0", 1)
@@ -60,8 +59,7 @@ def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> N
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_record_places_jobs_by_what_it_says_of_devices_itself(is_closed: bool) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     if not is_closed:
         say(drive, "w0", PROBATION)
     drive.workers["w0"].unwell = [FAILED] if is_closed else []
@@ -74,8 +72,7 @@ def test_a_record_places_jobs_by_what_it_says_of_devices_itself(is_closed: bool)
 
 
 def test_the_record_of_an_operators_word_places_a_job_on_the_device_that_it_opens() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     say(drive, "w0", PROBATION)
     drive.workers["w0"].auto = False
     drive.submit("j", gpu={})
@@ -85,8 +82,7 @@ def test_the_record_of_an_operators_word_places_a_job_on_the_device_that_it_open
 
 
 def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.load("w0", w1="cdi: no CDI spec names it: nvidia-ctk cdi generate", s0="ecc")
     drive.submit("next", gpu={})
     drive.settle()
@@ -105,8 +101,7 @@ def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
 
 
 def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={}, run=SAVES)
     drive.settle()
     drive.worker("w1", gpus=1)
@@ -143,9 +138,7 @@ STAYS = {"run": {"driver": "noop", "restart": "always", "max_restarts": 1}}
 def test_a_failed_device_counts_no_loss_and_no_restart_beyond_the_limit(
     asked: dict[str, Any], counted: tuple[int, int, int]
 ) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
-    drive.worker("w1", gpus=1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("j", gpu={}, **asked)
     drive.settle()
     first, _ = slots_of(drive, "j")
@@ -193,8 +186,7 @@ def test_an_attempt_that_leaves_a_failed_device_and_is_kept_through_a_partition_
 
 def failing(config: Config | None = None, **asked: Any) -> Driving:
     """The only GPU of the fleet has failed under job j, which waits for another."""
-    drive = Driving(config)
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1, config=config)
     drive.submit("j", gpu={}, **asked)
     drive.settle()
     say(drive, "w0", FAILED)
@@ -227,8 +219,7 @@ def failed_under(config: Config | None = None, **asked: Any) -> Driving:
 
 def test_a_worker_that_is_started_anew_opens_no_device_to_the_job_it_failed_under() -> None:
     """What it refused for what it runs is asked again then; a device that failed is another matter."""
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     drive.settle()
     say(drive, "w0", FAILED)
@@ -277,9 +268,7 @@ def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
 
 
 def test_a_host_that_a_job_may_not_have_whole_is_not_reserved_for_it_though_it_is_free() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, gpus=2)
+    drive = Driving.with_hosts(2, 2)
     drive.submit("j", gpu={"count": 2})
     drive.submit("long", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
@@ -288,8 +277,7 @@ def test_a_host_that_a_job_may_not_have_whole_is_not_reserved_for_it_though_it_i
     drive.settle()
     say(drive, failed)
     drive.pass_time(PATIENCE_MS + 10_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("long")
 
 
@@ -308,8 +296,7 @@ def test_nobody_ends_for_a_job_that_may_not_have_the_device() -> None:
 
 @pytest.mark.parametrize("gpu", [{}, {"scheduling": "gang"}])
 def test_an_operators_word_opens_a_device_that_is_well_again_to_the_job_it_failed_under(gpu: dict[str, str]) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", replicas=2, gpu=gpu)
     drive.settle()
     say(drive, "w0", FAILED)
@@ -327,8 +314,7 @@ def test_an_operators_word_opens_a_device_that_is_well_again_to_the_job_it_faile
 
 @pytest.mark.parametrize("slots", [None, [0]])
 def test_an_operators_word_ends_a_job_that_its_worker_cannot_end(slots: list[int] | None) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     assert slots_of(drive, "j") == ("w0", 1)
@@ -346,8 +332,7 @@ def test_an_operators_word_ends_a_job_that_its_worker_cannot_end(slots: list[int
 
 
 def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={"count": 2})
     drive.settle()
     say(drive, "w0", FAILED, Unwell(1, "xid", "Xid 48: an uncorrectable (double-bit) memory error", True))
@@ -365,8 +350,7 @@ def test_an_order_that_names_no_device_releases_none() -> None:
 
 
 def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may_have_its_device_again() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={})
     drive.submit("other", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
     drive.settle()
@@ -382,8 +366,7 @@ def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may
 
 
 def test_nobody_joins_the_sharers_of_an_unwell_device() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     share = {"sharing": "mps", "share": {"memory_mib": 1_000, "compute_percent": 10}}
     drive.submit("first", gpu=share)
     drive.settle()
@@ -394,8 +377,7 @@ def test_nobody_joins_the_sharers_of_an_unwell_device() -> None:
 
 
 def test_probation_keeps_it_closed_and_ends_nobody() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     say(drive, "w0", PROBATION)
     drive.submit("j", gpu={})
     drive.settle()
@@ -409,8 +391,7 @@ def test_probation_keeps_it_closed_and_ends_nobody() -> None:
 
 
 def test_a_takeover_knows_it_before_any_worker_has_spoken() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={}, run=SAVES)
     drive.settle()
     drive.workers["w0"].auto = False
@@ -426,8 +407,7 @@ def test_a_takeover_knows_it_before_any_worker_has_spoken() -> None:
 
 
 def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     say(drive, "w0", PROBATION)
     acts = len([1 for payload in drive.records for act in decode_record(payload).acts if isinstance(act, Health)])
     for _ in range(3):
@@ -437,8 +417,7 @@ def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
 
 
 def test_of_many_renewals_of_a_worker_in_one_record_the_first_one_counts() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     worker = drive.workers["w0"]
     for number in range(50):
         worker.unwell = [Unwell(1, "remap", f"row {number} of memory could not be remapped")] * (1 - number % 2)
@@ -472,8 +451,7 @@ def test_an_operators_word_opens_it_until_the_worker_judges_anew() -> None:
 
 
 def test_a_word_on_one_device_leaves_the_others_as_they_are() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=3)
+    drive = Driving.with_hosts(3)
     say(drive, "w0", FAILED, Unwell(2, "remap", "a row of memory could not be remapped", True))
     assert drive.operate("release", "w0", slots=[2])["slots"] == [2]
     assert drive.state.workers["w0"].unwell_mask == 1
@@ -482,8 +460,7 @@ def test_a_word_on_one_device_leaves_the_others_as_they_are() -> None:
 
 def test_a_word_that_shares_a_record_with_what_it_answers_counts() -> None:
     """A load frame shows a failure at once, the renewal that tells it may wait for the next record."""
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={"count": 2})
     drive.settle()
     worker = drive.workers["w0"]
@@ -498,8 +475,7 @@ def test_a_word_that_shares_a_record_with_what_it_answers_counts() -> None:
 
 
 def test_a_word_stands_above_what_the_worker_says_later_in_the_same_record() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     say(drive, "w0", PROBATION)
     drive.workers["w0"].auto = False
     drive.offer_operate("release", "w0", slots=[0])
@@ -510,8 +486,7 @@ def test_a_word_stands_above_what_the_worker_says_later_in_the_same_record() -> 
 
 
 def test_a_word_that_was_taken_is_not_said_again_with_the_next_one() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     say(drive, "w0", FAILED)
     drive.workers["w0"].auto = False
     drive.operate("release", "w0", slots=[0])
@@ -525,9 +500,7 @@ def test_a_word_that_was_taken_is_not_said_again_with_the_next_one() -> None:
 
 
 def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, gpus=1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, run=SAVES)
     drive.settle()
     assert drive.job("g").state == "RUNNING"
@@ -542,9 +515,7 @@ def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
 
 
 def test_a_gang_that_still_gathers_loses_no_try_with_a_device() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, gpus=1, auto=False)
+    drive = Driving.with_hosts(1, 1, auto=False)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, retries_on_lost=0)
     drive.facts([("claimed", "g", 0, 0, "")])
     say(drive, "w0", FAILED)
@@ -554,8 +525,7 @@ def test_a_gang_that_still_gathers_loses_no_try_with_a_device() -> None:
 
 
 def test_a_gang_keeps_from_every_device_of_a_host_that_failed_under_it_at_once() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"})
     drive.settle()
     say(drive, "w0", FAILED, Unwell(1, "xid", "Xid 79: the GPU has fallen off the bus", True))
@@ -566,8 +536,7 @@ def test_a_gang_keeps_from_every_device_of_a_host_that_failed_under_it_at_once()
 
 def test_jobs_that_a_device_fails_under_at_once_ask_differently_in_the_order_of_their_slots() -> None:
     """What a record changes of its shapes is the same in every replay of it."""
-    drive = Driving()
-    drive.worker("w0", gpus=16)
+    drive = Driving.with_hosts(16)
     for number in range(16):
         drive.submit(f"j{number}", gpu={})
         drive.settle()
@@ -608,8 +577,7 @@ def test_another_device_in_the_slot_is_no_longer_unwell() -> None:
 
 @pytest.mark.parametrize("slot", [-1, 1, 63, 2**40])
 def test_slots_that_are_not_there_and_long_words_reach_no_record(slot: int) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     say(drive, "w0", Unwell(slot, "xid", "x"), Unwell(0, "k" * 500 + "\n", "d\x1b[31m" * 200))
     [(at, (kind, detail, _, _))] = drive.state.workers["w0"].unwell.items()
     assert (at, len(kind)) == (0, 16)
@@ -654,8 +622,7 @@ def test_own_jobs_are_named_beside_who_is_there_from_outside() -> None:
 
 def test_a_ledger_without_any_of_this_keeps_its_digest() -> None:
     """What is new is in a digest only where it is there: ledgers of before fold as they did."""
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     drive.settle()
     state = State()

@@ -45,8 +45,7 @@ def row(drive: Driving, worker: str) -> WorkerInfo:
 
 
 def test_of_two_words_in_one_record_the_later_counts() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.offer_operate("drain", "w0", from_s=10.0)
     reply = drive.offer_operate("uncordon", "w0")
     drive.tick()
@@ -56,8 +55,7 @@ def test_of_two_words_in_one_record_the_later_counts() -> None:
 
 
 def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=10.0)
     drive.offer_operate("uncordon", "w0")
     drive.tick(12_000)
@@ -66,8 +64,7 @@ def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> Non
 
 
 def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2)
+    drive = Driving.with_hosts(2)
     drive.submit("saves", gpu={}, run=SAVES)
     drive.submit("plain", gpu={}, run={"driver": "noop"})
     drive.settle()
@@ -104,8 +101,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
 
 @pytest.mark.slow
 def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=4)
+    drive = Driving.with_hosts(4)
     answer = drive.operate("drain", "w0", from_s=7200, for_s=3600, why="firmware")
     assert answer["changed"]
     assert row(drive, "w0").state == "up"
@@ -152,8 +148,7 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
 
 
 def test_a_job_that_ends_before_a_window_by_the_earlier_of_its_two_limits_starts() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=600)
     drive.submit("due", gpu={}, run=limited(3_600), deadline_s=300)
     drive.settle()
@@ -163,9 +158,7 @@ def test_a_job_that_ends_before_a_window_by_the_earlier_of_its_two_limits_starts
 @pytest.mark.parametrize("replicas", [60, 100, 2_000])
 def test_the_replicas_of_one_job_that_a_window_keeps_waiting_hold_up_no_short_job(replicas: int) -> None:
     """Each took one of the places of jobs that are skipped."""
-    drive = Driving()
-    drive.worker("w0", gpus=1)
-    drive.worker("w1", gpus=1)
+    drive = Driving.with_hosts(1, 1)
     drive.operate("drain", "w1", from_s=3600, within_s=60)
     drive.submit("sweep", gpu={}, replicas=replicas, run=limited(2 * 3600))
     drive.settle()
@@ -184,8 +177,7 @@ def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_miss
     drive.submit("j", gpu={})
     drive.settle()
     drive.operate("drain", "w0", from_s=60, for_s=600)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drain = row(drive, "w0").drain
     assert drain is not None
     assert drain.begins_in_ms <= 60_000
@@ -208,8 +200,7 @@ def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_miss
 
 @pytest.mark.parametrize("also", ["uncordon", "drain"])
 def test_a_window_is_taken_back_and_replaced(also: str) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=60, for_s=600)
     assert drive.operate(also, "w0")["changed"] is True
     assert drive.state.windows == {}
@@ -219,8 +210,7 @@ def test_a_window_is_taken_back_and_replaced(also: str) -> None:
 
 
 def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=10, for_s=60)
     drive.operate("cordon", "w0")
     pass_time(drive, 90_000)
@@ -229,13 +219,11 @@ def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
 
 @pytest.mark.parametrize(("verb", "flag"), [("drain", "draining"), ("cordon", "cordoned")])
 def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str) -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     assert drive.operate(verb, "w0", why="new disk")["changed"] is True
     pass_time(drive, 3 * MINUTE)
     assert drive.operate(verb, "w0")["changed"] is False, "the reason that was given stands"
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew("w0")
     drive.submit("j", gpu={})
     drive.settle()
@@ -251,8 +239,7 @@ def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str)
 
 
 def test_a_worker_that_a_window_closed_tells_its_reason_and_since_when() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
+    drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=60, why="firmware")
     assert (row(drive, "w0").why, row(drive, "w0").since_ms) == (None, None), "it is open until then"
     drive.submit("long", gpu={}, run=limited(600))
@@ -279,9 +266,7 @@ def test_an_order_says_how_many_attempts_are_ending() -> None:
 
 
 def test_a_gang_with_a_rank_there_leaves_as_a_whole() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, gpus=1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, run={"driver": "noop"})
     drive.settle()
     drive.operate("drain", "w1", within_s=10)

@@ -15,9 +15,7 @@ IN_DOCKER: dict[str, Any] = {"run": {"driver": "docker", "argv": ["true"], "imag
 
 
 def fleet() -> Driving:
-    drive = Driving()
-    drive.worker("w0", 4, drivers=["docker", "noop", "process"])
-    return drive
+    return Driving.with_hosts(4, drivers=["docker", "noop", "process"])
 
 
 def say(drive: Driving, *down: DriverDown) -> None:

@@ -64,8 +64,7 @@ def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(driv
     list(frames.catch_up())
     assert b"w1" not in frames.frame(LedgerCopies())
     assert 1 not in drive.engine.sessions.reports
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     assert known(drive) == ["w0", "w2"]
     drive.worker("w1", 1)

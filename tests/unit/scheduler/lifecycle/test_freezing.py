@@ -82,13 +82,11 @@ def test_each_replica_that_runs_is_frozen_and_a_new_attempt_is_not(drive: Drivin
 def test_what_is_frozen_outlives_takeover_and_snapshot(drive: Driving) -> None:
     running(drive)
     drive.order("freeze", job="j")
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.settle()
     assert drive.states("j") == ["FROZEN"], "the new leader asks again"
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     assert drive.member("j").freeze
     ordered(drive, "resume")
@@ -271,8 +269,7 @@ def test_of_the_replicas_of_a_job_only_that_which_is_unused_is_frozen(drive: Dri
 def test_what_was_frozen_as_unused_is_resumed_by_its_first_use_after_takeover_and_snapshot(drive: Driving) -> None:
     worker = running(drive)
     report(drive, worker, "freeze-due", 300)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     report(drive, worker, "resume-due")
     assert drive.states("j") == ["RUNNING"]

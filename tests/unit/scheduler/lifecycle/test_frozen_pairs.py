@@ -66,8 +66,7 @@ def claim_locally(drive: Driving) -> None:
 
 
 def new_leader(drive: Driving) -> None:
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
 
 
 def join_anew(drive: Driving) -> None:

@@ -15,9 +15,7 @@ Told = tuple[FactKind, str, int, int, str]
 
 def gang(ranks: int = 3, *, stage: str = "HOLDING", workers: int | None = None, **fields: object) -> Driving:
     """One single-GPU worker a rank, for which the test speaks; gang `g` brought to a phase."""
-    drive = Driving()
-    for index in range(workers or ranks):
-        drive.worker(f"w{index}", ranks // (workers or ranks), auto=False)
+    drive = Driving.with_hosts(*[ranks // (workers or ranks)] * (workers or ranks), auto=False)
     drive.submit("g", replicas=ranks, gpu={"scheduling": "gang"}, **fields)
     assert drive.states("g") == ["PLACED"] * ranks
     if stage in ("CLAIMED", "STARTED", "RUNNING"):
@@ -281,17 +279,14 @@ def test_deadline_while_ending_forbids_the_next_attempt() -> None:
 
 
 def test_a_gang_of_one_is_a_single_job() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.submit("g", gpu={"scheduling": "gang"})
     drive.settle()
     assert drive.states("g") == ["RUNNING"]
 
 
 def test_two_gangs_do_not_hold_half_each() -> None:
-    drive = Driving()
-    for index in range(4):
-        drive.worker(f"w{index}")
+    drive = Driving.with_hosts(1, 1, 1, 1)
     for name in ("a", "b"):
         drive.submit(name, replicas=3, gpu={"scheduling": "gang"})
     drive.settle()
@@ -370,8 +365,7 @@ def test_sharers_of_several_devices_start_as_a_gang_where_all_of_them_fit(
     gpus: int, beside: int, count: int, percent: int, ranks: int
 ) -> None:
     """If the first ranks took the same devices, the last of them would find too few, and the gang never started."""
-    drive = Driving()
-    drive.worker("w0", gpus)
+    drive = Driving.with_hosts(gpus)
     if beside:
         sharers(drive, "beside", 1, percent, beside)
     sharers(drive, "g", count, percent, ranks, scheduling="gang")

@@ -10,8 +10,7 @@ from tests.unit.scheduler.driving import Driving
 
 
 def fleet() -> Driving:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={"count": 1}, replicas=2, run={"argv": ["x"]})
     drive.settle()
     for replica in range(2):

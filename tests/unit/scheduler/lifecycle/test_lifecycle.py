@@ -19,8 +19,7 @@ from tests.unit.scheduler.honest_worker import HeldMember
 
 def alone(stage: str = "PLACED", **fields: object) -> Driving:
     """One worker that the test speaks for, one job `j` brought to a stage."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     fields.setdefault("gpu", {})
     drive.submit("j", **fields)
     if stage in ("CLAIMED", "RUNNING"):
@@ -140,8 +139,7 @@ def test_a_whole_life_in_one_frame() -> None:
 
 
 def test_a_job_has_no_exit_code_before_it_is_over() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, replicas=2)
     drive.facts([(kind, "j", replica, 0, "") for replica in range(2) for kind in ("claimed", "started")])
     drive.fact("exited", "j", 0, code=0, detail="exit")
@@ -355,8 +353,7 @@ def test_cancel_twice_in_one_record_and_after_the_exit_in_one_record() -> None:
 
 
 def test_deadline_ends_what_runs_and_expires_what_waits() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", replicas=2, gpu={}, deadline_s=60)
     drive.settle()
     drive.pass_time(61_000)
@@ -412,9 +409,7 @@ def test_start_within_leaves_alone_what_has_started() -> None:
 
 def two_for_half_a_minute(**fields: Any) -> Driving:
     """Both replicas of `j` have run for longer than they might have waited."""
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("j", replicas=2, gpu={}, start_within_s=10, **fields)
     drive.settle()
     drive.pass_time(30_000)
@@ -454,8 +449,7 @@ def test_of_several_replicas_those_that_come_back_wait_for_as_long_as_at_first()
 
 
 def test_replicas_that_come_back_again_and_again_set_one_timer() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={}, start_within_s=3_600)
     for _ in range(5):
         drive.facts([("refused", "j", index, 0, "device-busy") for index in range(2)])
@@ -648,8 +642,7 @@ def test_a_leader_that_slept_declares_nobody_lost() -> None:
 
 
 def test_quarantine_keeps_exactly_its_devices_out() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, auto=False)
     drive.submit("j", gpu={"count": 2})
     drive.facts([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "1")])
     assert drive.state.workers["w0"].quarantined == 0b10
@@ -664,8 +657,7 @@ def test_quarantine_keeps_exactly_its_devices_out() -> None:
 
 
 def test_an_operator_releases_a_quarantine() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "0")])
     drive.submit("k", gpu={})

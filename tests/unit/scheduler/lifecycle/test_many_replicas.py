@@ -92,8 +92,7 @@ def test_replicas_that_a_job_has_not_are_named_and_nothing_of_it_is_cancelled() 
 
 
 def test_one_replica_with_a_bound_of_one_starts_again_after_a_refusal() -> None:
-    drive = Driving()
-    drive.worker("w0", auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("one", replicas=1, indices="7", max_running=1, gpu={})
     drive.facts([("refused", "one", 7, 0, "")])
     drive.pass_time(60_000)
@@ -140,8 +139,7 @@ def test_ends_are_counted_and_each_replica_keeps_its_end() -> None:
 
 
 def test_a_replica_that_comes_back_goes_before_those_that_were_never_placed() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("many", replicas=5_000, gpu={}, retries=1)
     assert started(drive, "many") == [0, 1]
     drive.facts([("exited", "many", 0, 7, "")])
@@ -156,8 +154,7 @@ def test_a_replica_that_comes_back_goes_before_those_that_were_never_placed() ->
 
 
 def test_indices_are_the_numbers_of_the_replicas() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     assert drive.submit("some", indices="7, 100-101, 999999", gpu={})["kind"] == "accepted"
     assert drive.job("some").size == 4
     seen = []
@@ -170,8 +167,7 @@ def test_indices_are_the_numbers_of_the_replicas() -> None:
 
 
 def test_how_long_replicas_take_is_known_before_the_last_has_ended() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, auto=False)
     drive.submit("many", replicas=2_000, gpu={})
     for _ in range(3):
         found = started(drive, "many")
@@ -188,8 +184,7 @@ def test_how_long_replicas_take_is_known_before_the_last_has_ended() -> None:
 
 
 def test_max_running_bounds_what_runs_and_holds_up_nobody() -> None:
-    drive = Driving(Config(reserve_after=1))
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, config=Config(reserve_after=1), auto=False)
     drive.submit("many", replicas=2_000, gpu={}, max_running=3, run={"driver": "noop", "timeout_s": 600})
     drive.submit("other", gpu={"count": 2})
     assert running(drive, "many") == [0, 1, 2]
@@ -213,8 +208,7 @@ def test_max_running_bounds_what_runs_and_holds_up_nobody() -> None:
 @pytest.mark.parametrize(("most", "first"), [(2, [0, 1]), (3, [0, 1]), (1, [0])])
 def test_gpus_that_its_ends_leave_go_to_the_job_itself_before_a_lower_priority(most: int, first: list[int]) -> None:
     """The record that freed them gave them to others: its job had as many running as it may until that was folded."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("many", replicas=100, gpu={}, max_running=most, priority=90)
     drive.submit("low", replicas=100, gpu={}, priority=10)
     beside = running(drive, "low")
@@ -230,8 +224,7 @@ def test_gpus_that_its_ends_leave_go_to_the_job_itself_before_a_lower_priority(m
     [(40, {}, 20), (1_000, {}, 50), (40, {"max_failed": 2}, 2), (40, {"max_failed": None}, 40), (10, {}, 10)],
 )
 def test_a_job_whose_replicas_fail_alike_ends(replicas: int, fields: dict[str, int | None], failed: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("many", replicas=replicas, gpu={}, **fields)
     while not drive.job("many").over:
         exit_with(drive, "many", dict.fromkeys(started(drive, "many"), 1))
@@ -244,8 +237,7 @@ def test_a_job_whose_replicas_fail_alike_ends(replicas: int, fields: dict[str, i
 
 def test_no_new_replica_is_placed_while_too_many_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "BACK_MAX", 3)
-    drive = Driving()
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, auto=False)
     drive.submit("many", replicas=2_000, gpu={}, retries=3)
     codes = dict.fromkeys(started(drive, "many"), 1)
     exit_with(drive, "many", codes)
@@ -258,8 +250,7 @@ def test_no_new_replica_is_placed_while_too_many_came_back(monkeypatch: pytest.M
 
 
 def test_start_within_counts_from_the_last_placement_of_a_job_of_many() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("many", replicas=2_000, gpu={}, start_within_s=60)
     for index in range(3):
         drive.pass_time(50_000)
@@ -273,8 +264,7 @@ def test_start_within_counts_from_the_last_placement_of_a_job_of_many() -> None:
 
 
 def test_a_new_leader_knows_since_when_a_job_runs_fewer_replicas_than_it_may() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("many", replicas=4, gpu={}, max_running=2, start_within_s=60)
     drive.settle()
     drive.pass_time(300_000)
@@ -287,8 +277,7 @@ def test_a_new_leader_knows_since_when_a_job_runs_fewer_replicas_than_it_may() -
     assert drive.states("many") == ["SUCCEEDED", "SUCCEEDED", "QUEUED", "QUEUED"]
     since_ms = drive.job("many").waits_from_ms
     assert first_ms <= since_ms < first_ms + 1_000, "since the first of them has ended"
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert drive.job("many").waits_from_ms == since_ms
     drive.renew()
     drive.pass_time(since_ms + 59_000 - drive.now)

@@ -96,8 +96,7 @@ def test_time_slices_are_shared_by_all_users() -> None:
 def test_a_leader_that_takes_over_knows_whose_the_gpus_are() -> None:
     drive = fleet(EACH)
     shares(drive, "acme", "a")
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew("w0")
     assert shares(drive, "beta", "b") == ["QUEUED"]
     assert shares(drive, "acme", "c") == ["RUNNING"]

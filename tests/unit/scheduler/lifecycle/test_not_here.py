@@ -15,10 +15,7 @@ WHY = NOT_HERE + "secret 'token': there is no such file in the worker's folder o
 
 
 def fleet(count: int, gpus: int = 1, config: Config | None = None) -> Driving:
-    drive = Driving(config)
-    for number in range(count):
-        drive.worker(f"w{number}", gpus, auto=False)
-    return drive
+    return Driving.with_hosts(*[gpus] * count, config=config, auto=False)
 
 
 def refuse(drive: Driving, job: str = "j", replica: int = 0, why: str = WHY, code: int = 126) -> str:
@@ -46,8 +43,7 @@ def test_it_ends_once_enough_hosts_have_refused_it(workers: int, most: int, trie
     assert found["why"].startswith(WHY)
     assert all(name in found["why"] for name in refused[-3:])
     assert drive.job("j").replicas[0].retries == 0
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert drive.states("j") == ["FAILED"]
 
 
@@ -244,8 +240,7 @@ def test_replicas_that_ended_while_they_waited_do_not_count_when_the_next_one_fa
     drive.fact("refused", "j", drive.placed_on("j").index("w0"), code=3, detail=SETUP_FAILED + "exit code 3")
     assert sorted(drive.states("j")) == [*["FAILED"] * 4, "RUNNING", "RUNNING"]
     if leads_anew:
-        drive.take_snapshot()
-        drive.lead()
+        drive.lead_from_snapshot()
         drive.join(elsewhere)
     elsewhere.finish(next(iter(elsewhere.held)), 1)
     drive.settle()

@@ -94,9 +94,7 @@ def test_one_that_a_worker_refused_waits_for_the_others() -> None:
 
 def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_waits_to_ask_again() -> None:
     """It was said to wait out a pause, as if some GPU had failed."""
-    drive = Driving()
-    for number in range(AVOID_MAX + 2):
-        drive.worker(f"w{number}", 1, auto=False)
+    drive = Driving.with_hosts(*[1] * (AVOID_MAX + 2), auto=False)
     drive.submit("j", gpu={})
     for _ in range(AVOID_MAX + 2):
         drive.fact("refused", "j", detail=WHY)
@@ -150,9 +148,7 @@ def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
     gpus: int, asked: dict[str, Any], snapshot: bool, why: str
 ) -> None:
     """It has no devices to avoid: it was placed there again after each pause, for ever."""
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, gpus, auto=False)
+    drive = Driving.with_hosts(gpus, gpus, auto=False)
     drive.submit("j", **asked)
     tried = []
     for _ in range(2):
@@ -181,8 +177,7 @@ def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
 
 
 def test_a_job_without_gpus_waits_for_the_worker_that_did_not_refuse_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 0, auto=False, cpu_milli=1_000)
+    drive = Driving.with_hosts(0, auto=False, cpu_milli=1_000)
     drive.submit("j", resources={"cpu_milli": 1_000})
     drive.worker("w1", 0, auto=False, cpu_milli=1_000)
     drive.submit("other", resources={"cpu_milli": 1_000})
@@ -197,8 +192,7 @@ def test_a_job_without_gpus_waits_for_the_worker_that_did_not_refuse_it() -> Non
 
 def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
     """Each marked its GPUs as used by others until the next renewal: a few hundred took the whole fleet for good."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     for number in range(8):
         drive.submit(f"bad-{number}", gpu={"count": 2})
         drive.fact("refused", f"bad-{number}", detail=NOT_HERE + "argv[0] names no handler of this worker")
@@ -208,8 +202,7 @@ def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
 
 
 def test_another_refusal_keeps_no_job_away() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.fact("refused", "j", detail="device-busy 0")
     drive.pass_time(60_000)
@@ -222,9 +215,7 @@ WRONG = CANNOT_RUN + "the driver noop does not know this argv"
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_job_whose_request_is_wrong_fails_with_the_words_of_the_driver(workers: int) -> None:
     """It waited for ever for a worker that would take it, and each worker was asked."""
-    drive = Driving()
-    for number in range(workers):
-        drive.worker(f"w{number}", 2, auto=False)
+    drive = Driving.with_hosts(*[2] * workers, auto=False)
     drive.submit("j", gpu={}, replicas=2, retries=3)
     drive.fact("refused", "j", 0, detail=WRONG)
     assert drive.states("j") == ["FAILED", "PLACED"]
@@ -234,14 +225,12 @@ def test_a_job_whose_request_is_wrong_fails_with_the_words_of_the_driver(workers
     assert (found["state"], found["code"], found["why"]) == ("FAILED", 126, WRONG)
     assert drive.job("j").avoid == (), "no worker is at fault"
     assert drive.free_gpus() == 2 * workers
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert drive.states("j") == ["FAILED", "FAILED"]
 
 
 def test_a_gang_whose_request_is_wrong_fails_as_a_whole() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={"scheduling": "gang"}, replicas=2, retries=3)
     drive.facts([("refused", "j", 0, 0, WRONG), ("refused", "j", 1, 0, WRONG)])
     assert drive.states("j") == ["FAILED", "FAILED"]
@@ -252,8 +241,7 @@ def test_a_gang_whose_request_is_wrong_fails_as_a_whole() -> None:
 
 @pytest.mark.parametrize("act", ["cancel", "requeue"])
 def test_a_wrong_request_that_was_to_end_anyway_ends_as_it_was_asked_to(act: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={})
     if act == "cancel":
         drive.cancel("j")
@@ -287,8 +275,7 @@ def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
 
 
 def test_who_is_not_named_has_what_others_have() -> None:
-    drive = Driving()
-    drive.worker("w0", drivers_for={"u": ["noop"]})
+    drive = Driving.with_hosts(1, drivers_for={"u": ["noop"]})
     drive.worker("w1", drivers_for={"u": [], "*": ["noop"]})
     for job, tenant in (("a", "t"), ("b", "u")):
         drive.submit(job, tenant=tenant, gpu={})
@@ -313,13 +300,11 @@ def test_who_waited_already_is_told_apart_once_a_worker_names_it() -> None:
 
 
 def test_a_new_leader_knows_the_rules_from_the_ledger() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, drivers_for={"u": ["noop"]})
+    drive = Driving.with_hosts(2, drivers_for={"u": ["noop"]})
     drive.submit("j", gpu={})
     drive.submit("mine", tenant="u", gpu={})
     drive.settle()
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.submit("more", tenant="u", gpu={})
     drive.settle()
@@ -342,8 +327,7 @@ def test_a_worker_that_joins_anew_without_rules_takes_everybody() -> None:
 
 
 def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
-    drive = Driving()
-    drive.worker("w0", drivers_for={"u": ["noop"]})
+    drive = Driving.with_hosts(1, drivers_for={"u": ["noop"]})
     answer = drive.submit("j", gpu={}, on_no_match="reject")
     assert answer["code"] == "failed-precondition"
     assert "no worker that offers the driver noop lets its tenant have it" in answer["message"]
@@ -352,8 +336,7 @@ def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
 def test_tenants_that_rules_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who would name more is taken to have no rules: it refuses by itself."""
     monkeypatch.setattr(fleet, "NAMED_MAX", 2)
-    drive = Driving()
-    drive.worker("w0", drivers_for={"a": [], "b": []})
+    drive = Driving.with_hosts(1, drivers_for={"a": [], "b": []})
     drive.worker("w1", drivers_for={"c": [], "t": []})
     drive.submit("j", gpu={})
     drive.settle()
@@ -411,8 +394,7 @@ def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple
 @pytest.mark.parametrize("gpu", [{}, None])
 def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_record(gpu: Any) -> None:
     """The job avoids the worker from this record on; the replicas that waited stood in the group of before."""
-    drive = Driving()
-    drive.worker("w0", 1, auto=False, cpu_milli=1_000)
+    drive = Driving.with_hosts(1, auto=False, cpu_milli=1_000)
     drive.submit("j", gpu=gpu, replicas=3, resources={"cpu_milli": 1_000})
     drive.submit("next", gpu=gpu, resources={"cpu_milli": 1_000})
     assert drive.states("j") == ["PLACED", "QUEUED", "QUEUED"]
@@ -425,8 +407,7 @@ def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_r
 
 
 def test_a_job_that_every_worker_refuses_holds_up_nobody_at_its_tenants_limit() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, auto=False)
     drive.order("limit", gpus=2)
     drive.submit("refused", gpu={"count": 2})
     drive.fact("refused", "refused", detail=WHY)

@@ -31,8 +31,7 @@ CALLS: Final = {"process": {"answers_calls": True}}
 
 def placed_by_one_record(**fields: Any) -> Driving:
     """Job `j` of each tenant: all replicas run, and one record placed them."""
-    drive = Driving()
-    drive.worker("w0", len(EACH), capabilities=CALLS)
+    drive = Driving.with_hosts(len(EACH), capabilities=CALLS)
     fields = {"run": {"driver": "noop"}, "gpu": {}, "replicas": REPLICAS, **fields}
     for tenant in TENANTS:
         drive.offer_submit("j", tenant=tenant, **fields)
@@ -147,8 +146,7 @@ def serve(drive: Driving, seconds: int, calls: dict[One, int]) -> None:
 
 @pytest.mark.parametrize("least", [1, 2, 3])
 def test_a_service_grows_while_all_that_one_record_placed_are_busy(least: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 8, capabilities=CALLS)
+    drive = Driving.with_hosts(8, capabilities=CALLS)
     run = {"driver": "process", "argv": ["serve"]}
     drive.submit("j", run=run, gpu={}, replicas={"min": least, "max": 6}, service={"name": "j"})
     drive.settle()
@@ -158,8 +156,7 @@ def test_a_service_grows_while_all_that_one_record_placed_are_busy(least: int) -
 
 @pytest.mark.parametrize("busy", range(REPLICAS))
 def test_the_member_that_ends_is_one_without_calls(busy: int) -> None:
-    drive = Driving()
-    drive.worker("w0", REPLICAS, capabilities=CALLS)
+    drive = Driving.with_hosts(REPLICAS, capabilities=CALLS)
     run = {"driver": "process", "argv": ["serve"], "restart": "always"}
     drive.submit("j", run=run, gpu={}, replicas={"min": 1, "max": REPLICAS}, service={"name": "j"})
     drive.settle()

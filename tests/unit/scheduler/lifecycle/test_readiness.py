@@ -16,8 +16,7 @@ AT = "10.0.0.5:20000,20001"
 
 def started(detail: str = "", **fields: Any) -> Driving:
     """One worker that the test speaks for, one running job `j` that is ready when something listens."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     run = {"driver": "noop", "ports": 2, "ready": {"tcp": "PORT"}, **fields.pop("run", {})}
     answer = drive.submit("j", gpu={}, run=run, **fields)
     assert answer["kind"] == "accepted", answer
@@ -64,8 +63,7 @@ def test_what_is_known_is_not_told_again() -> None:
 
 @pytest.mark.parametrize("kind", ["ready", "not-ready"])
 def test_what_does_not_run_is_not_ready(kind: FactKind) -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={})
     drive.fact(kind, "j")
     drive.fact("claimed", "j")
@@ -75,8 +73,7 @@ def test_what_does_not_run_is_not_ready(kind: FactKind) -> None:
 
 
 def test_start_and_readiness_in_one_frame_are_told_in_their_order() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={})
     drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started", "ready")])
     assert words(drive) == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "READY"]
@@ -105,8 +102,7 @@ def test_a_monstrous_address_is_not_told(said: str) -> None:
 def test_both_outlive_the_leader_and_its_snapshot() -> None:
     drive = started(AT)
     drive.fact("ready", "j")
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert (row(drive)["ready"], row(drive)["address"]) == (True, AT)
     drive.fact("ready", "j")
     assert words(drive)[-1] == "READY"

@@ -87,8 +87,7 @@ def test_a_gpu_in_quarantine_holds_up_no_other_move_and_no_next_version() -> Non
     w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
     site.watch(3)
     assert (site.state.workers["w0"].quarantined.bit_count(), is_in(site.job("a").numbers, 0)) == (1, False)
-    site.take_snapshot()
-    site.lead()
+    site.lead_from_snapshot()
     site.renew()
     w0.auto = True
     site.watch(WATCHED_S)

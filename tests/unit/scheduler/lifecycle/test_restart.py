@@ -16,8 +16,7 @@ MINUTE_MS = 60_000
 
 def staying(restart: str = "on-failure", **fields: Any) -> Driving:
     """One worker that the test speaks for, one running job `j` that stays."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     run = {"argv": ["server"], "restart": restart, **fields.pop("run", {})}
     answer = drive.submit("j", gpu={}, run=run, **fields)
     assert answer["kind"] == "accepted", answer
@@ -113,8 +112,7 @@ def test_which_ends_are_followed_by_another_attempt(restart: str, code: int, det
 
 
 def test_a_short_run_in_one_report_is_followed_by_another_one_too() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, run={"argv": ["server"], "restart": "always"})
     exits(drive, 0, "exit", "ran")
     assert drive.states("j") == ["QUEUED"]
@@ -217,8 +215,7 @@ def test_the_count_outlives_the_leader_and_its_snapshot() -> None:
         exits(drive)
         waited_s(drive)
         begin(drive)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert (drive.replica("j").restarts, drive.replica("j").streak) == (3, 3)
     drive.renew()
     exits(drive)

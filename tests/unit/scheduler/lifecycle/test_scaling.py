@@ -87,8 +87,7 @@ def scaled(drive: Driving, name: str = "embed", **fields: Any) -> dict[str, Any]
 
 
 def serving(gpus: int = 8, **fields: Any) -> tuple[Driving, Service]:
-    drive = Driving()
-    drive.worker("w0", gpus, capabilities=CALLS)
+    drive = Driving.with_hosts(gpus, capabilities=CALLS)
     assert scaled(drive, **fields)["kind"] == "accepted"
     drive.settle()
     return drive, Service(drive)
@@ -228,9 +227,7 @@ def test_who_claims_to_be_a_member_and_is_none_changes_nothing() -> None:
 
 
 def test_a_member_that_was_cut_off_while_it_was_to_end_ends_when_it_comes_back() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 1, capabilities=CALLS)
+    drive = Driving.with_hosts(1, 1, capabilities=CALLS)
     scaled(drive, on_partition="keep")
     drive.settle()
     service = Service(drive)
@@ -308,8 +305,7 @@ def test_of_a_service_that_no_job_has_it_is_said_and_what_there_is(tenant: str, 
 
 
 def test_who_calls_a_job_by_its_id_hears_the_name_of_its_service() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, capabilities=CALLS)
+    drive = Driving.with_hosts(1, capabilities=CALLS)
     drive.submit("mix3", run={"driver": "process", "argv": ["serve"]}, service={"name": "mix"}, gpu={})
     answer = woken(drive, "mix3")
     assert (answer["code"], answer["message"], answer["next"]) == (
@@ -321,8 +317,7 @@ def test_who_calls_a_job_by_its_id_hears_the_name_of_its_service() -> None:
 
 def test_who_asks_about_a_job_by_the_name_of_its_service_hears_its_id() -> None:
     """Of logs, show and explain too, all that was said was that there is no such job."""
-    drive = Driving()
-    drive.worker("w0", 1, capabilities=CALLS)
+    drive = Driving.with_hosts(1, capabilities=CALLS)
     drive.submit("mix3", run={"driver": "process", "argv": ["serve"]}, service={"name": "mix"}, gpu={})
     asked = [views.show(drive.engine, "t", "mix"), explain_job(drive.engine, "t", "mix")]
     for answer in (*asked, find_log(drive.engine, "t", LogsAsked("mix"))):
@@ -336,8 +331,7 @@ def test_who_asks_about_a_job_by_the_name_of_its_service_hears_its_id() -> None:
 
 def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited_for() -> None:
     """Also of a job with a fixed number of members, and of one that waits."""
-    drive = Driving()
-    drive.worker("w0", 1, capabilities=CALLS)
+    drive = Driving.with_hosts(1, capabilities=CALLS)
     run, service = {"driver": "process", "argv": ["serve"]}, {"name": "embed"}
     drive.submit("first", run=run, service=service, gpu={})
     assert woken(drive)["data"] == {"service": "embed", "job": "first", "wanted": 1}
@@ -427,9 +421,7 @@ GANG = {"gpu": {"count": 2, "scheduling": "gang"}, "replicas": 3}
 
 @pytest.mark.parametrize("job", [GANG, {"gpu": {}, "resources": {"cpu_milli": 64_000}}])
 def test_for_a_job_that_can_never_start_no_member_ends_and_the_service_grows(job: dict[str, Any]) -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 2, cpu_milli=8_000, capabilities={**CALLS, "noop": {}})
+    drive = Driving.with_hosts(2, 2, cpu_milli=8_000, capabilities={**CALLS, "noop": {}})
     scaled(drive, replicas={"min": 1, "max": 4})
     drive.settle()
     service = Service(drive)
@@ -470,8 +462,7 @@ def test_two_services_make_room_together() -> None:
 
 
 def test_none_ends_for_a_job_that_needs_a_place_of_an_earlier_service_too() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, capabilities=CALLS)
+    drive = Driving.with_hosts(4, capabilities=CALLS)
     scaled(drive, "first", replicas={"min": 1, "max": 2})
     drive.settle()
     first = Service(drive, "first")
@@ -507,8 +498,7 @@ def test_no_member_ends_on_a_closed_worker() -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_a_preemptible_job_ends_no_member_that_would_preempt_it_again(both: bool) -> None:
     """They took turns: a member preempted the job, ended for it as it had come earlier, and preempted it again."""
-    drive = Driving()
-    drive.worker("w0", 2, capabilities=CALLS)
+    drive = Driving.with_hosts(2, capabilities=CALLS)
     drive.submit("earlier", gpu={"count": 1}, preemptible=True)
     drive.settle()
     assert scaled(drive, preemptible=both)["kind"] == "accepted"
@@ -534,8 +524,7 @@ def test_a_tenant_that_has_used_less_gets_members_of_another_until_both_have_the
 @pytest.mark.parametrize(("of", "shares"), [(4, {"t": 2, "u": 2}), (9, {"t": 3, "u": 3, "v": 3})])
 def test_full_services_of_several_tenants_come_to_rest(of: int, shares: dict[str, int], asks: dict[str, Any]) -> None:
     """Each wants all GPUs, or CPUs. None takes a member that it would then have to give back."""
-    drive = Driving()
-    drive.worker("w0", of, capabilities=CALLS, cpu_milli=1000 * of)
+    drive = Driving.with_hosts(of, capabilities=CALLS, cpu_milli=1000 * of)
     assert scaled(drive, tenant="t", **asks)["kind"] == "accepted"
     drive.settle()
     first = Service(drive, tenant="t")

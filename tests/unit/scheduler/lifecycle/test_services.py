@@ -96,8 +96,7 @@ def test_one_that_is_asked_to_end_in_the_same_record_still_has_it() -> None:
 
 def test_the_next_leader_knows_who_has_it() -> None:
     drive = served()
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     assert serve(drive, "b")["code"] == "service-taken"
 
 

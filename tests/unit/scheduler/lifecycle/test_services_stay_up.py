@@ -235,8 +235,7 @@ def test_preemption_waits_for_the_replacement_as_long_as_the_grace_allows(member
     site = preempted(members)
     if leads:
         assert site.watch(10, lambda: site.held_on("w1") > 0)
-        site.take_snapshot()
-        site.lead()
+        site.lead_from_snapshot()
         site.renew()
     site.watch(WATCHED_S)
     assert site.states("urgent") == ["RUNNING"]
@@ -427,9 +426,7 @@ def test_an_operators_drain_outlives_the_workers_own_end() -> None:
 
 def spread(members: int, hosts: int, **asks: Any) -> list[int]:
     """How many members of a service each host has, the fewest first."""
-    drive = Driving()
-    for index in range(hosts):
-        drive.worker(f"w{index}", 4, capabilities=CALLS)
+    drive = Driving.with_hosts(*[4] * hosts, capabilities=CALLS)
     fields = {"gpu": {}, "service": {"name": "embed"}, "run": READY, "replicas": members, **asks}
     assert drive.submit("a", **fields)["kind"] == "accepted"
     drive.settle()

@@ -54,8 +54,7 @@ def test_the_form_of_a_join_holds_for_the_session_and_for_the_next_leader(json: 
         out = drive.tick(obey=job == "plain")
         assert [is_json(payload) for _, payload, _ in out.messages] == [json]
         assert is_json(drive.wanted[0].place[0].body) == json
-        drive.take_snapshot()
-        drive.lead()
+        drive.lead_from_snapshot()
         drive.renew()
     assert drive.state.workers["w0"].in_json == json
 
@@ -214,8 +213,7 @@ def test_a_monstrous_join_is_refused_not_fatal(change: dict[str, Any]) -> None:
 
 
 def test_lent_slots_twice_lend_nothing_more() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, lent_slots=[1, 1, 3])
+    drive = Driving.with_hosts(4, lent_slots=[1, 1, 3])
     assert drive.engine.fleet.hosts[0].lent == 0b1010
     drive.submit("j", replicas=3, gpu={})
     assert drive.states("j") == ["PLACED", "PLACED", "QUEUED"]
@@ -517,8 +515,7 @@ def test_a_renewal_older_than_its_facts_proves_nothing_missing() -> None:
 
 @pytest.mark.parametrize("config", [Config(), msgspec.structs.replace(Config(), **CLUSTER_DEFAULTS)])
 def test_loss_is_lease_and_grace_and_margin_after_the_last_answer(config: Config) -> None:
-    drive = Driving(config)
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=config)
     drive.renew()
     silence = int((config.lease_s + config.grace_s + config.margin_s) * 1000)
     drive.pass_time(silence - 100, renew=False, step=500)
@@ -530,8 +527,7 @@ def test_loss_is_lease_and_grace_and_margin_after_the_last_answer(config: Config
 
 
 def test_a_new_leader_counts_from_its_own_beginning() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.pass_time(25_000, renew=False)
     drive.lead()
     drive.pass_time(27_000, renew=False)
@@ -546,8 +542,7 @@ def test_a_worker_is_lost_once_the_lease_that_it_was_told_is_over_too(
     told_s: float, own_s: float, snapshot: bool
 ) -> None:
     """The numbers are settings of each scheduler, and those of a session are of the one that it joined."""
-    drive = Driving(Config(lease_s=told_s))
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=Config(lease_s=told_s))
     if snapshot:
         drive.take_snapshot()
     drive.config = Config(lease_s=own_s)
@@ -573,8 +568,7 @@ def test_a_repeated_join_is_told_no_other_lease_than_its_session_has() -> None:
 
 
 def test_a_restored_ledger_waits_for_the_longest_lease_that_it_knows_of() -> None:
-    drive = Driving(Config(lease_s=60))
-    drive.worker("w0")
+    drive = Driving.with_hosts(1, config=Config(lease_s=60))
     state = drive.state
     state.restored_ms, state.restored_epoch = state.time_ms, state.epoch - 1
     trust = StaleLedgerGuard(state, drive.engine.sessions, Config(), 0)
@@ -591,8 +585,7 @@ def test_a_lease_must_outlive_a_takeover(lease: float, good: bool) -> None:
 
 
 def test_a_shared_device_that_is_well_again_takes_sharers_again() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("a", gpu={"sharing": "mps"})
     drive.settle()
     drive.load("w0", s0="ecc")
@@ -604,8 +597,7 @@ def test_a_shared_device_that_is_well_again_takes_sharers_again() -> None:
 
 
 def test_a_refused_sharer_does_not_close_the_device_for_ever() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"sharing": "mps"})
     drive.submit("b", gpu={"sharing": "mps"})
     drive.fact("claimed", "a")

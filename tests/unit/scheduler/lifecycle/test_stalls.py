@@ -18,9 +18,7 @@ SPINS = (100, 120, 700)
 
 def running(replicas: int = 1, *, gang: bool = False, **fields: Any) -> Driving:
     """Job `j`, each replica with its own worker and two GPUs; all run."""
-    drive = Driving()
-    for index in range(replicas):
-        drive.worker(f"w{index}", 2)
+    drive = Driving.with_hosts(*[2] * replicas)
     run = {"driver": "noop", "stall_s": 60, **fields.pop("run", {})}
     gpu = {"count": 2} | ({"scheduling": "gang"} if gang else {})
     drive.submit("j", replicas=replicas, gpu=gpu, run=run, **fields)

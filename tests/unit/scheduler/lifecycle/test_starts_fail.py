@@ -198,8 +198,7 @@ def test_an_operator_opens_it_and_a_restart_does() -> None:
     found = drive.explained("next")
     assert found["reason"] == STARTS_FAIL.name
     assert found["held_by"] == [f"bad: starts fail: {WHY}"]
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     assert row(drive, "bad").state == STARTS_FAIL.name, "the ledger knows it"
     assert drive.states("next") == ["QUEUED"]
@@ -236,8 +235,7 @@ def test_what_runs_there_runs_on() -> None:
 @pytest.mark.parametrize("kind", ["late", "room"])
 def test_what_is_no_evidence_against_a_host(kind: str) -> None:
     """A start that fails late may be the job's; a refusal for want of room says nothing."""
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     for tenant in ("t", "u", "v", "w"):
         drive.submit("j", tenant=tenant, gpu={})
     for _ in range(4):

@@ -22,9 +22,7 @@ SWEEP = {"gpu": {}, "replicas": 6, "max_running": 1, "run": {"driver": "noop", "
 
 @pytest.fixture
 def drive() -> Driving:
-    drive = Driving()
-    drive.worker("w0", 4)
-    return drive
+    return Driving.with_hosts(4)
 
 
 def change(drive: Driving, job: str = "j", **asked: Any) -> dict[str, Any]:

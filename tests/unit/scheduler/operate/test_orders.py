@@ -129,8 +129,7 @@ def test_a_hold_outlives_takeover_and_snapshot(drive: Driving) -> None:
     drive.submit("j", gpu={})
     drive.order("hold", job="j", why="wait for ana")
     drive.order("hold", tenant="u", why="month end")
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.worker("w0", 2)
     drive.tick()
     drive.submit("u1", tenant="u", gpu={})
@@ -374,8 +373,7 @@ def test_a_priority_outlives_takeover_and_holds_for_the_next_attempt(drive: Driv
     drive.submit("b", gpu={})
     drive.order("priority", job="b", priority=51)
     drive.order("priority", job="a", priority=99)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.worker("w0", 1)
     drive.settle()
     assert (drive.states("a"), drive.states("b")) == (["RUNNING"], ["QUEUED"])
@@ -441,8 +439,7 @@ def test_a_limit_outlives_takeover(drive: Driving) -> None:
     for number in range(4):
         drive.submit(f"j{number}", gpu={})
     drive.worker("w0", 8)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.tick()
     assert drive.state.tenants["t"].gpus == 2
@@ -488,8 +485,7 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
 
 def test_at_the_limit_what_has_no_known_end_is_not_waited_for() -> None:
     """A job that needs GPUs of a service held up all later jobs of its tenant for as long as the service ran."""
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.order("limit", gpus=4)
     drive.submit("service", gpu={"count": 2}, labels={"workload": "service"})
     drive.submit("ends", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 3_600})
@@ -539,8 +535,7 @@ def test_at_the_limit_a_gpu_in_quarantine_or_of_a_kept_job_is_not_waited_for(how
 
 
 def test_a_run_that_ends_tells_how_long_a_job_at_the_limit_is_waited_for() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.order("limit", gpus=4)
     drive.submit("past", gpu={"count": 2})
     drive.settle()
@@ -641,8 +636,7 @@ def test_the_history_names_where_a_job_ran_that_was_held_before(drive: Driving) 
 
 
 def test_an_order_is_in_the_digest() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     job, tenant = drive.job("j"), drive.state.tenants["t"]
     before = drive.state.digest

@@ -35,9 +35,7 @@ def _gpu(percent: int = 100, memory_mib: int = 0, sharing: str = "time-slice", *
 
 @pytest.fixture
 def drive() -> Driving:
-    found = Driving()
-    found.worker("w0", 1, gpu_memory_mib=MIB, capabilities=_can())
-    return found
+    return Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities=_can())
 
 
 def _job(drive: Driving, name: str) -> Job:
@@ -157,8 +155,7 @@ def test_a_waiting_job_is_resized_and_starts_with_its_new_part(drive: Driving) -
 def test_what_cannot_be_resized_is_refused(
     gpu: Any, capabilities: Any, asked: dict[str, int], said: str, fix: str
 ) -> None:
-    drive = Driving()
-    drive.worker("w0", 1, gpu_memory_mib=MIB, capabilities=capabilities)
+    drive = Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities=capabilities)
     drive.submit("j", gpu=gpu)
     drive.settle()
     refused = drive.order("resize", job="j", **asked)
@@ -168,8 +165,7 @@ def test_what_cannot_be_resized_is_refused(
 
 
 def test_what_is_refused_while_a_job_runs_can_be_done_while_it_waits() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, gpu_memory_mib=MIB, capabilities={"noop": HARD})
+    drive = Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities={"noop": HARD})
     drive.submit("j", gpu=_gpu(20, 1_000, "mps"))
     drive.settle()
     refused = drive.order("resize", job="j", memory_mib=500)
@@ -184,16 +180,14 @@ def test_what_is_refused_while_a_job_runs_can_be_done_while_it_waits() -> None:
 
 
 def test_what_mps_has_fixed_takes_compute_with_the_next_attempt() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, gpu_memory_mib=MIB, capabilities={"noop": HARD})
+    drive = Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities={"noop": HARD})
     drive.submit("j", gpu=_gpu(20, 1_000, "mps"))
     drive.settle()
     assert drive.order("resize", job="j", compute_percent=40)["resized"]["attempts"] == {"next-attempt": 1}
 
 
 def test_memory_is_taken_at_once_and_compute_with_the_next_attempt_where_a_limiter_stands_beside_mps() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, gpu_memory_mib=MIB, capabilities=_can(mps="live next-attempt"))
+    drive = Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities=_can(mps="live next-attempt"))
     drive.submit("j", gpu=_gpu(20, 1_000, "mps"))
     drive.settle()
     for asked, how in (
@@ -218,8 +212,7 @@ def test_a_new_leader_and_a_snapshot_know_the_new_part(drive: Driving) -> None:
     drive.submit("j", gpu=_gpu(20))
     drive.settle()
     drive.order("resize", job="j", compute_percent=40)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.check()
     assert _used(drive) == (40, 0)

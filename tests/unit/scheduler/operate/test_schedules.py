@@ -129,8 +129,7 @@ def test_a_run_starts_behind_all_before_it_also_where_one_that_waited_is_cancell
     drive.hear(4)
     drive.settle()
     assert [drive.states(f"nightly-{number}") for number in (1, 4)] == [["RUNNING"], ["QUEUED"]]
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     drive.cancel("nightly-4")
     drive.hear(5)
@@ -152,8 +151,7 @@ def test_two_runs_in_one_record_are_one_job_where_they_must_not_overlap(drive: S
 def test_a_run_is_decided_once_over_a_takeover_and_a_snapshot(drive: Scheduling) -> None:
     drive.ask("add", overlap="queue")
     drive.hear(5)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.hear(5)
     drive.hear(4)
     assert list(drive.state.tenants["t"].jobs) == ["nightly-5"]

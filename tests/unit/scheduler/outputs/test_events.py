@@ -27,8 +27,7 @@ def test_a_worker_that_joins_with_other_devices_is_told_with_those() -> None:
 
 
 def test_the_answer_to_a_submit_is_what_the_encoder_makes_of_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.settle()
     reply = drive.offer_submit("j")
     drive.now += 1

@@ -42,8 +42,7 @@ def test_a_record_folded_ahead_says_what_one_folded_behind_says() -> None:
 @pytest.mark.parametrize("place", [1, 3])
 def test_a_question_beside_a_record_in_flight_takes_nothing_from_the_queue(folds: bool, place: int) -> None:
     """The queue has what the record says. So has the state, though the record may be stored in another place."""
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={}, retries=1)
     drive.facts([(kind, "j", index, 1, "") for index in range(2) for kind in ("claimed", "started", "exited")])
     drive.submit("before", gpu={}, priority=90)

@@ -61,15 +61,13 @@ def test_nobody_and_no_gpu() -> None:
 
 
 def test_slot() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={"sharing": "time-slice", "time_slice_index": 5})
     assert why(drive, "j")["reason"] == "slot"
 
 
 def test_under_a_limit_of_gpus_only_jobs_with_gpus_hold_it_up() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.order("limit", gpus=2)
     drive.submit("other", gpu={})
     drive.submit("without", run={"driver": "noop"})
@@ -168,25 +166,15 @@ def test_what_a_worker_has_just_refused_is_no_loan() -> None:
 
 
 def test_a_full_share_is_busy_not_placing() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("a", gpu={"sharing": "mps", "share": {"compute_percent": 60}})
     drive.submit("b", gpu={"sharing": "mps", "share": {"compute_percent": 60}})
     assert drive.states("b") == ["QUEUED"]
     assert why(drive, "b")["reason"] == "busy"
 
 
-def test_part_of_a_gang_would_fit() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
-    drive.submit("one", gpu={})
-    drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
-    assert why(drive, "g")["reason"] == "gang"
-
-
 def test_of_other_tenants_no_more_than_how_many_and_how_much() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("secret-1", tenant="u", gpu={"count": 2})
     drive.submit("secret-2", tenant="v", gpu={})
     drive.submit("mine", gpu={})
@@ -215,22 +203,9 @@ def test_of_many_full_workers_some_are_named_and_the_rest_counted() -> None:
     assert why(drive, "j")["held_by"][-2:] == [f"w{HOLDERS_MAX - 1}: 1 of 1 GPUs leased", "3 more workers"]
 
 
-def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
-    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
-    drive.submit("big", gpu={"count": 4})
-    drive.settle()
-    drive.pass_time(PATIENCE_MS + 3_000)
-    drive.submit("small", gpu={})
-    assert why(drive, "small")["reason"] == "reserved"
-    assert why(drive, "big")["reason"] == "busy"
-
-
 @pytest.mark.parametrize(("code", "how"), [(3, "with code 3"), (0, "with code 0"), (-11, "of signal 11")])
 def test_who_waits_for_the_next_attempt_is_told_how_the_last_one_ended(code: int, how: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, run={"driver": "process", "argv": ["x"], "restart": "always"})
     for attempt in (1, 2):
         drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started")])
@@ -311,8 +286,7 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
 
 @pytest.mark.parametrize("released", [False, True])
 def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bool) -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     drive.order("hold", job="j", why="check")
@@ -384,8 +358,7 @@ def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:
 
 
 def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.lead()
     drive.state.restored_ms, drive.state.restored_epoch = drive.state.time_ms, drive.state.epoch - 1
     drive.renew()
@@ -402,8 +375,7 @@ def test_while_nothing_is_placed_after_a_restore_a_job_that_fits_says_so() -> No
 
 
 def test_each_filter_that_took_some_is_counted() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.worker("w1", 2, "NVIDIA L40S", gpu_memory_mib=46_068)
     drive.worker("w2", 4, "NVIDIA L40S", gpu_memory_mib=46_068, labels={"zone": "a"})
     drive.submit("j", gpu={"count": 3, "model": "L40S"}, requires={"zone": ["b"]})
@@ -415,9 +387,7 @@ def test_each_filter_that_took_some_is_counted() -> None:
 
 
 def test_who_is_closed_and_why() -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 2)
+    drive = Driving.with_hosts(2, 2)
     worker = drive.workers["w1"]
     drive.operate("cordon", "w0")
     worker.waiting = True
@@ -429,8 +399,7 @@ def test_who_is_closed_and_why() -> None:
 
 
 def test_what_of_the_host_is_taken_and_by_whom() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, cpu_milli=8_000)
+    drive = Driving.with_hosts(4, cpu_milli=8_000)
     drive.submit("eater", gpu={}, resources={"cpu_milli": 6_000})
     drive.settle()
     drive.submit("j", gpu={}, resources={"cpu_milli": 4_000})
@@ -445,18 +414,17 @@ def test_what_of_the_host_is_taken_and_by_whom() -> None:
 
 
 def test_how_much_of_a_gang_there_is_room_for() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("huge", replicas=5, gpu={"scheduling": "gang"})
     assert why(drive, "huge")["because"] == "empty, they would hold 4 of its 5"
     drive.submit("one", gpu={})
     drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
-    assert why(drive, "g")["because"] == "room for 3 of its 4 replicas"
+    told = why(drive, "g")
+    assert (told["reason"], told["because"]) == ("gang", "room for 3 of its 4 replicas")
 
 
 def test_for_whom_hosts_are_held_back() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("runs", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 1_000})
     drive.settle()
     drive.submit("big", gpu={"count": 4}, priority=60)
@@ -466,13 +434,13 @@ def test_for_whom_hosts_are_held_back() -> None:
     told = why(drive, "mine")
     assert told["reason"] == "reserved"
     assert told["held_by"] == ["job big, which comes first and has waited long", "reserved: w0"]
+    assert why(drive, "big")["reason"] == "busy", "no host is held back for itself"
     other = wire(explain_job(drive.engine, "u", "theirs"))
     assert other["held_by"] == ["a job of another tenant, which comes first and has waited long", "reserved: w0"]
 
 
 def test_a_place_counts_those_who_wait_and_nobody_else() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("runs", gpu={})
     drive.settle()
     for number in range(5):
@@ -488,8 +456,7 @@ def test_a_place_counts_those_who_wait_and_nobody_else() -> None:
 
 
 def test_a_pause_is_told_as_one_and_has_its_place() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={}, retries=3)
     drive.settle()
     drive.run_out("w0", code=1)
@@ -500,8 +467,7 @@ def test_a_pause_is_told_as_one_and_has_its_place() -> None:
 
 
 def test_sharers_of_several_devices_fit_as_often_as_no_device_counts_twice_for_one() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     for number in range(7):
         drive.submit(f"s{number}", gpu={"sharing": "mps", "count": 1})
     drive.settle()

@@ -43,8 +43,23 @@ def said(drive: Driving, **asks: Any) -> list[str]:
     return [fix["say"] for fix in fixes(drive, "j")]
 
 
-def test_another_model_is_the_first_thing_to_try() -> None:
-    assert said(fleet(), gpu={"count": 2, "model": "H100"}) == ["accept L40S too", "1 GPU instead of 2"]
+@pytest.mark.parametrize(
+    ("host", "asks", "told"),
+    [
+        (None, {"gpu": {"count": 2, "model": "H100"}}, ["accept L40S too", "1 GPU instead of 2"]),
+        (None, {"gpu": {"count": 2, "min_memory_mib": 50_000}}, ["45 GiB instead of 48.8 GiB"]),
+        ({"cpu_milli": 8_500}, {"gpu": {}, "resources": {"cpu_milli": 9_000}}, ["8 cores instead of 9"]),
+        ({"labels": {"zone": "a"}}, {"gpu": {}, "requires": {"zone": ["b"]}}, ["without the label zone"]),
+        ({"modes": ["exclusive"]}, {"gpu": {"sharing": "mps"}}, ["a whole GPU"]),
+    ],
+    ids=["another model", "less memory", "fewer cores", "a label less", "another mode"],
+)
+def test_the_smallest_change_is_told_first(host: dict[str, Any] | None, asks: dict[str, Any], told: list[str]) -> None:
+    """On one host of this kind, or beside a job on a fleet of two models."""
+    drive = fleet() if host is None else Driving()
+    if host is not None:
+        drive.worker("w", 2, **host)
+    assert said(drive, **asks)[: len(told)] == told
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -111,16 +126,6 @@ def test_another_processor_architecture_is_no_fix() -> None:
     assert "accept GH200 too" not in said(drive, gpu={"model": "H200"})
 
 
-def test_less_memory() -> None:
-    assert said(fleet(), gpu={"count": 2, "min_memory_mib": 50_000})[0] == "45 GiB instead of 48.8 GiB"
-
-
-def test_fewer_cores() -> None:
-    drive = Driving()
-    drive.worker("w", 2, cpu_milli=8_500)
-    assert said(drive, gpu={}, resources={"cpu_milli": 9_000}) == ["8 cores instead of 9"]
-
-
 def test_of_a_gang_best_effort_or_fewer() -> None:
     drive = Driving()
     for name in "abc":
@@ -130,10 +135,7 @@ def test_of_a_gang_best_effort_or_fewer() -> None:
 
 
 def eight_hosts() -> Driving:
-    drive = Driving()
-    for number in range(8):
-        drive.worker(f"w{number}", 8, modes=["exclusive"])
-    return drive
+    return Driving.with_hosts(*[8] * 8, modes=["exclusive"])
 
 
 def test_more_gpus_than_a_host_has_are_had_by_a_gang_on_several() -> None:
@@ -167,18 +169,6 @@ def test_for_gpus_that_one_host_has_no_gang_is_proposed() -> None:
     drive.submit("ones", gpu={"scheduling": "spread"}, replicas=8)
     drive.settle()
     assert not [say for say in said(drive, gpu={"count": 8}) if "gang" in say]
-
-
-def test_a_label_less() -> None:
-    drive = Driving()
-    drive.worker("w", 1, labels={"zone": "a"})
-    assert said(drive, gpu={}, requires={"zone": ["b"]}) == ["without the label zone"]
-
-
-def test_a_mode_that_is_not_offered() -> None:
-    drive = Driving()
-    drive.worker("w", 1, modes=["exclusive"])
-    assert said(drive, gpu={"sharing": "mps"}) == ["a whole GPU"]
 
 
 def slices(worker: str, *profiles: str) -> list[Device]:
@@ -217,8 +207,7 @@ def test_a_lower_level_or_a_whole_gpu() -> None:
 
 
 def test_a_whole_gpu_comes_without_what_only_sharers_may_ask() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, modes=["exclusive"])
+    drive = Driving.with_hosts(1, modes=["exclusive"])
     assert said(drive, gpu={"sharing": "mps", "prefer": "spread", "mps_pipe_dir": "/tmp/pipe"}) == ["a whole GPU"]
 
 

@@ -236,8 +236,7 @@ def limited(timeout_s: float | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("own", "word"), [("b", "b"), ("all", "'=all'"), ("-b", "'=-b'"), ("last", "'=last'")])
 def test_over_a_limit_the_operator_is_named_first_then_an_own_job(own: str, word: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.order("limit", gpus=2)
     drive.submit("a", gpu={})
     drive.submit(own, gpu={})
@@ -251,8 +250,7 @@ def test_over_a_limit_the_operator_is_named_first_then_an_own_job(own: str, word
 
 
 def test_behind_a_reservation_a_time_limit_lets_it_go_first() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=limited(1_000))
     drive.settle()
     drive.submit("big", gpu={"count": 8})
@@ -264,8 +262,7 @@ def test_behind_a_reservation_a_time_limit_lets_it_go_first() -> None:
 
 
 def test_another_tenants_job_is_not_named() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("runs", gpu={}, tenant="u", run=limited(1_000))
     drive.settle()
     drive.submit("secret", gpu={"count": 2}, tenant="u", priority=60)
@@ -283,8 +280,7 @@ def test_another_tenants_job_is_not_named() -> None:
 
 
 def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
-    drive = Driving()
-    drive.worker("w0", 3)
+    drive = Driving.with_hosts(3)
     drive.order("limit", gpus=2)
     drive.submit("runs", gpu={})
     drive.settle()
@@ -299,8 +295,7 @@ def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
 
 
 def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.worker("w1", 4, L40S, gpu_memory_mib=MEMORY[L40S])
     drive.order("limit", gpus=4)
     drive.submit("runs", gpu={"count": 2, "model": "L40S"}, run={"driver": "noop", "timeout_s": 3_600})
@@ -315,8 +310,7 @@ def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None
 
 
 def test_nothing_but_time_ends_a_pause() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={}, retries=3)
     drive.settle()
     drive.run_out("w0", code=1)
@@ -331,8 +325,7 @@ def test_nothing_but_time_ends_a_pause() -> None:
 @pytest.mark.parametrize("next_in_line", [False, True])
 def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get(next_in_line: bool) -> None:
     """The host is reserved for the first one. Once that is cancelled it is open, but for a second at most."""
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("runs", gpu={"count": 2}, run=limited(20_000))
     drive.settle()
     drive.submit("first", gpu={"count": 4})

@@ -49,8 +49,7 @@ def look_ahead(drive: Driving) -> Forecast:
 
 @pytest.mark.parametrize("runs", [RUNS_SURE - 2, RUNS_SURE])
 def test_a_start_is_when_such_runs_end_less_what_has_passed(runs: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [10] * (runs - 3) + [20] * 3)
     submit(drive, "runs")
     drive.now += 4 * MINUTE
@@ -71,8 +70,7 @@ def test_a_start_is_when_such_runs_end_less_what_has_passed(runs: int) -> None:
 
 @pytest.mark.parametrize("max_running", [None, 4, 2])
 def test_a_job_that_runs_as_many_replicas_as_it_may_has_a_start_for_the_next(max_running: int | None) -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     run = {"driver": "noop", "timeout_s": 60}
     drive.submit("many", replicas=10, max_running=max_running, gpu={}, run=run)
     drive.settle()
@@ -81,8 +79,7 @@ def test_a_job_that_runs_as_many_replicas_as_it_may_has_a_start_for_the_next(max
 
 
 def test_a_start_rests_on_the_least_known_of_the_ends_before_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [10] * 8)
     learned(drive, [10] * 3, "serve")
     submit(drive, "runs")
@@ -94,8 +91,7 @@ def test_a_start_rests_on_the_least_known_of_the_ends_before_it() -> None:
 
 def preempting() -> Driving:
     """A job of an hour, that may be ended for another, with 40 seconds of grace."""
-    drive = Driving(Config(preempt_priority=80, preempt_after=0))
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=Config(preempt_priority=80, preempt_after=0))
     drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
     drive.settle()
     return drive
@@ -154,8 +150,7 @@ def test_what_may_preempt_starts_although_a_frozen_job_waits_for_the_gpu() -> No
 
 
 def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     submit(drive, "runs", "new")
     submit(drive, "waits", "new")
     found = look_ahead(drive)
@@ -163,9 +158,7 @@ def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
 
 
 def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
-    drive.worker("w1", 2)
+    drive = Driving.with_hosts(2, 2)
     submit(drive, "runs", "new", replicas=2, gpu={"scheduling": "gang"})
     drive.submit("ends", replicas=2, gpu={}, tenant="u", run={"driver": "noop", "timeout_s": 60})
     drive.settle()
@@ -176,8 +169,7 @@ def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
 
 
 def test_a_time_limit_bounds_a_start_whatever_other_commands_took() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [1] * 30)
     drive.submit("runs", gpu={}, run={"driver": "noop", "argv": ["new"], "timeout_s": 3600})
     drive.settle()
@@ -193,8 +185,7 @@ def test_a_time_limit_bounds_a_start_whatever_other_commands_took() -> None:
 
 
 def test_what_runs_keeps_the_time_limit_from_before_a_change_and_what_starts_later_has_the_new_one() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     for name in ("runs", "next", "last"):
         drive.submit(name, gpu={}, run={"driver": "noop", "timeout_s": 3600})
         drive.settle()
@@ -206,8 +197,7 @@ def test_what_runs_keeps_the_time_limit_from_before_a_change_and_what_starts_lat
 
 
 def test_waiting_replicas_of_jobs_before_it_count_and_a_sweep_has_an_end() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     learned(drive, [10] * 5)
     submit(drive, "mine", replicas=44)
     submit(drive, "bobs", "eval", replicas=8)
@@ -219,8 +209,7 @@ def test_waiting_replicas_of_jobs_before_it_count_and_a_sweep_has_an_end() -> No
 
 
 def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     learned(drive, [10] * 5)
     submit(drive, "a")
     submit(drive, "b")
@@ -232,8 +221,7 @@ def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:
 
 
 def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [1] * 4)
     submit(drive, "runs")
     submit(drive, "waits")
@@ -248,8 +236,7 @@ def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> No
 
 @pytest.mark.parametrize("folds", [True, False])
 def test_a_copy_takes_a_record_in_flight_as_stored_in_the_next_place(folds: bool) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.offer_submit("more", gpu={})
     after = drive.state.seq
     drive.engine.build(drive.now, drive.now, folds=folds)
@@ -286,8 +273,7 @@ def test_children_have_one_limit_together(tmp_path: Path) -> None:
 
 
 def test_a_forecast_without_a_look_in_time_is_empty_and_fails_nothing() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     for name in ("runs", "waits"):
         submit(drive, name)
     found = decode_forecast(forecast(drive.engine, drive.now, limit_s=0.0))
@@ -299,8 +285,7 @@ def test_a_forecast_of_fewer_than_half_of_the_looks_says_that_it_was_cut(
     ended: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had no start and no word why, and one look alone said of a job that it ends before it would start."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     for name, fields in {"runs": {}, "waits": {}, "expires": {"deadline_s": 30}}.items():
         drive.submit(name, gpu={}, run={"driver": "noop", "timeout_s": 60}, **fields)
         drive.settle()

@@ -48,8 +48,7 @@ def test_a_look_that_did_not_come_so_far_counts_as_late(outcomes: list[int], tol
 
 def one_after_the_other() -> Driving:
     """One GPU, and a queue of runs that are mostly short and sometimes long."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, SHORT_OR_LONG)
     for number in range(WAITING + 1):
         submit(drive, f"j{number}")
@@ -88,8 +87,7 @@ def test_a_look_far_ahead_takes_hardly_more_moments_than_a_near_one(
     """While jobs are overdue, time alone may change what is placed; far ahead that is looked at less often."""
     monkeypatch.setattr(future, "CPU_S_MAX", 60.0)
     monkeypatch.setattr(future, "MOMENTS_MAX", 200)
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     learned(drive, [minutes] * 4)
     submit(drive, "runs")
     submit(drive, "whole", gpu={"count": 2})
@@ -112,8 +110,7 @@ def test_a_look_takes_so_many_moments_in_all(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(future, "CPU_S_MAX", 0.0)  # however long a queue there is, no look has to go through it
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     learned(drive, SHORT_OR_LONG)
     for number in range(8):
         submit(drive, f"j{number}")
@@ -124,8 +121,7 @@ def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends(m
 
 @pytest.mark.slow
 def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [10] * 4)
     submit(drive, "runs")
     submit(drive, "new", "nobody-knows", tenant="u")
@@ -159,8 +155,7 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_forecast() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     submit(drive, "runs")
     submit(drive, "waits")
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
@@ -176,8 +171,7 @@ def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_fore
 @pytest.mark.parametrize("field", ["start_within_s", "deadline_s"])
 def test_who_is_not_expected_to_start_in_time_is_told_so_before(field: str) -> None:
     """It is accepted, as an estimate is no bound, and ends once its time is over."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [10] * 8)
     submit(drive, "runs")
     drive.now += 4 * MINUTE
@@ -205,8 +199,7 @@ def nothing(*_: object) -> None:
 
 @pytest.mark.parametrize("cpu_ms", [100, 2_000])
 async def test_forecasts_that_nobody_asked_for_take_a_part_of_one_processor(cpu_ms: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     submit(drive, "runs")
     submit(drive, "waits")
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=True)

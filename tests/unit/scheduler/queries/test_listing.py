@@ -47,8 +47,7 @@ def test_labels_are_those_of_the_request_and_of_its_template_in_either_encoding(
 
 
 def test_jobs_are_found_by_tenant_state_worker_label_and_id() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("sweep-1", gpu={}, labels={"sweep": "lr", "user": "ann"})
     drive.worker("w1", 1, auto=False)
     drive.submit("sweep-2", gpu={}, labels={"sweep": "lr"})
@@ -68,8 +67,7 @@ def test_jobs_are_found_by_tenant_state_worker_label_and_id() -> None:
 
 
 def test_an_ended_job_is_of_the_worker_where_its_last_attempt_was() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     drive.facts([("exited", "j", 0, 0, "exit"), ("freed", "j", 0, 0, "")])
@@ -78,8 +76,7 @@ def test_an_ended_job_is_of_the_worker_where_its_last_attempt_was() -> None:
 
 
 def test_a_job_that_ended_as_it_waited_to_be_tried_again_has_the_worker_where_it_ran() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, retries=1)
     drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
@@ -92,8 +89,7 @@ def test_a_job_that_ended_as_it_waited_to_be_tried_again_has_the_worker_where_it
 
 
 def test_jobs_are_found_by_the_reason_for_which_they_wait_each_group_searched_once() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("runs", gpu={})
     for number in range(3):
         drive.submit(f"busy-{number}", gpu={})
@@ -112,8 +108,7 @@ def test_jobs_are_found_by_the_reason_for_which_they_wait_each_group_searched_on
 
 
 def test_a_row_says_how_long_its_newest_attempt_runs_or_ran() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, retries=1)
 
     def ran() -> Any:
@@ -162,8 +157,7 @@ def test_a_wrong_question_is_refused_by_its_field() -> None:
 
 
 async def test_a_list_of_many_jobs_is_made_in_short_turns_of_the_loop() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     for number in range(3_000):
         drive.offer_submit(f"j{number}", gpu={"count": 1 + number % 8}, labels={"n": str(number % 7)})
     while drive.engine.state.live < 3_000:

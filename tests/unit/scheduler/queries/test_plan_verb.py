@@ -63,8 +63,7 @@ def test_a_plan_whose_first_look_takes_long_says_so(monkeypatch: pytest.MonkeyPa
 
 def test_a_search_for_fixes_leaves_time_for_the_look_that_it_is_part_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound of its own it took the whole look's time where tries were slow, and there was no plan."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
 
     def searched(*_: object, within_s: float = math.inf) -> tuple[str, list[Fix]]:
         assert within_s <= plan_module.LIMIT_S / 2
@@ -78,8 +77,7 @@ def test_a_search_for_fixes_leaves_time_for_the_look_that_it_is_part_of(monkeypa
 
 def waiting() -> Driving:
     """One GPU of two is held by a workload of ten minutes for four minutes already, the other one by nobody knows."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     learned(drive, [10] * 4)
     submit(drive, "runs")
     drive.now += 4 * MINUTE
@@ -139,15 +137,13 @@ def test_never_unknown_and_refused_are_three_things() -> None:
     assert planned(drive, {"gpu": {"count": 2}}).starts == "never"
     refused = planned(drive, {"gpu": {"model": "H200"}, "on_no_match": "reject"})
     assert (refused.starts, refused.problem and refused.problem.code) == ("refused", "failed-precondition")
-    fresh = Driving()
-    fresh.worker("w0", 1)
+    fresh = Driving.with_hosts(1)
     submit(fresh, "runs", "new")
     assert planned(fresh, {"gpu": {}}).starts == "unknown"
 
 
 def test_of_an_id_that_is_taken_it_says_what_its_submit_is_answered() -> None:
-    drive = Driving(Config(ended_max=0, finished_keep=3600.0))
-    drive.worker("w0", 3)
+    drive = Driving.with_hosts(3, config=Config(ended_max=0, finished_keep=3600.0))
     drive.submit("hog", gpu={}, if_seq=drive.state.seq)
     seq = drive.engine.reader.request_of(drive.job("hog")).if_seq
     told = planned(drive, {"job": "hog", "gpu": {"count": 2}})
@@ -165,8 +161,7 @@ def test_of_an_id_that_is_taken_it_says_what_its_submit_is_answered() -> None:
 
 
 def test_an_id_that_is_wanted_again_after_long_is_free_in_a_plan() -> None:
-    drive = Driving(Config(finished_keep=3600.0))
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=Config(finished_keep=3600.0))
     drive.submit("old", replicas=2)
     drive.cancel("old")
     drive.settle()
@@ -210,9 +205,7 @@ def test_under_a_quota() -> None:
 
 
 def test_the_edits_of_fleet_quotas_and_shares_count_together() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
-    drive.worker("w1", 2)
+    drive = Driving.with_hosts(2, 2)
     submit(drive, "a", tenant="u")
     submit(drive, "b", tenant="u")
     drive.order("limit", tenant="v", gpus=1)
@@ -244,8 +237,7 @@ def test_a_share_decides_who_goes_first() -> None:
 
 
 def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now() -> None:
-    drive = Driving(Config(preempt_priority=80, preempt_after=0))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_priority=80, preempt_after=0))
     submit(drive, "mine")
     submit(drive, "theirs", tenant="u")
     drive.settle()
@@ -256,8 +248,7 @@ def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now()
 
 
 def test_a_start_behind_a_preemption_reckons_with_the_grace_of_who_is_ended() -> None:
-    drive = Driving(Config(preempt_priority=80, preempt_after=0))
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=Config(preempt_priority=80, preempt_after=0))
     drive.submit("mine", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
     drive.settle()
     told = planned(drive, {"gpu": {}, "priority": 90})
@@ -268,8 +259,7 @@ def test_a_start_behind_a_preemption_reckons_with_the_grace_of_who_is_ended() ->
 
 
 def test_a_start_by_preemption_is_when_the_victims_have_run_in_peace() -> None:
-    drive = Driving(Config(preempt_priority=80, preempt_after=60))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_priority=80, preempt_after=60))
     submit(drive, "first", "nobody-knows")
     drive.pass_time(20_000)
     submit(drive, "second", "nobody-knows")
@@ -341,8 +331,7 @@ def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
 
 
 def test_whoever_ends_for_somebody_else_is_not_told_as_preempted_by_the_plan() -> None:
-    drive = Driving(Config(preempt_priority=80, preempt_after=0))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_priority=80, preempt_after=0))
     for name in ("mine", "mine2"):
         drive.submit(name, gpu={})
     drive.settle()

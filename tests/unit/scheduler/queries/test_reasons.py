@@ -33,8 +33,7 @@ def _words(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REASONS, TAPE.name, TAPE)
     monkeypatch.setitem(FILTERS, TAPE.name, Filter(TAPE, "host", _has_tape, _words))
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     accepted = drive.submit("j", gpu={})
     told = drive.explained("j")
     assert (told["reason"], told["means"], told["workers_left"]["no-tape"]) == ("no-tape", TAPE.means, 0)
@@ -60,8 +59,7 @@ def test_a_program_that_no_worker_has_is_named_by_its_path_or_brought() -> None:
 
 
 def test_a_filter_that_is_asked_later_is_nearer_to_a_fit() -> None:
-    drive = Driving()
-    drive.worker("w0", 0)
+    drive = Driving.with_hosts(0)
     drive.worker("w1", 2, labels={"zone": "a"})
     drive.submit("j", gpu={"model": "B200"})
     drive.submit("k", gpu={"model": "B200"}, requires={"zone": ["b"]})

@@ -85,16 +85,14 @@ def gangs(drive: Driving) -> None:
     ],
 )
 def test_what_waits_is_counted_whatever_it_waits_for(submits: Callable[[Driving], None], reason: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 4, capabilities={"process": {"answers_calls": True}})
+    drive = Driving.with_hosts(4, capabilities={"process": {"answers_calls": True}})
     submits(drive)
     drive.settle()
     assert waits(drive) == 98
     assert told(drive) == (98, 98, 98)
     assert waiting.waiting_by_reason(drive.engine) == {reason: 98}
     assert drive.explained("j")["reason"] == reason
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     assert told(drive) == (98, 98, 98), "as the next leader counts"
     for job in list(drive.state.jobs.values()):

@@ -157,9 +157,7 @@ def test_fact_27_no_two_modes_on_one_device_until_fully_released(first: str, sec
 
 
 def test_fact_28_a_replicas_gpus_are_distinct_and_of_one_worker() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
-    drive.worker("w1", 2)
+    drive = Driving.with_hosts(2, 2)
     drive.submit("three", gpu={"count": 3})
     assert drive.states("three") == ["QUEUED"]
     for mode in ("exclusive", "mps"):
@@ -171,26 +169,21 @@ def test_fact_28_a_replicas_gpus_are_distinct_and_of_one_worker() -> None:
 
 
 def test_fact_29_a_gang_that_does_not_fit_takes_nothing() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
-    drive.worker("w1", 1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("g", replicas=3, gpu={"scheduling": "gang"})
     assert drive.states("g") == ["QUEUED"] * 3
     assert drive.free_gpus() == 2
 
 
 def test_fact_29_a_gang_that_fits_is_placed_whole() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
-    drive.worker("w1", 2)
+    drive = Driving.with_hosts(2, 2)
     drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
     assert drive.states("g") == ["PLACED"] * 4
     assert sorted(drive.placed_on("g")) == ["w0", "w0", "w1", "w1"]
 
 
 def test_fact_30_rollback_leaves_earlier_placements_alone() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, cpu_milli=8000, memory_mib=8000)
+    drive = Driving.with_hosts(2, cpu_milli=8000, memory_mib=8000)
     drive.submit("before", gpu={"sharing": "mps"}, resources={"cpu_milli": 1000, "memory_mib": 100})
     drive.submit("gang", replicas=20, gpu={"sharing": "mps", "scheduling": "gang"}, resources={"cpu_milli": 1})
     drive.submit("fits", replicas=3, gpu={"scheduling": "gang", "sharing": "mps"})
@@ -202,9 +195,7 @@ def test_fact_30_rollback_leaves_earlier_placements_alone() -> None:
 def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() -> None:
     from moorage.scheduler.answers.waiting import explain_job
 
-    drive = Driving()
-    drive.worker("w0", 1)
-    drive.worker("w1", 1)
+    drive = Driving.with_hosts(1, 1)
     drive.submit("j", replicas=3, gpu={})
     assert drive.states("j") == ["PLACED", "PLACED", "QUEUED"]
     told = wire(explain_job(drive.engine, "t", "j"))
@@ -213,23 +204,18 @@ def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() ->
 
 
 def test_fact_32_spread_lands_on_different_workers() -> None:
-    drive = Driving()
-    for name in ("w0", "w1", "w2"):
-        drive.worker(name, 2)
+    drive = Driving.with_hosts(2, 2, 2)
     drive.submit("j", replicas=3, gpu={"scheduling": "spread"})
     assert sorted(drive.placed_on("j")) == ["w0", "w1", "w2"]
     drive.submit("k", replicas=2, gpu={"scheduling": "best-effort"})  # pack, in contrast
     assert len(set(drive.placed_on("k"))) == 2  # one device is left on each
-    other = Driving()
-    other.worker("w0", 2)
-    other.worker("w1", 2)
+    other = Driving.with_hosts(2, 2)
     other.submit("packed", replicas=2, gpu={})
     assert len(set(other.placed_on("packed"))) == 1
 
 
 def test_fact_32_spread_counts_replicas_placed_in_earlier_records() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", replicas=3, gpu={"scheduling": "spread"})
     assert drive.placed_on("j") == ["w0", "-", "-"]
     drive.worker("w1", 4)
@@ -279,8 +265,7 @@ def test_fact_33_score_weighs_utilisation_seven_to_three() -> None:
 
 @pytest.mark.parametrize("verb", ["cordon", "drain"])
 def test_fact_34_closed_workers_take_nothing_new(verb: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("before", gpu={})
     drive.operate(verb, "w0")
     drive.submit("after", gpu={})
@@ -292,16 +277,14 @@ def test_fact_34_closed_workers_take_nothing_new(verb: str) -> None:
 
 
 def test_fact_34_the_operators_word_holds_for_its_own_record() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.offer_operate("cordon", "w0")
     drive.submit("j", gpu={})
     assert drive.states("j") == ["QUEUED"]
 
 
 def test_fact_34_unheard_stale_and_lost_workers_take_nothing() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.load("w0")
     drive.lead()
     drive.submit("unheard", gpu={})
@@ -325,8 +308,7 @@ def test_fact_34_unheard_stale_and_lost_workers_take_nothing() -> None:
 def test_fact_43_three_missed_load_frames_stop_new_placements(every_s: float, silence_ms: int, state: str) -> None:
     """Ours come every 2 s if the worker says nothing else (the source's every 5 s): two missed are nothing, three make
     the worker stale."""
-    drive = Driving()
-    drive.worker("w0", 1, load_s=every_s)
+    drive = Driving.with_hosts(1, load_s=every_s)
     drive.load("w0")
     drive.pass_time(silence_ms)
     drive.submit("j", gpu={})
@@ -341,8 +323,7 @@ def shown(drive: Driving) -> str:
 
 def test_a_worker_that_sends_load_frames_and_no_renewals_takes_nothing() -> None:
     """It may be deaf to its leader: half a lease after its last renewal it refuses placements itself."""
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     for _ in range(12):
         drive.load("w0")
         drive.pass_time(1_000, renew=False)
@@ -373,8 +354,7 @@ def test_a_worker_that_joins_again_and_again_and_never_renews_takes_nothing() ->
 
 @pytest.mark.parametrize("trouble", [{"s0": "ecc"}, {"s0": "unresponsive"}, {"s0": "quarantined"}, {"f0": "pid 8812"}])
 def test_fact_34_sick_and_foreign_devices_take_nothing(trouble: dict[str, str]) -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.load("w0", **trouble)
     drive.submit("j", replicas=2, gpu={})
     assert drive.states("j") == ["PLACED", "QUEUED"]

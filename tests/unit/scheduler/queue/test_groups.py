@@ -154,8 +154,7 @@ def test_tenants_that_want_the_same_take_turns_on_a_host_as_one_by_one(seed: int
 
 
 def test_a_full_host_asks_once() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     ranker = drive.engine.planner.placing.ranker = Counted()
     drive.submit("j", gpu={}, replicas=20)
     assert drive.states("j").count("PLACED") == 8
@@ -163,8 +162,7 @@ def test_a_full_host_asks_once() -> None:
 
 
 def test_two_tenants_that_take_turns_on_a_host_ask_for_it_once() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     ranker = drive.engine.planner.placing.ranker = Counted()
     for number in range(12):
         drive.offer_submit(f"j{number}", gpu={}, tenant="tu"[number % 2])
@@ -216,8 +214,7 @@ def in_full(fact: Fact) -> list[Fact]:
 @pytest.mark.parametrize("seed", turns(range(60), often=3, more=6))
 def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) -> None:
     def life(*, whole: bool) -> Driving:
-        drive = Driving()
-        drive.worker("w0", 4, auto=False)
+        drive = Driving.with_hosts(4, auto=False)
         for number in range(4):
             drive.offer_submit(f"j{number}", gpu={})
         drive.tick()
@@ -251,8 +248,7 @@ def times(drive: Driving, job: str, replica: int = 0) -> dict[str, int]:
 
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.tick(500)
     member = drive.member("j")
@@ -265,8 +261,7 @@ def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
 
 
 def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, replicas=2, retries=1)
     drive.tick(50)
     names = [("t", "j", at, 1, drive.member("j", at).fence) for at in range(2)]

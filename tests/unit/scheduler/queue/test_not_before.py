@@ -18,9 +18,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def drive() -> Driving:
-    made = Driving()
-    made.worker("w0", 2)
-    return made
+    return Driving.with_hosts(2)
 
 
 def later(drive: Driving, ms: int) -> None:
@@ -69,8 +67,7 @@ def test_what_would_start_it_now_is_to_leave_the_time_out_and_what_else_it_waits
 
 def test_it_is_known_to_the_next_leader_and_to_a_snapshot(drive: Driving) -> None:
     drive.submit("night", gpu={}, start_after_s=3600)
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     drive.renew()
     later(drive, HOUR_MS - 10_000)
     assert drive.states("night") == ["QUEUED"]

@@ -42,8 +42,7 @@ def drain(drive: Driving, ticks: int = 60) -> list[str]:
 
 
 def test_priority_then_arrival() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.submit("first", gpu={})
     for name, priority in (("low", 10), ("a", 50), ("high", 90), ("b", 50), ("higher", 91)):
         drive.submit(name, gpu={}, priority=priority)
@@ -51,8 +50,7 @@ def test_priority_then_arrival() -> None:
 
 
 def test_arrival_across_many_shapes() -> None:
-    drive = Driving()
-    drive.worker("w0", cpu_milli=100_000, memory_mib=100_000)
+    drive = Driving.with_hosts(1, cpu_milli=100_000, memory_mib=100_000)
     names = [f"j{index:02}" for index in range(24)]
     for index, name in enumerate(names):  # five shapes, and two of each in a row now and then
         drive.submit(name, gpu={}, resources={"cpu_milli": 1 + (index * 7 // 3) % 5})
@@ -75,8 +73,7 @@ def test_what_is_placed_at_once_is_the_head_of_the_queue(asks: list[tuple[int, i
 
 
 def test_a_cancelled_head_does_not_let_its_line_jump_the_queue() -> None:
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     drive.submit("holder", gpu={})
     drive.settle()
     drive.submit("a1", gpu={}, resources={"cpu_milli": 1})
@@ -87,8 +84,7 @@ def test_a_cancelled_head_does_not_let_its_line_jump_the_queue() -> None:
 
 
 def test_what_does_not_fit_lets_others_pass() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("one", gpu={})
     drive.submit("big", gpu={"count": 2})
     drive.submit("small", gpu={})
@@ -138,8 +134,7 @@ def test_labels_drivers_and_modes_are_filters() -> None:
 
 
 def test_cpu_and_memory_of_the_host_are_counted_and_given_back() -> None:
-    drive = Driving()
-    drive.worker("w0", 8, cpu_milli=10_000, memory_mib=1_000)
+    drive = Driving.with_hosts(8, cpu_milli=10_000, memory_mib=1_000)
     drive.submit("cpu", replicas=4, gpu={}, resources={"cpu_milli": 3_000})
     assert drive.states("cpu") == ["PLACED"] * 3 + ["QUEUED"]
     drive.submit("memory", replicas=3, resources={"memory_mib": 400})
@@ -150,8 +145,7 @@ def test_cpu_and_memory_of_the_host_are_counted_and_given_back() -> None:
 
 
 def test_a_worker_that_does_not_say_its_size_is_not_counted() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", replicas=3, resources={"cpu_milli": 10**9, "memory_mib": 2**31})
     assert drive.states("j") == ["PLACED"] * 3
 
@@ -168,8 +162,7 @@ def test_a_worker_that_does_not_say_its_size_is_not_counted() -> None:
     ],
 )
 def test_shares_of_memory_and_compute_add_up(share: dict[str, int], fit: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", replicas=9, gpu={"sharing": "mps", "share": share})
     assert drive.states("j").count("PLACED") == fit
     drain(drive, 2)
@@ -179,8 +172,7 @@ def test_shares_of_memory_and_compute_add_up(share: dict[str, int], fit: int) ->
 
 @pytest.mark.parametrize("order", [(50, None), (None, 50)])
 def test_a_share_without_a_cap_goes_beside_one_with_whoever_was_first(order: tuple[int | None, int | None]) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     for index, percent in enumerate(order):
         share = {"memory_mib": 100} if percent is None else {"compute_percent": percent}
         drive.submit(f"j{index}", gpu={"sharing": "mps", "share": share})
@@ -188,8 +180,7 @@ def test_a_share_without_a_cap_goes_beside_one_with_whoever_was_first(order: tup
 
 
 def test_sharers_join_the_fullest_device_and_leave_the_others_whole() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("j", replicas=10, gpu={"sharing": "mps"})
     slots = [drive.slots("j", index)[0] for index in range(10)]
     assert slots == [0] * 8 + [1] * 2
@@ -222,8 +213,7 @@ def test_min_memory_is_exact_and_a_mixed_host_counts_by_device() -> None:
 
 
 def test_time_slice_index_is_a_filter_on_the_device() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("j", replicas=5, gpu={"sharing": "time-slice", "time_slice_index": 2})
     assert drive.states("j") == ["PLACED"] * 4 + ["QUEUED"]
     assert {drive.slots("j", index)[0] for index in range(4)} == {2}
@@ -294,9 +284,7 @@ class Stream:
     ],
 )
 def test_promise_11_the_biggest_starts_under_an_endless_stream(asks: dict[str, Any], workers: int, gpus: int) -> None:
-    drive = Driving()
-    for index in range(workers):
-        drive.worker(f"w{index}", gpus, cpu_milli=8_000)
+    drive = Driving.with_hosts(*[gpus] * workers, cpu_milli=8_000)
     stream = Stream(drive, resources={"cpu_milli": 1_000})
     for _ in range(5):
         stream.step()
@@ -311,9 +299,7 @@ def test_promise_11_the_biggest_starts_under_an_endless_stream(asks: dict[str, A
 
 
 def test_several_big_ones_start_one_after_the_other() -> None:
-    drive = Driving()
-    for index in range(2):
-        drive.worker(f"w{index}", 4)
+    drive = Driving.with_hosts(4, 4)
     stream = Stream(drive)
     for _ in range(3):
         stream.step()
@@ -328,8 +314,7 @@ def test_several_big_ones_start_one_after_the_other() -> None:
 
 
 def test_an_infeasible_elder_does_not_hide_who_could_be_helped() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     for index in range(5):
         drive.submit(f"never{index}", gpu={"count": 5 + index}, priority=60)
     stream = Stream(drive)
@@ -341,8 +326,7 @@ def test_an_infeasible_elder_does_not_hide_who_could_be_helped() -> None:
 
 def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
     """A retry returns in front of the job that has the reservation, asks alike, and must not be excluded from it."""
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("elder", gpu={"count": 8}, retries=1, run=LIMITED)
     drive.settle()
     drive.submit("younger", gpu={"count": 8})
@@ -363,8 +347,7 @@ def test_an_elder_of_the_same_line_does_not_wedge_the_reservation() -> None:
 
 
 def test_a_retry_in_front_of_the_reserved_job() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("elder", gpu={"count": 4}, retries=1, run=LIMITED)
     drive.submit("other", gpu={"count": 4}, run=LIMITED)
     drive.settle()
@@ -386,9 +369,7 @@ def test_a_retry_in_front_of_the_reserved_job() -> None:
 
 @pytest.mark.parametrize("how", ["cordon", "lost", "sick", "waiting"])
 def test_a_reservation_moves_when_its_hosts_fail_it(how: str) -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 4)
+    drive = Driving.with_hosts(4, 4)
     stream = Stream(drive)
     for _ in range(3):
         stream.step()
@@ -398,8 +379,7 @@ def test_a_reservation_moves_when_its_hosts_fail_it(how: str) -> None:
         if drive.engine.planner.verdicts.reservation is not None:
             break
         drive.pass_time(1_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert keeper
     host = drive.engine.fleet.hosts[next(iter(held.hosts))]
     name = host.worker.id
@@ -437,8 +417,7 @@ def test_a_reservation_does_not_wait_for_what_is_not_ours_to_free() -> None:
 
 
 def test_a_job_with_a_reservation_is_cancelled_and_the_hosts_open() -> None:
-    drive = Driving()
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4)
     drive.submit("runs", gpu={}, run=LIMITED)
     drive.settle()
     drive.submit("big", gpu={"count": 4})

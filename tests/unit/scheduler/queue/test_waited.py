@@ -17,8 +17,7 @@ def waits(drive: Driving) -> dict[tuple[str, str], WaitRow]:
 
 
 def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("first", gpu={}, run={"driver": "noop"}, retries=1)
     drive.submit("runs", gpu={}, run={"driver": "noop"})
     drive.settle()
@@ -40,8 +39,7 @@ def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
 
 
 def test_of_many_tenants_the_first_are_counted_each_and_the_others_together() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("a", gpu={})
     shape, counted = drive.engine.reader.shape_of(drive.job("a")), Waited()
     for number in range(TENANTS_MAX + 50):
@@ -54,8 +52,7 @@ def test_of_many_tenants_the_first_are_counted_each_and_the_others_together() ->
 
 
 def test_classes_are_by_the_gpus_needed_at_once() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     asked: dict[str, dict[str, Any]] = {
         "none": {},
         "1": {"gpu": {}},

@@ -53,8 +53,7 @@ def records_of(drive: Driving, since: int) -> list[Record]:
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_job_starts_after_the_end_that_it_asks_for_and_is_cancelled_after_another(when: str, code: int) -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("train-42", gpu={})
     answer = drive.submit("eval", gpu={}, after=[{"job": "train-42", "when": when}])
     assert (answer["kind"], answer["state"]) == ("accepted", "QUEUED")
@@ -70,8 +69,7 @@ def test_a_job_starts_after_the_end_that_it_asks_for_and_is_cancelled_after_anot
 
 
 def test_it_waits_for_all_of_them() -> None:
-    drive = Driving()
-    drive.worker("w0", 3, auto=False)
+    drive = Driving.with_hosts(3, auto=False)
     for name in ("a", "b"):
         drive.submit(name, gpu={})
         starts(drive, name)
@@ -88,8 +86,7 @@ def test_it_waits_for_all_of_them() -> None:
 
 
 def test_an_end_of_before_counts_at_once_and_of_a_job_that_left_memory_too() -> None:
-    drive = Driving(Config(ended_max=1))
-    drive.worker("w0", auto=False)
+    drive = Driving.with_hosts(1, config=Config(ended_max=1), auto=False)
     for name, code in (("well", 0), ("badly", 1), ("last", 0)):
         drive.submit(name, gpu={})
         starts(drive, name)
@@ -105,8 +102,7 @@ def test_an_end_of_before_counts_at_once_and_of_a_job_that_left_memory_too() -> 
 
 @pytest.mark.parametrize(("job", "word"), [("eval", "eval"), ("last", "'=last'")])
 def test_what_was_cancelled_for_anothers_end_is_told_how_that_was_run_again(job: str, word: str) -> None:
-    drive = Driving()
-    drive.worker("w0", auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("badly", gpu={})
     starts(drive, "badly")
     ends(drive, "badly", 1)
@@ -174,8 +170,7 @@ def test_no_record_can_say_that_a_job_waits_for_itself_or_for_a_later_one(other:
 
 
 def test_times_count_from_when_it_may_start_and_the_deadline_from_acceptance() -> None:
-    drive = Driving()
-    drive.worker("w0", auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("train", gpu={})
     starts(drive, "train")
     drive.submit("hasty", gpu={}, start_within_s=10, after=["train"])
@@ -211,8 +206,7 @@ def test_the_deadline_of_a_job_that_waits_for_others_passes_all_the_same() -> No
 
 def test_it_has_no_place_in_the_queue_and_no_age() -> None:
     """An hour behind another job lifts it above nobody: it comes behind what was there when it could start."""
-    drive = Driving(Config(ageing=36_000, reserve_after=5))
-    drive.worker("w0", auto=False)
+    drive = Driving.with_hosts(1, config=Config(ageing=36_000, reserve_after=5), auto=False)
     drive.submit("train", gpu={})
     starts(drive, "train")
     drive.submit("big", gpu={}, priority=40, after=["train"])
@@ -237,8 +231,7 @@ def test_limits_count_a_job_that_waits_for_others() -> None:
 
 
 def test_a_hold_and_its_release_leave_it_where_it_waits() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("train", gpu={})
     starts(drive, "train")
     for name in ("eval", "kept"):
@@ -256,8 +249,7 @@ def test_a_hold_and_its_release_leave_it_where_it_waits() -> None:
 
 
 def test_a_release_in_the_very_record_that_lets_it_go_loses_nobody() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("train", gpu={})
     starts(drive, "train")
     drive.submit("eval", gpu={}, after=["train"])
@@ -269,8 +261,7 @@ def test_a_release_in_the_very_record_that_lets_it_go_loses_nobody() -> None:
 
 
 def test_replicas_that_are_cancelled_while_it_waits_never_run() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, auto=False)
+    drive = Driving.with_hosts(4, auto=False)
     drive.submit("train", gpu={})
     starts(drive, "train")
     drive.submit("sweep", gpu={}, replicas=4, max_running=2, after=["train"])
@@ -282,8 +273,7 @@ def test_replicas_that_are_cancelled_while_it_waits_never_run() -> None:
 
 
 def test_a_gang_waits_as_a_whole() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("prep")
     starts(drive, "prep")
     drive.submit("train", replicas=2, gpu={"scheduling": "gang"}, after=["prep"])
@@ -311,8 +301,7 @@ def test_a_cancelled_job_leaves_those_behind_it_without_a_chance_but_for_any_and
 
 
 def test_explain_names_the_chain_and_what_would_start_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("prep", gpu={})
     starts(drive, "prep")
     drive.submit("other", gpu={})
@@ -336,8 +325,7 @@ def test_explain_names_the_chain_and_what_would_start_it() -> None:
 
 
 def test_a_free_gpu_starts_it_without_those_that_it_waits_for() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("prep", gpu={})
     starts(drive, "prep")
     drive.submit("train", gpu={}, after=["prep"])
@@ -369,8 +357,7 @@ def test_ls_show_and_the_counts_of_reasons_tell_it() -> None:
 
 
 def test_a_forecast_and_a_plan_tell_when_it_starts_behind_the_others() -> None:
-    drive = Driving()
-    drive.worker("w0", 1, auto=False)
+    drive = Driving.with_hosts(1, auto=False)
     drive.submit("prep", gpu={}, run={"driver": "noop", "timeout_s": 600})
     starts(drive, "prep")
     drive.submit("train", gpu={}, after=["prep"], run={"driver": "noop", "timeout_s": 60})
@@ -388,8 +375,7 @@ def test_a_forecast_and_a_plan_tell_when_it_starts_behind_the_others() -> None:
 
 
 def test_the_ledger_says_which_end_let_it_go() -> None:
-    drive = Driving()
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, auto=False)
     drive.submit("prep", gpu={})
     starts(drive, "prep")
     drive.submit("train", gpu={}, after=["prep"])
@@ -477,8 +463,7 @@ def test_a_leader_that_dies_between_two_turns_is_followed_by_one_that_tells_the_
     states = [drive.job(name).state for name in names if drive.state.job("t", name) is not None]
     assert states.count("QUEUED") == TOLD_MAX + 5
     assert drive.state.job("t", "train") is not None
-    drive.take_snapshot()
-    drive.lead()
+    drive.lead_from_snapshot()
     while drive.engine.urgent:
         drive.tick()
     assert drive.state.live == 0
@@ -490,8 +475,7 @@ def test_a_leader_that_dies_between_two_turns_is_followed_by_one_that_tells_the_
 def test_a_state_folded_anew_is_the_same_after_any_ends(seed: int) -> None:
     """A web of jobs, each behind some before it: whoever leads, it ends as if one leader had led all the time."""
     seeded = random.Random(seed)
-    drive = Driving()
-    drive.worker("w0", 3, auto=False)
+    drive = Driving.with_hosts(3, auto=False)
     names: list[str] = []
     for number in range(40):
         after = [{"job": name, "when": seeded.choice(WHENS)} for name in seeded.sample(names, min(len(names), 2))]
@@ -514,8 +498,7 @@ def test_a_state_folded_anew_is_the_same_after_any_ends(seed: int) -> None:
 
 
 def test_a_job_that_waits_for_others_and_is_on_hold_is_explained_by_both() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("train")
     drive.settle()
     drive.submit("eval", after=["train"])

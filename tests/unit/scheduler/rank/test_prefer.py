@@ -14,10 +14,7 @@ RANKERS = ["pack", "fragments", "headroom"]
 
 
 def fleet(ranker: str, workers: int = 2, gpus: int = 2) -> Driving:
-    drive = Driving(Config(ranker=ranker))
-    for number in range(workers):
-        drive.worker(f"w{number}", gpus)
-    return drive
+    return Driving.with_hosts(*[gpus] * workers, config=Config(ranker=ranker))
 
 
 def shares(prefer: str | None, mode: str = "mps", **more: Any) -> dict[str, Any]:

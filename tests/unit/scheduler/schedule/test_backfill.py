@@ -19,8 +19,7 @@ def limited(timeout_s: float | None) -> dict[str, object]:
 
 def reserved(timeout_s: float | None = 600) -> Driving:
     """One host of eight, four of them leased for `timeout_s`, and a job for eight that is out of patience."""
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=limited(timeout_s))
     drive.settle()
     drive.submit("big", gpu={"count": 8})
@@ -56,9 +55,7 @@ def test_behind_a_long_head_of_the_same_line_a_short_one_is_filled_in() -> None:
 
 def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> None:
     """Nothing tells when a service ends: its host was closed to all other jobs for as long as it ran."""
-    drive = Driving()
-    drive.worker("w0", 8)
-    drive.worker("w1", 8)
+    drive = Driving.with_hosts(8, 8)
     drive.submit("services", gpu={"count": 5}, replicas=2)
     drive.settle()
     drive.submit("gang", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
@@ -72,8 +69,7 @@ def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> No
 def test_what_stays_passes_no_reservation_however_short_other_runs_were(stays: dict[str, Any]) -> None:
     """It took a reserved host for ever, as jobs of its tenant with as many GPUs, and services that were replaced, had
     ended soon; and a host with one was reserved, as if it ended."""
-    drive = Driving()
-    drive.worker("w0", 8, capabilities={"process": {"answers_calls": True, "reaches": True}})
+    drive = Driving.with_hosts(8, capabilities={"process": {"answers_calls": True, "reaches": True}})
     run = {"driver": "process", "argv": ["serve"], **stays.get("run", {})}
     for number in range(5):
         drive.submit(f"before-{number}", gpu={}, **{**stays, "run": run} if number < 2 else {})
@@ -106,8 +102,7 @@ def test_processors_and_memory_are_reserved_from_when_known_ends_free_enough_of_
     asked: int, resource: str, gpu: dict[str, Any] | None
 ) -> None:
     """GPUs are free sooner, or one is, and a service holds 2,000 of the 8,000 for ever."""
-    drive = Driving()
-    drive.worker("w0", 3, cpu_milli=8_000, memory_mib=8_000)
+    drive = Driving.with_hosts(3, cpu_milli=8_000, memory_mib=8_000)
     drive.submit("service", tenant="v", resources={resource: 2_000})
     drive.submit("soon", run=limited(600), gpu={"count": 2}, resources={resource: 1_000})
     drive.submit("later", run=limited(3_600), resources={resource: 4_000})
@@ -120,8 +115,7 @@ def test_processors_and_memory_are_reserved_from_when_known_ends_free_enough_of_
 
 
 def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
-    drive = Driving()
-    drive.worker("w0", 0, cpu_milli=8_000)
+    drive = Driving.with_hosts(0, cpu_milli=8_000)
     drive.submit("service", tenant="v", resources={"cpu_milli": 2_000})
     drive.submit("ends", run=limited(3_600), resources={"cpu_milli": 2_000})
     drive.submit("runs", run=limited(3_600), resources={"cpu_milli": 4_000})
@@ -137,8 +131,7 @@ def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_shared_device_is_expected_to_be_free_once_the_last_of_its_sharers_has_ended(known: bool) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     sharer = {"sharing": "mps", "share": {"compute_percent": 40}}
     drive.submit("runs", run=limited(3_600), gpu=sharer)
     drive.submit("service", tenant="v", run=limited(7_200 if known else None), gpu=sharer)
@@ -151,8 +144,7 @@ def test_a_shared_device_is_expected_to_be_free_once_the_last_of_its_sharers_has
 
 
 def test_shared_devices_are_reserved_where_the_ends_of_all_jobs_are_known() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     sharer = {"sharing": "mps", "share": {"compute_percent": 40}}
     drive.submit("runs", run=limited(3_600), gpu=sharer)
     drive.submit("service", tenant="v", gpu=sharer)
@@ -165,32 +157,26 @@ def test_shared_devices_are_reserved_where_the_ends_of_all_jobs_are_known() -> N
 def test_hosts_with_services_do_not_hide_those_that_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soonest, "LOOKED_MAX", 2)
     monkeypatch.setattr(soonest, "LOOKED_TIMES", 1)
-    drive = Driving()
-    for number in range(4):
-        drive.worker(f"w{number}", 8)
+    drive = Driving.with_hosts(8, 8, 8, 8)
     drive.submit("services", replicas=3, gpu={"count": 5})
     drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
 
 def test_a_host_whose_end_is_known_is_reserved_before_one_with_a_service() -> None:
     """Though the service began a moment ago, and the other host is free in an hour."""
-    drive = Driving()
-    drive.worker("w0", 8)
-    drive.worker("w1", 8)
+    drive = Driving.with_hosts(8, 8)
     drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
     drive.settle()
     drive.submit("service", gpu={"count": 2})
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
 
@@ -206,8 +192,7 @@ def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
 
 def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_filled_in_at_once() -> None:
     """It was in neither the state nor the list of new jobs, and waited beside idle GPUs until something changed."""
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=limited(36_000))
     drive.settle()
     drive.submit("big", gpu={"count": 8})
@@ -221,8 +206,7 @@ def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_fi
 
 def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_alike() -> None:
     """Only the first entries of a group are tried: it was shared, and another tenant's jobs were all of them."""
-    drive = Driving()
-    drive.worker("w0", 16)
+    drive = Driving.with_hosts(16)
     drive.submit("runs", gpu={"count": 2}, run=limited(36_000))
     drive.settle()
     drive.submit("big", gpu={"count": 16}, priority=60)
@@ -246,8 +230,7 @@ def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert {drive.engine.fleet.hosts[num].worker.id for num in held.hosts} == {"w1", "w3"}
 
 
@@ -300,9 +283,7 @@ def test_whole_hosts_go_first_but_not_for_ever(others: int, apart: bool, monkeyp
     monkeypatch.setattr(plan, "GROUPS_MAX", 3)
     if apart:
         monkeypatch.setattr(plan, "PASSED_MS", 30_000)
-    drive = Driving()
-    for number in range(4):
-        drive.worker(f"w{number}", 8)
+    drive = Driving.with_hosts(8, 8, 8, 8)
     drive.submit("services", gpu={"count": 8}, replicas=2)
     drive.submit("first", gpu={"count": 8}, run=limited(86_400))
     drive.submit("second", gpu={"count": 8}, run=limited(86_400))
@@ -314,8 +295,7 @@ def test_whole_hosts_go_first_but_not_for_ever(others: int, apart: bool, monkeyp
     while "RUNNING" not in drive.states("half"):
         drive.submit(f"whole-{len(order)}", gpu={"count": 8}, run=limited(86_400))
         drive.pass_time(PATIENCE_MS + 40_000)
-        held = drive.engine.planner.verdicts.reservation
-        assert held is not None
+        held = drive.reservation
         order.append(drive.state.jobs[held.num].name)
         (host,) = held.hosts
         drive.run_out(drive.engine.fleet.hosts[host].worker.id)
@@ -326,9 +306,7 @@ def test_whole_hosts_go_first_but_not_for_ever(others: int, apart: bool, monkeyp
 
 def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_and_the_longer_it_has_waited() -> None:
     """Two gangs of two of four hosts: the second becomes the first of the queue after 1,000 s."""
-    drive = Driving()
-    for number in range(4):
-        drive.worker(f"w{number}", 8)
+    drive = Driving.with_hosts(8, 8, 8, 8)
     for number in range(4):
         drive.submit(f"runs-{number}", gpu={"count": 8}, run=limited(86_400))
     drive.settle()
@@ -346,8 +324,7 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     drive.pass_time(350_000)
     assert drive.engine.planner.verdicts.reservation is None  # 3/2 of a quarter of 1,000 s
     drive.pass_time(40_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert drive.state.jobs[held.num].name == "next"
     assert len(held.hosts) == 2
     drive.lead()
@@ -363,16 +340,15 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == ["w0"]
     drive.submit("short", gpu={"count": 8}, priority=90, run=limited(60))
     drive.cancel("on-w1")
     drive.run_out("w1")
     drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
     drive.pass_time(3_000)  # at every look, in a fleet of two
-    held = drive.engine.planner.verdicts.reservation
-    where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
+    moved = drive.engine.planner.verdicts.reservation
+    where = [drive.engine.fleet.hosts[num].worker.id for num in moved.hosts] if moved is not None else ["started"]
     assert where in (["w1"], ["started"])
 
 
@@ -386,17 +362,14 @@ def test_a_host_that_is_idle_in_part_is_left_only_for_one_that_is_free_much_soon
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == [where]
 
 
 def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drive = Driving()
-    for name in ("w0", "w1"):
-        drive.worker(name, 8)
+    drive = Driving.with_hosts(8, 8)
     for name in ("one", "two"):
         drive.submit(name, gpu={"count": 5}, run=limited(600))
     drive.settle()
@@ -405,14 +378,12 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     drive.submit("services", gpu={"count": 3}, replicas=2)
     drive.settle()
     assert sorted(drive.states("services")) == ["QUEUED", "RUNNING"], "one host is reserved"
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     others = frozenset(drive.engine.fleet.hosts) - held.hosts
     monkeypatch.setattr(plan, "soonest", lambda *asked: (others, drive.state.time_ms))  # sooner than its own
     drive.submit("more", gpu={"count": 8})
     drive.pass_time(2_000)
-    now = drive.engine.planner.verdicts.reservation
-    assert now is not None
+    now = drive.reservation
     assert (now.num, now.hosts) == (held.num, others)
     drive.settle()
     assert drive.states("services") == ["RUNNING", "RUNNING"]
@@ -470,8 +441,7 @@ def test_what_was_kept_out_starts_within_a_second_after_it_is_learned_how_short_
 
 
 def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     alike = {"gpu": {"count": 4}, "labels": {"workload": "train"}}
     for number in range(3):  # each runs for 40 s: so long is the next one expected to
         drive.submit(f"past{number}", **alike)
@@ -482,8 +452,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert held.start_ms is not None
     assert held.start_ms - drive.now < 20_000
     drive.submit("short", gpu={"count": 2}, run=limited(30))
@@ -492,15 +461,13 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     changes = drive.engine.fleet.changes
     drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
     assert drive.states("short") != ["QUEUED"]
-    now = drive.engine.planner.verdicts.reservation
-    assert now is not None
+    now = drive.reservation
     assert (now.num, now.hosts) == (held.num, held.hosts), "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
 
 
 def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_nothing_opens() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.worker("w1", 1, model="NVIDIA L4")
     alike = {"labels": {"workload": "train"}, "gpu": {"model": "L4"}}
     drive.submit("runs", tenant="v", gpu={"count": 4, "model": "H100"}, run=limited(36_000))
@@ -520,14 +487,12 @@ def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_no
 @pytest.mark.parametrize("ageing", [0, 100])
 def test_an_overdue_job_of_higher_priority_takes_a_reservation_over_though_nothing_changes(ageing: int) -> None:
     """It waited for an hour beside idle GPUs that were reserved for a job of priority 0."""
-    drive = Driving(Config(ageing=ageing))
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8, config=Config(ageing=ageing))
     drive.submit("runs", gpu={"count": 4}, run=limited(3_600), priority=0)
     drive.settle()
     drive.submit("low", gpu={"count": 8}, priority=0)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     drive.submit("high", gpu={"count": 4}, run=limited(7_200), priority=100)
     drive.submit("same", gpu={"count": 3}, priority=0)
     drive.pass_time(PATIENCE_MS - 2_000)
@@ -536,22 +501,18 @@ def test_an_overdue_job_of_higher_priority_takes_a_reservation_over_though_nothi
     assert drive.states("high") != ["QUEUED"]
     assert drive.states("same") == ["QUEUED"]
     drive.pass_time(2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert held.num == drive.job("low").num, "it is the first again"
 
 
 def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_priority() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
-    drive.worker("w1", 8)
+    drive = Driving.with_hosts(8, 8)
     drive.submit("service", tenant="v", gpu={"count": 4})
     drive.submit("runs", gpu={"count": 8}, run=limited(3_600))
     drive.settle()
     drive.submit("low", gpu={"count": 8}, priority=0)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     drive.submit("high", gpu={"count": 8, "scheduling": "gang"}, replicas=2, priority=100)
     drive.pass_time(PATIENCE_MS + 5_000)
     assert drive.engine.planner.verdicts.reservation == held
@@ -560,8 +521,7 @@ def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_
 @pytest.mark.parametrize("after_s", [0, 550])
 def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes(after_s: int) -> None:
     """After 563 s more is owed to b; one that came shortly before is not overdue then, so no plan is for itself."""
-    drive = Driving(Config(fair_share_half_life=600))
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8, config=Config(fair_share_half_life=600))
     for tenant in "ab":
         drive.order("share", tenant=tenant, weight=1)
     drive.submit("past", tenant="b", gpu={"count": 8})
@@ -572,8 +532,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
     drive.settle()
     drive.submit("big", tenant="a", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    assert drive.engine.planner.verdicts.reservation is not None
     drive.pass_time(1_000 * after_s)
     drive.submit("owed", tenant="b", gpu={"count": 2}, run=limited(20_000))
     drive.pass_time(5_000)
@@ -587,8 +546,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
 
 
 def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     unbound = {"driver": "noop", "argv": ["learned"], "grace_s": 1}
     for number in range(runtime.SAMPLES_SURE + 1):
         drive.submit(f"l{number}", gpu={"count": 2}, run=unbound)
@@ -599,8 +557,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     drive.settle()
     drive.submit("big", gpu={"count": 8}, run=limited(60))
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert held.start_ms is not None
     assert drive.operate("drain", "w0", from_s=500, for_s=3_600)["changed"]
     drive.submit("probe", gpu={"count": 2}, run=limited(400))

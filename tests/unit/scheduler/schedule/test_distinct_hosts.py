@@ -17,10 +17,7 @@ PAIR: dict[str, Any] = {"gpu": APART | {"count": 2}, "replicas": 2}
 
 
 def fleet(hosts: int, gpus: int = 8, config: Config | None = None) -> Driving:
-    drive = Driving(config)
-    for number in range(hosts):
-        drive.worker(f"w{number}", gpus)
-    return drive
+    return Driving.with_hosts(*[gpus] * hosts, config=config)
 
 
 @pytest.mark.parametrize("ranker", ["pack", "fragments"])
@@ -98,8 +95,7 @@ def test_hosts_are_reserved_for_it_as_they_come_free_one_by_one() -> None:
     drive.settle()
     drive.submit("apart", **PAIR)
     drive.pass_time(40_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert len(held.hosts) == 2
     drive.run_out(drive.placed_on("runs0")[0])
     drive.submit("small", gpu={}, run={"driver": "noop", "timeout_s": 3_600})

@@ -119,8 +119,7 @@ def test_a_quantile_is_one_of_the_values_with_so_many_at_most(values: list[int],
 
 
 def test_a_leader_learns_as_jobs_end_and_a_new_one_knows_it_from_the_state() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     run = {"driver": "noop", "argv": ["train"]}
     for number in range(3):
         drive.submit(f"j{number}", gpu={}, run=run)
@@ -177,8 +176,7 @@ def test_what_is_kept_ready_is_what_is_counted_anew(
 
 def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
     """Its start, its shape, and what was learned meanwhile."""
-    drive = Driving()
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2)
     drive.submit("j", gpu={}, run={"driver": "noop", "argv": ["train"]})
     drive.tick()
     (member,) = drive.state.workers["w0"].members.values()
@@ -198,8 +196,7 @@ def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
 
 
 def test_an_end_that_somebody_asked_for_says_nothing() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
     drive.settle()
     drive.now += 5_000

@@ -135,8 +135,7 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     reserved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not of them all: each turn took some 7 µs."""
-    drive = Driving(Config(ranker="pack"))
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4, config=Config(ranker="pack"))
     drive.order("share", tenant="t0", weight=2)
     for number in range(4):
         drive.submit(f"runs{number}", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 3_600})
@@ -165,8 +164,7 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
 
 
 def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and_may_not_be() -> None:
-    drive = Driving(Config(ranker="pack"))
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4, config=Config(ranker="pack"))
     drive.order("share", tenant="t", weight=2)
     drive.submit("runs", gpu={"count": 3}, run={"driver": "noop", "timeout_s": 600})
     drive.settle()
@@ -182,8 +180,7 @@ def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and
 
 
 def test_who_waits_for_its_tenants_limit_keeps_its_place_behind_another_that_asks_alike() -> None:
-    drive = Driving(Config(ranker="pack"))
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4, config=Config(ranker="pack"))
     drive.order("share", tenant="t", weight=2)
     drive.order("limit", tenant="t", gpus=4)
     drive.submit("runs", gpu={"count": 3}, run=ENDS)
@@ -198,8 +195,7 @@ def test_who_waits_for_its_tenants_limit_keeps_its_place_behind_another_that_ask
 
 def test_a_job_that_found_no_room_and_is_over_its_tenants_limit_by_now_keeps_its_place() -> None:
     """The tenant's smaller jobs must not take its last GPUs one by one, and keep the first from ever having two."""
-    drive = Driving(Config(ranker="pack"))
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4, config=Config(ranker="pack"))
     drive.order("limit", tenant="t", gpus=3)
     drive.submit("runs", gpu={"count": 1}, run=ENDS)
     for number in range(3):
@@ -235,8 +231,7 @@ def test_a_tenant_to_which_more_is_owed_by_an_end_of_its_own_goes_before_the_job
     drive.submit("mine", gpu={"count": 4, "model": "L40S"})
     drive.settle()
     drive.submit("first", gpu={"count": 2, "model": "H100"})
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert held.hosts == {0, 1}
     assert drive.states("first") == ["QUEUED"]
     _end(drive, "w1", "ends")  # both are told in one record: the gang has room, and comes second

@@ -62,8 +62,7 @@ def test_gangs_that_came_together_start_at_even_distances() -> None:
 
 
 def test_hosts_that_its_job_must_have_left_by_then_are_not_closed_for_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 8}, run=lasting(DAY_S))
     drive.settle()
     for index in (1, 2, 3):
@@ -146,8 +145,7 @@ PREEMPTS = Config(preempt_priority=80, preempt_after=60.0)
 
 
 def full(config: Config = PREEMPTS, *, gpus: int = 4) -> Driving:
-    drive = Driving(config)
-    drive.worker("w0", gpus)
+    drive = Driving.with_hosts(gpus, config=config)
     for number in range(gpus):
         drive.submit(f"v{number}", gpu={}, run=lasting(3_000))
     drive.settle()
@@ -185,8 +183,7 @@ def test_who_can_never_be_helped_does_not_use_up_the_searches() -> None:
 
 
 def test_two_in_one_look_are_not_found_the_same_room() -> None:
-    drive = Driving(PREEMPTS)
-    drive.worker("w0", 8, cpu_milli=64_000)
+    drive = Driving.with_hosts(8, config=PREEMPTS, cpu_milli=64_000)
     for name in ("v1", "v2"):
         drive.submit(name, gpu={"count": 2})
         drive.settle()

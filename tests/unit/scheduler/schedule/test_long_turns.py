@@ -306,8 +306,7 @@ def test_what_nobody_could_run_is_rejected_in_several_records_once_all_are_heard
 
 def test_the_mark_of_read_cancels_stands_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_events, "CANCELS_MAX", 2)
-    drive = Driving()
-    drive.worker("w0")
+    drive = Driving.with_hosts(1)
     for index in range(3):
         drive.offer_submit(f"j{index}", gpu={"model": "H200"})
     drive.tick()
@@ -476,8 +475,7 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
 ) -> None:
     monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
     monkeypatch.setattr(foresight_module, "ANSWERED_S", 60.0)
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("hog", gpu={})
     drive.submit("own", gpu={})
     for index in range(30):
@@ -511,8 +509,7 @@ class _Fails:
 
 
 async def test_a_defect_in_what_nobody_asked_for_ends_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1)
     drive.submit("hog", gpu={})
     said = list[object]()
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, said.append, nothing, forks=False)

@@ -24,9 +24,7 @@ GANG = {"scheduling": "gang"}
 
 def running(config: Config = ON, gpus: int = 4, hosts: int = 1, **asked: Any) -> Driving:
     """Hosts full of jobs of one GPU each, `j0` the oldest; a second apart, all past `preempt_after`."""
-    drive = Driving(config)
-    for index in range(hosts):
-        drive.worker(f"w{index}", gpus, cpu_milli=64_000)
+    drive = Driving.with_hosts(*[gpus] * hosts, config=config, cpu_milli=64_000)
     for number in range(gpus * hosts):
         drive.submit(f"j{number}", gpu={}, **asked)
         drive.settle()
@@ -88,8 +86,7 @@ def test_a_job_behind_it_that_waits_for_the_tenants_limit_keeps_no_job_from_pree
 
 
 def test_what_has_just_begun_runs_in_peace() -> None:
-    drive = Driving(ON)
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=ON)
     drive.submit("young", gpu={})
     drive.settle()
     urgent(drive)
@@ -122,8 +119,7 @@ def test_tenants_that_change_priorities_with_every_record_keep_nobody_from_preem
 
 def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
     """With the record that tells of its beginning it counted since it was placed: that may be long before."""
-    drive = Driving(ON)
-    drive.worker("w0", 2, auto=False)
+    drive = Driving.with_hosts(2, config=ON, auto=False)
     for name, priority in (("slow", 10), ("other", 50)):
         drive.submit(name, gpu={}, priority=priority)
     drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
@@ -142,8 +138,7 @@ def test_nobody_ends_where_that_would_not_make_room() -> None:
 
 
 def test_jobs_without_gpus_end_where_the_processors_are_what_is_lacking() -> None:
-    drive = Driving()
-    drive.worker("w0", 4, cpu_milli=8000)
+    drive = Driving.with_hosts(4, cpu_milli=8000)
     all_of_them = {"cpu_milli": 8000}
     drive.submit("spot", preemptible=True, resources=all_of_them)
     drive.settle()
@@ -166,8 +161,7 @@ def test_as_few_as_free_what_is_needed_on_one_host() -> None:
 
 
 def test_the_lowest_priority_ends_first() -> None:
-    drive = Driving(ON)
-    drive.worker("w0", 3)
+    drive = Driving.with_hosts(3, config=ON)
     for name, priority in (("mid", 50), ("low", 10), ("high", 70)):
         drive.submit(name, gpu={}, priority=priority)
         drive.settle()
@@ -178,9 +172,7 @@ def test_the_lowest_priority_ends_first() -> None:
 
 
 def test_a_gang_ends_whole_and_a_gang_is_placed_whole() -> None:
-    drive = Driving(ON)
-    for index in range(2):
-        drive.worker(f"w{index}", 4)
+    drive = Driving.with_hosts(4, 4, config=ON)
     drive.submit("gang", gpu=GANG | {"count": 4}, replicas=2, priority=20)
     drive.settle()
     drive.pass_time(70_000)
@@ -302,8 +294,7 @@ def test_explain_says_for_whose_end_it_waits() -> None:
 
 @pytest.mark.parametrize(("config", "priority", "says"), [(ON, 90, True), (ON, 79, False), (Config(), 90, False)])
 def test_explain_says_before_the_act_that_others_will_be_ended(config: Config, priority: int, says: bool) -> None:
-    drive = Driving(config)
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=config)
     drive.submit("young", gpu={})
     drive.settle()
     drive.submit("urgent", gpu={}, priority=priority)
@@ -382,8 +373,7 @@ def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
 
 def two_hosts(**asked: Any) -> Driving:
     """`w0` with a job of priority 10 and two replicas, asked to end in part for `urgent`; `w1` with one of 50."""
-    drive = Driving(ON)
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=ON)
     drive.submit("pair", gpu={}, replicas=2, priority=10, **asked)
     drive.settle()
     drive.worker("w1", 1)
@@ -423,9 +413,7 @@ def test_what_is_kept_through_a_partition_keeps_no_preemptor_waiting() -> None:
 @pytest.mark.parametrize(("own", "lenders", "ending"), [(3, 4, 2), (1, 3, 1)], ids=["lenders", "own"])
 def test_what_is_taken_back_already_counts_for_both_sides(own: int, lenders: int, ending: int) -> None:
     """Three jobs in lines of their own, on a host each, before the first of those that end for them is gone."""
-    drive = Driving(Config(reclaim=True, preempt_after=0.0))
-    for number in range(3):
-        drive.worker(f"w{number}", 2, auto=False)
+    drive = Driving.with_hosts(2, 2, 2, config=Config(reclaim=True, preempt_after=0.0), auto=False)
     drive.order("share", tenant="own", gpus=own)
     drive.order("share", tenant="t", gpus=lenders)
     for number in range(6):
@@ -464,9 +452,7 @@ def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new
 def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lender leases five GPUs where four are its own, and one of the five is about to be free anyway."""
     monkeypatch.setattr(preempt, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
-    drive = Driving(Config(reclaim=True, preempt_after=0.0))
-    for number in range(5):
-        drive.worker(f"w{number}", 1, auto=False)
+    drive = Driving.with_hosts(*[1] * 5, config=Config(reclaim=True, preempt_after=0.0), auto=False)
     drive.order("share", tenant="own", gpus=1)
     drive.order("share", tenant="t", gpus=4)
     for number in range(5):
@@ -485,8 +471,7 @@ def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monk
 
 
 def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more() -> None:
-    drive = Driving(Config(reclaim=True, preempt_after=0.0))
-    drive.worker("w0", 4)
+    drive = Driving.with_hosts(4, config=Config(reclaim=True, preempt_after=0.0))
     drive.order("share", tenant="own", gpus=2)
     drive.order("share", tenant="t", gpus=1)
     for number in range(4):
@@ -508,8 +493,7 @@ def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more()
 @pytest.mark.parametrize("guaranteed", [0, 1, 2])
 def test_who_would_borrow_takes_no_guarantee_by_priority(guaranteed: int) -> None:
     """What it ended took its GPU back at once, and was ended again: for ever."""
-    drive = Driving(Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
     drive.order("share", tenant="u", gpus=guaranteed)
     for number in range(2):
         drive.submit(f"u{number}", tenant="u", gpu={}, priority=10)
@@ -526,8 +510,7 @@ def test_who_would_borrow_takes_no_guarantee_by_priority(guaranteed: int) -> Non
 
 @pytest.mark.parametrize("need", [1, 2])
 def test_within_a_tenant_priority_decides_also_over_its_guarantee(need: int) -> None:
-    drive = Driving(Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_priority=80, reclaim=True, preempt_after=0.0))
     drive.order("share", tenant="t", gpus=2)
     for number in range(2):
         drive.submit(f"low{number}", gpu={})
@@ -540,8 +523,7 @@ def test_within_a_tenant_priority_decides_also_over_its_guarantee(need: int) -> 
 
 def test_a_tenant_within_its_guarantee_ends_its_own_job_of_lower_priority_where_nobody_has_borrowed() -> None:
     """It had the right to take back, and that was its only one: it waited for its own job to end by itself."""
-    drive = Driving(Config(preempt_after=0.0, reclaim=True, preempt_priority=80))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(preempt_after=0.0, reclaim=True, preempt_priority=80))
     drive.order("share", tenant="own", gpus=3)
     drive.order("share", tenant="other", gpus=1)
     drive.submit("others", gpu={}, tenant="other", priority=10)
@@ -557,8 +539,7 @@ def test_a_tenant_within_its_guarantee_ends_its_own_job_of_lower_priority_where_
 
 def test_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
     """The age of a job counts from its acceptance when it waits, and only until its start when it defends itself."""
-    drive = Driving(Config(preempt_after=0.0, preempt_priority=80, ageing=600))
-    drive.worker("w0", 1)
+    drive = Driving.with_hosts(1, config=Config(preempt_after=0.0, preempt_priority=80, ageing=600))
     drive.submit("old", gpu={}, priority=60)
     drive.settle()
     drive.pass_time(600_000, step=60_000)
@@ -571,9 +552,7 @@ def test_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
 @pytest.mark.parametrize(("jobs", "replicas"), [(16, 1), (1, 16)])
 def test_a_burst_ends_as_many_as_it_needs_at_once(jobs: int, replicas: int) -> None:
     """One was ended after the other: sixteen jobs waited for sixteen graces."""
-    drive = Driving(Config())
-    for index in range(16):
-        drive.worker(f"w{index}", 4)
+    drive = Driving.with_hosts(*[4] * 16, config=Config())
     for number in range(64):
         drive.submit(f"j{number}", gpu={}, preemptible=True)
     drive.settle()
@@ -591,9 +570,7 @@ def test_a_burst_ends_as_many_as_it_needs_at_once(jobs: int, replicas: int) -> N
 
 
 def test_a_burst_beyond_its_tenants_limit_ends_as_many_as_may_start() -> None:
-    drive = Driving(Config())
-    for index in range(2):
-        drive.worker(f"w{index}", 4)
+    drive = Driving.with_hosts(4, 4, config=Config())
     for number in range(8):
         drive.submit(f"j{number}", gpu={}, preemptible=True)
     drive.settle()
@@ -606,8 +583,7 @@ def test_a_burst_beyond_its_tenants_limit_ends_as_many_as_may_start() -> None:
 
 
 def test_a_job_that_bounds_how_many_run_ends_no_more_than_may_start() -> None:
-    drive = Driving(Config())
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8, config=Config())
     for number in range(8):
         drive.submit(f"j{number}", gpu={}, preemptible=True)
     drive.settle()

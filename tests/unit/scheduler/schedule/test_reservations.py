@@ -28,14 +28,12 @@ ENDS_SOME_TIME = {"driver": "noop", "timeout_s": 86_400}
 
 def reserved(**big: object) -> Driving:
     """One host of eight, four of them leased by tenant v, and a job of tenant t for eight that has a reservation."""
-    drive = Driving(Config(fair_share_half_life=600))
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8, config=Config(fair_share_half_life=600))
     drive.submit("runs", tenant="v", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8}, **big)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert held.num == drive.job("big").num
     return drive
 
@@ -91,8 +89,7 @@ def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: st
 
 @pytest.mark.parametrize("act", ["hold", "priority", "cancel"])
 def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
@@ -129,8 +126,7 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
 
 
 def test_what_is_reserved_for_a_preemptible_job_is_open_to_those_that_would_end_it() -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3600})
     drive.settle()
     drive.submit("spot", gpu={"count": 8}, preemptible=True)
@@ -160,9 +156,7 @@ def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
 def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: int) -> None:
     """`Driving` checks the reservation after each record."""
     chance = random.Random(seed)
-    drive = Driving(Config(fair_share_half_life=600, reserve_after=2))
-    for number in range(2):
-        drive.worker(f"w{number}", 8)
+    drive = Driving.with_hosts(8, 8, config=Config(fair_share_half_life=600, reserve_after=2))
     reservations = 0
     for number in range(150):
         tenant = chance.choice("tuv")
@@ -233,8 +227,7 @@ def plans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_while_nobody_waits_too_long_and_nothing_happens_no_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = Driving()
-    drive.worker("w0", 8)
+    drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     drive.settle()
     drive.submit("big", gpu={"count": 8})
@@ -260,9 +253,7 @@ def test_only_simulated_time_goes_on_in_longer_steps_while_nothing_happens() -> 
 
 def test_no_hosts_are_reserved_for_a_job_behind_one_that_waits_for_its_tenants_limit() -> None:
     """It may not start before that one does, which may be never: the hosts would be idle for as long."""
-    drive = Driving()
-    for number in range(2):
-        drive.worker(f"w{number}", 4)
+    drive = Driving.with_hosts(4, 4)
     drive.order("limit", gpus=6)
     drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
     for number in range(4):
@@ -441,16 +432,13 @@ def test_a_plan_is_the_same_twice_with_the_last_answer_or_without_and_by_a_new_l
 
 
 def test_a_takeover_changes_neither_the_job_nor_the_hosts_nor_the_start() -> None:
-    drive = Driving()
-    for number in range(3):
-        drive.worker(f"w{number}", 8)
+    drive = Driving.with_hosts(8, 8, 8)
     for number in range(3):
         drive.submit(f"runs{number}", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3_600 + 60 * number})
     drive.settle()
     drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(40_000)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     drive.lead()
     drive.renew()
     drive.pass_time(2_000)
@@ -459,16 +447,14 @@ def test_a_takeover_changes_neither_the_job_nor_the_hosts_nor_the_start() -> Non
 
 def test_a_cancelled_job_with_a_reservation_leaves_its_group_with_the_record() -> None:
     """The plan sees first that nothing of it waits any more; `Driving.check_queue` looks at the group."""
-    drive = Driving(Config(reserve_after=0, ageing=0))
-    drive.worker("w0", 2)
+    drive = Driving.with_hosts(2, config=Config(reserve_after=0, ageing=0))
     run = {"argv": ["a"], "timeout_s": 36_000}
     drive.offer_submit("j1", tenant="t", gpu={"count": 1}, run=run, priority=60)
     drive.offer_submit("j2", tenant="w", gpu={"count": 1}, run=run, replicas=2)
     drive.tick(400)
     drive.offer_submit("j3", tenant="v", gpu={"count": 2}, replicas=2)
     drive.tick(1_001)
-    held = drive.engine.planner.verdicts.reservation
-    assert held is not None
+    held = drive.reservation
     assert (held.num, held.replica) == (drive.job("j2", "w").num, 1)
     drive.offer_cancel("j2", tenant="w")
     drive.tick(50)
