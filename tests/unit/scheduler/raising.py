@@ -27,7 +27,7 @@ from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, Worker
 from moorage.scheduler.core.lifecycle import pending_events
-from moorage.scheduler.core.outputs.in_flight import InFlight
+from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import Group
 

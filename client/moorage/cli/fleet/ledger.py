@@ -177,8 +177,8 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     """Do the same as `guarded`, and also print errors of the ledger or of a disk as errors of the command."""
 
     def told() -> int | None:
-        from moorage.scheduler.ledger.state_bytes import BadSnapshot
         from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
+        from moorage.scheduler.ledger.state_bytes import BadSnapshot
 
         try:
             result: int | None = act()

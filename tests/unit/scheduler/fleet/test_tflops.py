@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.fleet import tflops
 from moorage.scheduler.leader.intake import Intake
-from moorage.scheduler.tflops import CAPACITIES, read_capacities, resolved
+from moorage.scheduler.tflops import CAPACITIES, TFLOPS_MAX, read_capacities, resolved
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Share, format_token, parse_token
@@ -139,7 +138,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_known_model_is_one_by_its_whole_name() -> None:
-    assert all(0 < capacity <= tflops.TFLOPS_MAX for capacity in CAPACITIES.values())
+    assert all(0 < capacity <= TFLOPS_MAX for capacity in CAPACITIES.values())
     for model in CAPACITIES:
         assert b"tflops" not in resolved(_body({"tflops": "1"}, f"={model}"))
 

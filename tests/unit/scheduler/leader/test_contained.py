@@ -670,7 +670,7 @@ def test_a_step_that_fails_is_left_out(step: str, drive: Contained, monkeypatch:
     drive.replays()
 
 
-@pytest.mark.parametrize(("part", "method"), [(Lifecycle, "give_up"), (Frozen, "settle"), (Orders, "resume_turns")])
+@pytest.mark.parametrize(("part", "method"), [(Lifecycle, "give_up"), (Frozen, "settle")])
 def test_a_step_that_is_about_no_request_refuses_none_and_ends_no_term(
     part: type, method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
