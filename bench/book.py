@@ -76,6 +76,9 @@ def versions() -> str:
     return ", ".join([server.stdout.strip(), *(f"{name} {importlib.metadata.version(name)}" for name in packages)])
 
 
+#: books of which the page has the figures without a bound, too
+WHOLE: Final = ("bench", "services")
+
 HEAD: Final = """# Results
 
 Written by the commands that it names. Every process (server, scheduler, fleet, callers) shares the cores named here;
@@ -104,12 +107,12 @@ def render() -> str:
             if bound.book == name:
                 lines.append(bound.row())
         lines += ["", *_runs(book)]
-    bench = read("bench")
-    if bench is not None:
-        lines += ["", "## Every figure of `make bench`", ""]
-        lines += ["| figure | min | median | max |", "| --- | ---: | ---: | ---: |"]
-        for figure, values in bench.figures.items():
-            lines.append(f"| {figure} | {spread(values)} |")
+    for name in WHOLE:
+        if (book := read(name)) is not None:
+            lines += ["", f"## Every figure of `{book.command}`", ""]
+            lines += ["| figure | min | median | max |", "| --- | ---: | ---: | ---: |"]
+            for figure, values in book.figures.items():
+                lines.append(f"| {figure} | {spread(values)} |")
     return "\n".join(lines) + "\n"
 
 

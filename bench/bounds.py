@@ -144,12 +144,23 @@ BOUNDS: Final = (
     _most("calls", "calls, 80 % p99 ms", 150),
     _most("calls", "calls / Ray Serve, 80 % p99 ms", 1),
     _most("calls", "calls, p99 while one of four ends / without", 3),
-    # calls in batches: the wait for others is 5 ms, and its timer may be late by half of one
+    # calls in batches: the wait for others is 5 ms, and the process of a member has to get a processor twice
     _least("batches", "batches / without, 64 calls/s", 8),
     _least("batches", "batches / ceiling, 64 calls/s", 0.9),
     _most("batches", "batches - without, 1 p50 ms", 5.5),
     *(_least("batches", f"batches / Ray Serve, {number} calls/s", 1) for number in (8, 64, 256)),
     *(_most("batches", f"batches / Ray Serve, {number} p50 ms", 1) for number in (8, 64, 256)),
+    # services: what meters, rooms, doors, accounts and turns on a GPU cost and do
+    _most("services", "CPU of a member, counts / does not", 1.15),
+    _most("services", "leader's CPU µs a report", 60),
+    *(_least("services", f"{times} x, answered in time, room of 10 / nats.micro", 4) for times in (2, 4)),
+    *(_most("services", f"{times} x, room of 10: share that hears nothing in time %", 1) for times in (2, 4)),
+    _most("services", "a process, moorage call / a bare request of nats-py", 1.2),
+    _least("services", "64 MiB into a call / to a bare subscriber", 0.5),
+    _most("services", "p50, a caller in another account / in the member's account", 1.25),
+    _most("services", "p50, a caller at a leaf node / in the member's account", 1.6),
+    _most("services", "a call to a model that sleeps, another one leaves first, p50 ms", 2000),
+    _least("services", "turns of the model with the fewest / of that with the most", 0.7),
     # beside others
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Ray, warm tasks, 8 slots", 6, 12),
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Dask distributed, 8 slots", 5, 10),

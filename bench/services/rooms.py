@@ -153,6 +153,8 @@ async def measure() -> dict[str, float]:
             found[f"{name}: share that hears nothing in time %"] = 100 * (
                 1 - (len(answered) + len(refused)) / told.sent
             )
+        room, bare = (found[f"{times} x, {kind}: answered in time / ceiling"] for kind in ("room of 10", "nats.micro"))
+        found[f"{times} x, answered in time, room of 10 / nats.micro"] = room / bare
     async with _service(KINDS["room of 10"]) as link:
         told_by = await _overload(link, 2, (0, 100))
     for priority, told in told_by.items():

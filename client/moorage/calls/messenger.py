@@ -24,7 +24,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.roles import may_answer
+from moorage.schemas.roles import IMPORTED_REPLY, may_answer
 from moorage.schemas.served import is_header, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
@@ -39,7 +39,6 @@ from moorage.schemas.service import (
     EXPIRED,
     FAILED,
     HOPS,
-    IMPORTED,
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
@@ -277,7 +276,7 @@ class Messenger:
     def _call_of(self, delivery: Delivery) -> Call | None:
         """Return a call; None if there is no inbox to which it may be answered, or its headers say what they cannot."""
         reply, told = delivery.reply, (delivery.headers or {}).get(REPLY, "")
-        if not reply and told.startswith(IMPORTED):
+        if not reply and told.startswith(f"{IMPORTED_REPLY}."):
             reply = told
         if not reply or not may_answer(self.name.prefix, self._subject, reply):
             return None
@@ -652,7 +651,7 @@ class Messenger:
             await self._connection.send([(message.subject, message.body, message.reply)])
             return
         reply, headers = message.reply, message.headers
-        if reply.startswith(IMPORTED):
+        if reply.startswith(f"{IMPORTED_REPLY}."):
             reply, headers = "", {**headers, REPLY: reply}
         try:
             await self._connection.publish(message.subject, message.body, reply, headers)

@@ -46,7 +46,6 @@ WAITED_MS: Final = "Moorage-Waited-Ms"
 #: of a call that a member passes on: where it is answered, if its caller is in another account. A server lets clients
 #: answer on the subject that it has made for that, and takes no message from them that has it as its reply
 REPLY: Final = "Moorage-Reply"
-IMPORTED: Final = "_R_."
 #: of an answer: the member that gave it, and how long it took
 MEMBER: Final = "Moorage-Member"
 RAN_MS: Final = "Moorage-Ran-Ms"
