@@ -251,7 +251,8 @@ class Driving:
             )
             assert not counts or most is None or waiting.room == most - job.on_workers, job.name
         may = bool(due or job.fresh) if waiting is None else waiting.may_any
-        is_in = may and job.hold is None and not job.awaits
+        is_failed = job.num in engine.containment.jobs  # the next record holds it
+        is_in = may and job.hold is None and not job.awaits and not is_failed
         assert places == ([engine.reader.priority_of(job)] if is_in else []), f"{job.name} is in {places}, {is_in}"
 
     def check_room(self) -> None:
