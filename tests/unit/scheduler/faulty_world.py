@@ -451,6 +451,8 @@ class FaultyWorld:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
                 used = live.replicas[0] if request.is_gang else replica  # a gang counts on its first rank
+                if request.is_gang and IS_TERMINAL[live.state_of(0) or 0]:
+                    continue  # nothing is counted there any more
                 again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
                 assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
 
