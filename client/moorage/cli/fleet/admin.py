@@ -393,7 +393,7 @@ def acts(
         if told.left_out:
             say(f"{told.left_out} older ones are not shown: narrow it by --since, --by or --verb")
         for from_ms, until_ms in told.gaps:
-            say(f"not known: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
+            say(f"not known: from {utc(from_ms)} to {utc(until_ms)}: a restore, or what moorage doctor says")
 
     return with_client(options, work)
 
