@@ -435,10 +435,13 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
         )
     if isinstance(error, NoResponders | RequestTimeout):
         what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
+        is_cluster = "," in where.partition(" ")[0]
         return NoScheduler(
             client_problem("no-scheduler", f"{what} at {where}, tried for {timeout_s:g} s"),
             (
-                "start one: moorage scheduler, or all of it on this machine: moorage up",
+                "ask again, as a standby takes over within 14 s; if there is none, start one: moorage scheduler"
+                if is_cluster
+                else "start one: moorage scheduler, or all of it on this machine: moorage up",
                 "or see why it is silent: moorage doctor",
             ),
         )
