@@ -130,8 +130,10 @@ class Connected:
 
     @property
     def put_off(self) -> Problem | None:
-        """The "not now" that was answered to the request that is asked again; None if there was no answer."""
-        return self._asking.put_off
+        """Why the request is asked again: the server refuses the key at reconnects, or "not now" was answered; else
+        None."""
+        refused = self._asking.refused
+        return self._asking.put_off if refused is None else refused.problem
 
     @property
     def unclear(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.bus.errors import NotAuthorized
 from moorage.cli.framework import options
 from moorage.cli.framework.codes import fix_of_end
 from moorage.client.errors import NotPermitted
@@ -51,6 +52,17 @@ def test_the_advice_is_of_the_key_where_no_tenant_is_named(
     monkeypatch.delenv(TENANT_VARIABLE, raising=False)
     error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
     assert advice in options._refused(options.Options(), error).problem.next
+
+
+def test_a_command_that_asks_again_with_a_key_that_was_revoked_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said that no scheduler answers."""
+    client = options.client_of(options.Options(nats="nats://h1:4222"))
+    client._wire._on_error(NotAuthorized("nats://h1:4222", "'Authorization Violation'"))
+    on_wait = client._wire._asking._on_wait
+    assert on_wait is not None
+    on_wait()
+    said = capsys.readouterr().err
+    assert said.startswith("not now, not-authorized: NATS at nats://h1:4222 refused these credentials"), said
 
 
 @pytest.mark.parametrize(
