@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -198,6 +198,8 @@ class Joiner:
         self.lost = 0
         self.left_out = 0  # replicas of a job of very many that have ended and whose stored output is not given
         self.truncated: dict[_Key, int] = {}
+        #: called with the first error for which output is missing, when it is met
+        self.on_trouble: Callable[[ClientError], None] | None = None
         self._read = read
         self._job = job
         self._tail = tail
@@ -315,6 +317,8 @@ class Joiner:
                 page = await read_page(self._read, self._job, replica, attempt, name, offset, length)
                 begin = await self._tail_begins(page) if offset < 0 else page.offset
             except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
+                if not self._troubles and self.on_trouble is not None:
+                    self.on_trouble(gone)
                 self._troubles.setdefault((replica, attempt), gone)
                 return
             self._heard(replica, page.attempt)

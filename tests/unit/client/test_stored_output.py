@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.cli.jobs import run
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.run import tell_missing
 from moorage.client import AsyncClient
@@ -362,3 +363,24 @@ async def test_of_a_job_of_very_many_the_output_of_those_that_failed_and_of_the_
                 pass
         assert watch.joiner is not None
         assert watch.joiner.left_out == 1_900
+
+
+def test_who_follows_a_job_on_a_silent_worker_is_told_so_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logs` said nothing, and told it once the job had ended."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(run, "SILENT_SAID_S", 0)
+        source = Keeping(b"")
+        watch = Watch(Stories(AsyncClient()._wire), "j")
+        watch.joiner = joiner_on(source)
+        source.refusals = [NoOutput(problem("worker-lost", "it ran on w1, which does not answer now"))] * 2
+        saying = asyncio.create_task(run._say_silent(watch))
+        await asyncio.sleep(0)
+        _ = [each async for each in watch.joiner.kept(0, 1)]
+        await saying
+
+    asyncio.run(scenario())
+    told = "warning[worker-lost]: it ran on w1, which does not answer now; this command prints what comes\n"
+    assert capsys.readouterr().err == told

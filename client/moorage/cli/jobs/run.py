@@ -44,6 +44,8 @@ WHY_AFTER_S: Final = 1.0
 WHY_AGAIN_S: Final = 5.0
 #: how often the line on a terminal says how long it is by now
 TICK_S: Final = 1.0
+#: how long a job goes on, after stored output of it could not be read, before that is said
+SILENT_SAID_S: Final = 1.0
 #: jobs whose output is followed at once
 AT_ONCE: Final = 64
 
@@ -345,6 +347,7 @@ async def _follow(
             await submit()
         asking: asyncio.Task[None] | None = None
         ticking = asyncio.create_task(_tick(progress))
+        silent = asyncio.create_task(_say_silent(watch))
         try:
             async for item in watch:
                 if options.json:
@@ -357,7 +360,7 @@ async def _follow(
                     progress.output(item)
         finally:
             progress.close()
-            beside = {ticking, *([asking] if asking is not None else [])}
+            beside = {ticking, silent, *([asking] if asking is not None else [])}
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
@@ -494,6 +497,18 @@ def tell_cuts(joiner: Joiner) -> None:
                 f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
                 "disk was full; the rest of the output was not stored"
             )
+
+
+async def _say_silent(watch: Watch) -> None:
+    """Say once that stored output cannot be read now, if the job goes on for a while after that was found."""
+    joiner = watch.joiner
+    if joiner is None:
+        return
+    found: asyncio.Future[ClientError] = asyncio.get_running_loop().create_future()
+    joiner.on_trouble = lambda error: None if found.done() else found.set_result(error)
+    trouble = await found
+    await asyncio.sleep(SILENT_SAID_S)
+    say(f"warning[{trouble.code}]: {trouble.problem.message}; this command prints what comes")
 
 
 async def _tick(progress: Progress) -> None:
