@@ -284,6 +284,7 @@ class Cluster:
             ledger,
             config=self.config_of(name),
             name=name,
+            replicas=1 if self.seed % 2 else 3,
             snapshot_command=Command(["in this process"], {}),
             snapshot_records=SNAPSHOT_RECORDS,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moorage.bus.errors import ConnectionClosed, Disconnected, JetStreamRefused, NoResponders, RequestTimeout
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError
+from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SEQUENCE, MESSAGE_ID, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
 from moorage.testing.bus.bus import SERVER, Faults, FaultyNetwork, SimulatedBus, SimulatedClock, Stalled
 from tests.scenes import played_by
@@ -279,3 +279,22 @@ async def test_old_messages_leave_by_age(bus: SimulatedBus) -> None:
         await asyncio.sleep(4)
     assert [m.seq for m in await js.direct_get_batch("S", seq=1)] == [2, 3]
     assert (await js.stream_info("S")).first_seq == 2
+
+
+@pytest.mark.parametrize(
+    ("replicas", "again"),
+    [(1, JsError(400, ERR_WRONG_LAST_SEQUENCE, "wrong last sequence: 1")), (3, Ack("s", 1, duplicate=True))],
+)
+def test_a_fenced_message_that_is_sent_again_is_refused_or_a_duplicate_by_the_replicas(
+    replicas: int, again: Ack | JsError
+) -> None:
+    """As nats-server does it: findings/jetstream-lone-replica-refuses-a-repeated-fenced-message-….sh."""
+
+    async def scene(bus: SimulatedBus) -> None:
+        js = JetStream(bus.connect("a"))
+        await js.ensure_stream({"name": "s", "subjects": ["s"], "num_replicas": replicas})
+        headers = {MESSAGE_ID: "m", EXPECTED_LAST_SEQUENCE: "0"}
+        assert await js.append("s", b"", headers) == Ack("s", 1)
+        assert await js.append("s", b"", headers) == again
+
+    simulate(scene)

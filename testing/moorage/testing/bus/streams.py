@@ -179,11 +179,13 @@ class Stream:
         found = headers or {}
         if found.get(EXPECTED_STREAM, self.config["name"]) != self.config["name"]:
             raise ApiRefusal(400, 10060, "expected stream does not match")
+        known = self._known(found.get(MESSAGE_ID, ""))
+        if known is not None and self.config["num_replicas"] > 1:
+            return known  # of several replicas, a fenced message that is sent again is a duplicate, not refused
         self._check_fences(subject, found)
         rollup = self._rollup(found)
-        message_id = found.get(MESSAGE_ID, "")
-        if message_id and (first := self._known(message_id)) is not None:
-            return {"stream": self.config["name"], "seq": first, "duplicate": True}
+        if known is not None:
+            return known
         message = _Message(subject, self.last_seq + 1, time.time_ns(), data, dict(headers) if headers else None)
         self._make_room(message)
         self.last_seq = message.seq
@@ -194,7 +196,7 @@ class Stream:
             self._delete(
                 [each.seq for each in self.read(1, subject if rollup == "sub" else "") if each.seq < message.seq]
             )
-        if message_id:
+        if message_id := found.get(MESSAGE_ID, ""):
             self._ids[message_id] = (message.seq, message.time_ns)
         return {"stream": self.config["name"], "seq": message.seq}
 
@@ -219,12 +221,13 @@ class Stream:
             raise ApiRefusal(500, 10111, f'rollup value invalid: "{rollup}"')
         return rollup
 
-    def _known(self, message_id: str) -> int | None:
+    def _known(self, message_id: str) -> dict[str, Any] | None:
+        """Return the acknowledgement of a duplicate, if a message with this id was stored within the window."""
         oldest_ns = time.time_ns() - self.config["duplicate_window"]
         while self._ids and (first := next(iter(self._ids.items())))[1][1] < oldest_ns:
             del self._ids[first[0]]
         known = self._ids.get(message_id)
-        return None if known is None else known[0]
+        return None if known is None else {"stream": self.config["name"], "seq": known[0], "duplicate": True}
 
     def _make_room(self, message: _Message) -> None:
         config, new = self.config, self.config["discard"] == "new"
@@ -470,7 +473,10 @@ def _info(stream: Stream, subjects_filter: str = "", offset: int = 0) -> dict[st
         "config": stream.config,
         "created": _rfc3339(stream.created_ns),
         "state": state,
-        "cluster": {"leader": "simulated"},
+        "cluster": {
+            "leader": "simulated",
+            "replicas": [{"name": f"copy {at}", "current": True} for at in range(2, stream.config["num_replicas"] + 1)],
+        },
         "total": total,
         "offset": offset,
         "limit": SUBJECTS_PAGE_MAX if total else 0,
