@@ -35,7 +35,6 @@ BOUNDS: Final = {
     ("lifecycle.unmatched", "KEPT_MAX"): 32,
     ("lifecycle.timers", "TIMERS_SPARE"): 16,
     ("schedule.runtime", "GROUPS_MAX"): 32,
-    ("queue.waited", "TENANTS_MAX"): 2,
     ("schedule.victims", "COMPARED_MAX"): 3,
     ("schedule.preempt", "FOLLOWED_MAX"): 16,
     ("queue.queue", "SPARE"): 16,

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.views import listed
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
@@ -130,6 +131,7 @@ class Driving:
         fold(state, epoch, len(self.records))
         self.state = state
         self.engine = self.make_engine(state)
+        self.term_counts = Counts(self.engine)
 
     def make_engine(self, state: State) -> Engine:
         return CheckedEngine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
@@ -183,6 +185,7 @@ class Driving:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
         out = self.record()
+        self.term_counts.follow(out)
         if self.checks:
             self.check()
         for reply, payload in out.answers:

@@ -11,7 +11,7 @@ from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Ten
 
 
 def picture(state: State) -> dict[int, Any]:
-    """All that can be reached from a state, in its order: of each row, by identity, all fields but one that stays."""
+    """All that can be reached from a state, in its order: of each row, by identity, all fields but two that are soft."""
     rows: dict[int, Any] = {}
 
     def seen(value: Any) -> Any:
@@ -27,7 +27,7 @@ def picture(state: State) -> dict[int, Any]:
             rows[id(value)] = None
             if isinstance(value, Job):
                 assert value.state, "from now on it is known by its revision"
-            fields = (name for name in type(value).__slots__ if name != "always")
+            fields = (name for name in type(value).__slots__ if name not in ("always", "runs_as"))
             rows[id(value)] = [seen(getattr(value, name)) for name in fields]
         return id(value) if id(value) in rows else value
 

@@ -19,8 +19,7 @@ from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas import reasons
-from moorage.schemas.answers.operators import ServiceCalls, WaitRow, Waits
-from moorage.schemas.frames import FailedLately, ServiceLately, Stalled
+from moorage.schemas.frames import Stalled
 from moorage.schemas.reasons import Reason
 
 #: with more jobs than this, those that ended while queued may be counted too, which is cheaper
@@ -93,32 +92,6 @@ class View:
         if own >= preempting.priority and any(priority_of(other) < own for other in others):
             return f"jobs of a lower priority than {own} are preempted for it {soon}"
         return ""
-
-    @property
-    def waits(self) -> Waits:
-        """How long jobs waited for their start in this term, by class."""
-        told = self._engine.waited.as_data()
-        return Waits(buckets_s=told["buckets_s"], rows=[WaitRow(**row) for row in told["rows"]])
-
-    @property
-    def outcomes(self) -> dict[str, dict[str, int]]:
-        """How many jobs ended in this term, by tenant and final state."""
-        return self._engine.outcomes.as_data()
-
-    @property
-    def failed_lately(self) -> list[FailedLately]:
-        """The tenants whose jobs failed within the last hour, as far as this leader saw it."""
-        return self._engine.outcomes.failed_lately(self._state.time_ms)
-
-    @property
-    def calls(self) -> list[ServiceCalls]:
-        """What became of the calls of each service in this term."""
-        return self._engine.call_totals.rows(self._engine.built_ms)
-
-    @property
-    def calls_lately(self) -> list[ServiceLately]:
-        """Who serves now, and what became of the calls of about the last minute."""
-        return self._engine.call_totals.lately(self._engine.built_ms)
 
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from moorage.scheduler.answers.awaited import awaited, not_before, waits_for_others
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.usage import usage_of_job, usage_of_story
 from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
@@ -547,7 +548,7 @@ def held_by(hold: StandingOrder) -> str:
     return f"held by {actors.words(*actors.split(hold.actor))}" + (f": {hold.why}" if hold.why else "")
 
 
-def tenants(engine: Engine) -> TenantsAnswer:
+def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
     """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
     At most `LS_MAX` are listed; `of` is their number. `waits` is how long the jobs waited that started in this term,
@@ -563,9 +564,9 @@ def tenants(engine: Engine) -> TenantsAnswer:
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-    view = View(engine)
+    calls = counts.calls.rows(engine.built_ms)
     return TenantsAnswer(
-        tenants=rows[:LS_MAX], of=len(rows), waits=view.waits, ended=view.outcomes, services=view.calls
+        tenants=rows[:LS_MAX], of=len(rows), waits=counts.waits, ended=counts.outcomes.as_data(), services=calls
     )
 
 

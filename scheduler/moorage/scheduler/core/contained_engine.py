@@ -314,9 +314,9 @@ class ContainedEngine(Engine):
 
     # ---------------------------------------------------------------------------------------------- after the fold
 
-    def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
+    def _follow(self, flight: InFlight, folded: Folded, out: Outputs, mono_ms: int) -> None:
         try:
-            super()._follow(flight, folded, first, out, mono_ms)
+            super()._follow(flight, folded, out, mono_ms)
         except Exception as raised:
             self.containment.note("output", f"after record {self.state.seq}", "", raised, self.state.time_ms)
             self._rebuild(mono_ms, self.fleet.hosts)

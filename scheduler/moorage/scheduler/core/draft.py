@@ -105,6 +105,7 @@ class Draft:
         "time_ms",
         "turned",
         "turns",
+        "woken",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
@@ -127,6 +128,7 @@ class Draft:
         self.idle: list[tuple[Member, Fact]] = []  # members that report idle GPUs, for events
         self.stalls: list[tuple[Job, Stalled]] = []  # stalls that begin or are over, for events
         self.turns: list[tuple[str, str, Turn]] = []  # what members that sleep are told: tenant, service, turn
+        self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first member started
         self.enlarged: list[Job] = []  # jobs with one more replica, which waits from the end of this record on
         self.started: list[Job] = []  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends

@@ -49,11 +49,9 @@ from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
-from moorage.scheduler.core.lifecycle.call_totals import CallTotals
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
-from moorage.scheduler.core.lifecycle.outcomes import Outcomes
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.retention import Retention
@@ -77,7 +75,6 @@ from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, InFligh
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Queue, Waiting
-from moorage.scheduler.core.queue.waited import Waited
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -143,13 +140,11 @@ class Engine:
         self.config = config
         self.subjects = subjects
         self.leader = leader
-        self.waited = Waited()
-        self.outcomes = Outcomes()
-        self.call_totals = CallTotals(state)
         self.pending = PendingEvents()
         self._rid = 0
         self._in_flight: InFlight | None = None
         self._began_ms = mono_ms
+        self._half_life_ms = config.half_life_ms
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
         self._looked_ms = 0
         self._scaled_ms = mono_ms
@@ -201,7 +196,7 @@ class Engine:
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
             lambda job, wanted: self._indexing.let_have(job, wanted),
-            config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
+            config.scale_up_s, config.scale_down_s, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
         self._indexing: Indexing = Indexing(
@@ -286,7 +281,6 @@ class Engine:
         """Take what a member of a tenant's service has to do, and has done; it is never recorded in the ledger."""
         self.scaling.heard(tenant, frame, mono_ms)
         self.sleeping.heard(tenant, frame, mono_ms)
-        self.call_totals.heard(tenant, service, frame, mono_ms)
 
     def refuses(self, tenant: str, verb: str) -> Problem | None:
         """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
@@ -371,8 +365,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
-        if self.state.half_life_ms != self.config.half_life_ms:
-            draft.add(acts.HalfLife(self.config.half_life_ms))  # a leader counts usage by its own setting
+        if self.state.half_life_ms != self._half_life_ms:
+            draft.add(acts.HalfLife(self._half_life_ms))  # a leader counts usage by its own setting
         orders = self._gather(flight, mono_ms)
         looks = mono_ms - self._looked_ms >= 1000 and self._begins("each second", draft)
         if looks:
@@ -758,19 +752,14 @@ class Engine:
 
     def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:
         out = flight.outputs = Outputs()
-        out.ended = folded.ended
-        self._follow(flight, folded, flight.draft.started, out, mono_ms)
+        out.started, out.ended, out.woken = flight.draft.started, folded.ended, flight.draft.woken
+        self._follow(flight, folded, out, mono_ms)
         self._answer(flight, folded, out)
         return out
 
-    def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
-        """Derive outputs and soft state from the record just folded; `first` are the jobs that first run with it."""
+    def _follow(self, flight: InFlight, folded: Folded, out: Outputs, mono_ms: int) -> None:
+        """Derive outputs and soft state from the record just folded."""
         state, writer, seq = self.state, self.output_writer, self.state.seq
-        if first:
-            now_ms, shape_of = state.time_ms, self.reader.shape_of
-            self.waited.add(
-                [(job.tenant, job.shape or shape_of(job), now_ms - (job.ready_ms or job.accepted_ms)) for job in first]
-            )
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for more in flight.draft.enlarged:
@@ -792,8 +781,6 @@ class Engine:
                 self.sessions.health.avoids(job)
         if flight.draft.left_queue:
             self._indexing.ended(folded.ended)
-        if folded.ended:
-            self.outcomes.add(folded.ended, state.time_ms)
         for job in folded.ended[:LEARNED_MAX]:
             shape = self.reader.shape_of(job)
             if job.size == 1 or shape.together > 1:  # all others were learned from as their replicas ended

@@ -76,7 +76,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
             replies.append((batch.answers, batch.reply, batch.json))
 
 
-class Cancel:
+class Cancel(msgspec.Struct, eq=False):
     """A cancel of a job, or of some of its `replicas`; `by` is its actor as `records.actor` writes it.
 
     With `before`, that of an unknown id is remembered, as its submit may be on its way. With `lifts`, this is no
@@ -84,75 +84,57 @@ class Cancel:
     """
 
     verb: ClassVar[str] = "cancel"
-    __slots__ = ("before", "by", "job", "json", "lifts", "replicas", "reply", "sequence", "tenant", "why")
+    tenant: str
+    job: str
+    why: str
+    by: str = ""
+    reply: str = ""
+    json: bool = True
+    sequence: int = 0
+    replicas: Ranges | None = None
+    before: bool = False
+    lifts: bool = False
 
-    def __init__(
-        self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0,
-        replicas: Ranges | None = None, before: bool = False, lifts: bool = False,
-    ) -> None:  # fmt: skip
-        self.tenant = tenant
-        self.job = job
-        self.why = why
-        self.by = by or by_tenant(tenant)
-        self.reply = reply
-        self.json = json
-        self.sequence = sequence
-        self.replicas = replicas
-        self.before = before
-        self.lifts = lifts
+    def __post_init__(self) -> None:
+        self.by = self.by or by_tenant(self.tenant)
 
 
-class QueueRead:
+class QueueRead(msgspec.Struct, eq=False):
     """A tenant's durable queue was read up to a sequence; offered after the requests up to there."""
 
-    __slots__ = ("tenant", "through", "which")
-
-    def __init__(self, tenant: str, which: str, through: int) -> None:
-        self.tenant = tenant
-        self.which = which
-        self.through = through
+    tenant: str
+    which: str
+    through: int
 
 
-class FromWorker:
+class FromWorker(msgspec.Struct, eq=False):
     """A frame of a worker; the worker id is from the subject. `fresh` is a random id, used if it gets a new session."""
 
-    __slots__ = ("frame", "fresh", "json", "reply", "worker")
-
-    def __init__(
-        self, worker: str, frame: Join | Goodbye | FactFrame | Renew, reply: str, json: bool, fresh: str = ""
-    ) -> None:
-        self.worker = worker
-        self.frame = frame
-        self.reply = reply
-        self.json = json
-        self.fresh = fresh
+    worker: str
+    frame: Join | Goodbye | FactFrame | Renew
+    reply: str
+    json: bool
+    fresh: str = ""
 
 
-class Order:
-    """An operator's order about a job, a tenant, a worker or the ledger's feature level."""
+class Order(msgspec.Struct, eq=False):
+    """An operator's order about a job, a tenant, a worker or the ledger's feature level.
 
-    __slots__ = ("act", "announced", "by", "json", "operator", "reply", "verb")
+    `operator` is as its subject names it. For `feature-level`, `announced` has the newest level that each scheduler
+    knows.
+    """
 
-    def __init__(
-        self,
-        verb: str,
-        act: Act,
-        reply: str,
-        json: bool,
-        announced: dict[str, int] | None = None,
-        operator: str = NO_OPERATOR,
-    ) -> None:
-        """Create an order of the operator that its subject names.
+    verb: str
+    act: Act
+    reply: str
+    json: bool
+    announced: dict[str, int] = {}
+    operator: str = NO_OPERATOR
 
-        For `feature-level`, `announced` has the newest level that each scheduler knows.
-        """
-        self.operator = operator
-        self.by = actor(by_operator(operator), act.by)
-        self.announced = announced or {}
-        self.verb = verb
-        self.act = act
-        self.reply = reply
-        self.json = json
+    @property
+    def by(self) -> str:
+        """Its actor, as `records.actor` writes it."""
+        return actor(by_operator(self.operator), self.act.by)
 
     @property
     def worker(self) -> str:
@@ -160,56 +142,57 @@ class Order:
         return getattr(self.act, "worker", None) or ""
 
 
-class Execute:
+class Execute(msgspec.Struct, eq=False):
     """A command to run in a running attempt of a job; `stream` is a random id for its bytes."""
 
     verb: ClassVar[str] = "exec"
-    __slots__ = ("asked", "by", "json", "reply", "stream", "tenant")
+    tenant: str
+    asked: ExecAsked
+    stream: str
+    reply: str
+    json: bool
 
-    def __init__(self, tenant: str, asked: ExecAsked, stream: str, reply: str, json: bool) -> None:
-        self.tenant = tenant
-        self.asked = asked
-        self.stream = stream
-        self.by = actor(by_tenant(tenant), asked.by)
-        self.reply = reply
-        self.json = json
+    @property
+    def by(self) -> str:
+        """Its actor, as `records.actor` writes it."""
+        return actor(by_tenant(self.tenant), self.asked.by)
 
 
-class ChangeOrder:
+class ChangeOrder(msgspec.Struct, eq=False):
     """A tenant's change of its own job in place."""
 
     verb: ClassVar[str] = "change"
-    __slots__ = ("asked", "by", "json", "reply", "tenant")
+    tenant: str
+    asked: ChangeAsked
+    reply: str = ""
+    json: bool = True
 
-    def __init__(self, tenant: str, asked: ChangeAsked, reply: str = "", json: bool = True) -> None:
-        self.tenant = tenant
-        self.asked = asked
-        self.by = actor(by_tenant(tenant), asked.by)
-        self.reply = reply
-        self.json = json
+    @property
+    def by(self) -> str:
+        """Its actor, as `records.actor` writes it."""
+        return actor(by_tenant(self.tenant), self.asked.by)
 
 
-class ScheduleOrder:
+class ScheduleOrder(msgspec.Struct, eq=False):
     """A tenant's `add`, `pause`, `resume` or `remove` of a schedule.
 
     `submit` is the request of `add`, decoded, with the label of the schedule; None for the others.
     """
 
     verb: ClassVar[str] = "schedule"
-    __slots__ = ("asked", "by", "json", "reply", "submit", "tenant")
+    tenant: str
+    asked: ScheduleAsked
+    submit: Submit | None = None
+    reply: str = ""
+    json: bool = True
 
-    def __init__(
-        self, tenant: str, asked: ScheduleAsked, submit: Submit | None = None, reply: str = "", json: bool = True
-    ) -> None:
-        self.tenant = tenant
-        self.asked = asked
-        self.submit = submit
-        self.by = actor(by_tenant(tenant), asked.by)
-        self.reply = reply
-        self.json = json
+    @property
+    def by(self) -> str:
+        """Its actor, as `records.actor` writes it."""
+        return actor(by_tenant(self.tenant), self.asked.by)
 
 
-class ScheduleRun:
+class ScheduleRun(msgspec.Struct, eq=False):
     """A run of a schedule, as nats-server published it under the number `sequence`, for the wish of record `wish`.
 
     `next_ms` is when the server will publish the next one (wall-clock milliseconds), 0 if it did not say. Only somebody
@@ -217,62 +200,46 @@ class ScheduleRun:
     """
 
     verb: ClassVar[str] = "schedule"
-    __slots__ = ("json", "name", "next_ms", "reply", "sequence", "tenant", "wish")
-
-    def __init__(
-        self, tenant: str, name: str, wish: int, sequence: int, next_ms: int, reply: str = "", json: bool = True
-    ) -> None:
-        self.tenant = tenant
-        self.name = name
-        self.wish = wish
-        self.sequence = sequence
-        self.next_ms = next_ms
-        self.reply = reply
-        self.json = json
+    tenant: str
+    name: str
+    wish: int
+    sequence: int
+    next_ms: int
+    reply: str = ""
+    json: bool = True
 
 
-class Ask:
+class Ask(msgspec.Struct, eq=False):
     """A question that may only be answered once a record built after its arrival is acknowledged.
 
     `answer` returns None if it sends its answer itself.
     """
 
-    __slots__ = ("answer", "json", "reply")
-
-    def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
-        self.answer = answer
-        self.reply = reply
-        self.json = json
+    answer: Callable[[], Any | Problem | None]
+    reply: str
+    json: bool
 
 
-class Wake:
+class Wake(msgspec.Struct, eq=False):
     """A caller found no member of its tenant's service, and asks for one."""
 
     verb: ClassVar[str] = "wake"
-    __slots__ = ("json", "reply", "service", "tenant")
-
-    def __init__(self, tenant: str, service: str, reply: str = "", json: bool = True) -> None:
-        self.tenant = tenant
-        self.service = service
-        self.reply = reply
-        self.json = json
+    tenant: str
+    service: str
+    reply: str = ""
+    json: bool = True
 
 
-class SnapshotTaken:
+class SnapshotTaken(msgspec.Struct, eq=False):
     """A follower has written a snapshot of the state at `seq`; the next record names it."""
 
-    __slots__ = ("digest", "name", "seq")
-
-    def __init__(self, name: str, seq: int, digest: str) -> None:
-        self.name = name
-        self.seq = seq
-        self.digest = digest
+    name: str
+    seq: int
+    digest: str
 
 
-class Resign:
+class Resign(msgspec.Struct, eq=False):
     """The leader is stopping; its last record says so."""
-
-    __slots__ = ()
 
 
 #: what is taken in the order of arrival with submits

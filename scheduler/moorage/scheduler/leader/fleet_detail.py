@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.use import use_of_job
-from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.codec import encode
@@ -23,8 +23,9 @@ AT_ONCE: Final = 512
 class FleetDetails:
     """Remembers since when a GPU of which job does nothing; that lasts as long as the leader's term."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine = engine
+        self._counts = counts
         self._idle_since: dict[int, int] = {}  # by job number: ledger ms
         self._jobs: list[UsedJob] = []
 
@@ -66,7 +67,7 @@ class FleetDetails:
 
     def frame(self) -> bytes:
         """Return the frame; current once `catch_up` has ended."""
-        state, view = self._engine.state, View(self._engine)
+        state, counts = self._engine.state, self._counts
         tenants = [
             TenantDetail(tenant=row.name, jobs=row.live, gpus=row.gpus, waiting=row.waits, held=row.hold is not None)
             for row in state.tenants.values()
@@ -82,9 +83,9 @@ class FleetDetails:
                 tenants_of=len(tenants),
                 jobs=jobs[:LISTED_MAX],
                 jobs_of=len(jobs),
-                ended=view.outcomes,
-                failed=view.failed_lately[:LISTED_MAX],
-                services=view.calls_lately,
+                ended=counts.outcomes.as_data(),
+                failed=counts.outcomes.failed_lately(state.time_ms)[:LISTED_MAX],
+                services=counts.calls.lately(self._engine.built_ms),
             )
         )
 

@@ -88,6 +88,7 @@ class Intake:
         refuse: Callable[[str, bytes], None],
         on_read: Callable[[str, str, dict[str, Any], str, bool], None],
         on_admin: Callable[[str, str, dict[str, Any], str, bool], None],
+        on_calls: Callable[[str, str, MemberLoad, int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
@@ -95,6 +96,7 @@ class Intake:
         self._refuse_now = refuse
         self._on_read = on_read
         self._on_admin = on_admin
+        self._on_calls = on_calls
         self._raw: deque[Delivery] = deque()  # of workers and operators
         #: tenants take turns: a tenant that sends without pause, or large messages, delays only itself
         self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
@@ -220,7 +222,10 @@ class Intake:
             load = self._clocks.checked(parts[1], _decode_load(delivery.data))
             self._engine.offer_load(parts[1], load, mono_ms)
         elif room == "calls" and len(parts) == 4 and is_service(parts[2]):
-            self._engine.offer_member_load(parts[1], parts[2], _decode_calls(delivery.data), mono_ms)
+            calls = _decode_calls(delivery.data)
+            self._engine.offer_member_load(parts[1], parts[2], calls, mono_ms)
+            if self._on_calls is not None:
+                self._on_calls(parts[1], parts[2], calls, mono_ms)
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]
             arguments = _decode_any(delivery.data) if delivery.data else {}

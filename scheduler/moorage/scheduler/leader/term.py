@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
@@ -89,6 +90,7 @@ class Term:
         recorder = scheduler.recorder
         self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
         self.engine.explain_woken = self._explain_woken
+        self.counts = Counts(self.engine)
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,
@@ -115,7 +117,13 @@ class Term:
         )
         asked = self.questions
         self.intake = Intake(
-            self.engine, scheduler.subjects, self.answer_now, self._refuse_now, asked.read, asked.admin
+            self.engine,
+            scheduler.subjects,
+            self.answer_now,
+            self._refuse_now,
+            asked.read,
+            asked.admin,
+            self.counts.calls.heard,
         )
         self.stalled = StalledRequests(
             scheduler.ledger.appending,
@@ -291,6 +299,7 @@ class Term:
             if self._failed is not None:
                 raise self._failed
             outputs = engine.commit(seq, self.mono_ms())
+            self.counts.follow(outputs)
             self._open_gate(seq)
             if why := engine.behind(self.mono_ms()):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
@@ -466,7 +475,7 @@ class Term:
 
         Every 2 s comes the frame for operators, which does. Also collects garbage when that is due.
         """
-        frames, details, told = FleetFrames(self.engine), FleetDetails(self.engine), False
+        frames, details, told = FleetFrames(self.engine), FleetDetails(self.engine, self.counts), False
         for number in count(1):
             due_ms = self.mono_ms() + int(FLEET_FRAME_S * 1000)
             await asyncio.sleep(FLEET_FRAME_S)

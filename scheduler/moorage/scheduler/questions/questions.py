@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.answers import views
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
 from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.arguments import check_fields, replicas_asked
@@ -49,6 +50,10 @@ class Leader(Protocol):
     @property
     def engine(self) -> Engine:
         """The core of this term."""
+
+    @property
+    def counts(self) -> Counts:
+        """What this term counts for monitors."""
 
     @property
     def follower(self) -> FollowerBeside:
@@ -266,7 +271,7 @@ class Questions:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _tenants(self) -> TenantsAnswer:
-        found = views.tenants(self._engine)
+        found = views.tenants(self._engine, self._leader.counts)
         found.waiting = waiting_by_reason(self._engine)
         return found
 
@@ -284,7 +289,7 @@ class Questions:
         self._ask("fleet", answer, reply, json)
 
     def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
-        act, announced = act_of(verb, arguments), None
+        act, announced = act_of(verb, arguments), dict[str, int]()
         if isinstance(act, FeatureLevelAct):
             announced = {said.scheduler: said.level for said in self._standings.lately()}
         return Order(verb, act, reply, json, announced, operator)

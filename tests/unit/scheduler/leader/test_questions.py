@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions import relay
@@ -57,6 +58,10 @@ class _Leader:
     @property
     def follower(self) -> FollowerBeside:
         raise AssertionError("nobody asks it")
+
+    @property
+    def counts(self) -> Counts:
+        raise AssertionError("nobody asks them")
 
 
 def _fails(*_: object) -> None:

@@ -92,13 +92,13 @@ def test_an_order_is_the_operators_that_its_subject_names() -> None:
     for job, operator in (("keyed", "ana"), ("open", NO_OPERATOR)):
         drive.submit(job)
         hold = act_of("hold", {"tenant": "t", "job": job, "by": "operator:mallory"})
-        drive.engine.offer(Order("hold", hold, "r", True, None, operator))
+        drive.engine.offer(Order("hold", hold, "r", True, {}, operator))
         drive.tick()
         said += told(drive.state, job)[-1:]
         assert drive.answers["r"]["hold"]["by"] == by_operator(operator)
     assert said == [("HELD", "operator:ana", "operator:mallory"), ("HELD", "operator", "operator:mallory")]
     drain = act_of("drain", {"worker": "w0", "by": "scheduler", "within_s": 60, "why": "disk"})
-    drive.engine.offer(Order("drain", drain, "r", True, None, "ben"))
+    drive.engine.offer(Order("drain", drain, "r", True, {}, "ben"))
     drive.tick()
     row = views.fleet(drive.engine, drive.now).workers[0]
     assert (row.by, row.said, row.drain and row.drain.by) == ("operator:ben", "scheduler", "operator:ben")

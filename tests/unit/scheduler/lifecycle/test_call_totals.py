@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.lifecycle import call_totals
-from moorage.scheduler.core.lifecycle.call_totals import (
+from moorage.scheduler.answers import call_totals
+from moorage.scheduler.answers.call_totals import (
     FIGURE_MAX,
     FORGET_MS,
     LATELY_MS,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.scheduler.answers.view import View
-from moorage.scheduler.core.lifecycle.outcomes import LATELY_MS
+from moorage.scheduler.answers.outcomes import LATELY_MS
 from moorage.schemas.frames import FailedLately
 from tests.unit.scheduler.driving import Driving
 
@@ -19,10 +18,10 @@ def test_what_failed_within_the_last_hour_is_told_by_tenant_the_last_one_first(t
     drive.cancel("cancelled", tenant="t0")
     for _ in range(3):
         drive.tick(10_000)
-    told = View(drive.engine).failed_lately
+    told = drive.term_counts.outcomes.failed_lately(drive.state.time_ms)
     by_tenant = [FailedLately("t0", 2, "c", "EXPIRED", 0), FailedLately("t1", 1, "b", "EXPIRED", 10_000)]
     assert told == (by_tenant if tenants == 2 else [FailedLately("t0", 3, "c", "EXPIRED", 0)])
     drive.tick(LATELY_MS)
-    assert [row.job for row in View(drive.engine).failed_lately] == ["c"]
+    assert [row.job for row in drive.term_counts.outcomes.failed_lately(drive.state.time_ms)] == ["c"]
     drive.tick(1)
-    assert View(drive.engine).failed_lately == []
+    assert drive.term_counts.outcomes.failed_lately(drive.state.time_ms) == []

@@ -13,7 +13,6 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.logs import find_log
-from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
@@ -69,6 +68,7 @@ class Service:
                 self.name, index, member.fence, member.attempt,
             )  # fmt: skip
             self.drive.engine.offer_member_load(self.tenant, load.job, load, self.drive.now)
+            self.drive.term_counts.calls.heard(self.tenant, load.job, load, self.drive.now)
 
     def serve(self, seconds: int, calls: float, **said: int) -> list[int]:
         """Serve for a while; return how many members there were at the end of each second."""
@@ -281,7 +281,9 @@ def test_a_service_without_calls_has_no_member_and_a_caller_wakes_it(most: int) 
     woken(drive)
     drive.settle()
     assert len(service.members()) == 1
-    assert [row.woken for row in View(drive.engine).calls] == [2], "not the caller that came while it started"
+    assert [row.woken for row in drive.term_counts.calls.rows(drive.now)] == [2], (
+        "not the caller that came while it started"
+    )
 
 
 def test_two_callers_wake_one_member() -> None:
@@ -673,7 +675,7 @@ def test_a_thousand_services_cost_the_leader_little() -> None:
 def test_a_member_that_was_killed_leaves_the_metrics_with_the_end_of_its_attempt() -> None:
     drive, service = serving(replicas={"min": 2, "max": 2})
     service.say(1)
-    assert [row.members for row in drive.engine.call_totals.rows(drive.now)] == [2]
+    assert [row.members for row in drive.term_counts.calls.rows(drive.now)] == [2]
     drive.workers["w0"].finish(drive.member("embed", 1).name, -9, "exit")
     drive.settle()
-    assert [row.members for row in drive.engine.call_totals.rows(drive.now)] == [1]
+    assert [row.members for row in drive.term_counts.calls.rows(drive.now)] == [1]

@@ -449,7 +449,7 @@ def test_a_limit_outlives_takeover(drive: Driving) -> None:
     assert drive.state.tenants["t"].gpus == 2
     drive.order("limit", gpus=None)
     assert drive.state.tenants["t"].gpus == 4
-    answer = views.tenants(drive.engine)
+    answer = views.tenants(drive.engine, drive.term_counts)
     assert (answer.tenants, answer.of) == ([TenantRow("t", jobs=4, gpus=4)], 1)
 
 

@@ -21,7 +21,7 @@ SERVES: Final = {"run": {"driver": "process", "argv": ["serve"]}, "service": {"n
 def told(drive: Driving) -> tuple[int, int, int]:
     """How many replicas wait, as everybody, an operator and a monitor are told."""
     seen = msgspec.json.decode(FleetFrames(drive.engine).frame(LedgerCopies()))
-    detail = msgspec.json.decode(FleetDetails(drive.engine).frame())
+    detail = msgspec.json.decode(FleetDetails(drive.engine, drive.term_counts).frame())
     tenants = sum(row["waiting"] for row in detail.get("tenants", []))
     return seen.get("queued", 0), tenants, sum(waiting.waiting_by_reason(drive.engine).values())
 

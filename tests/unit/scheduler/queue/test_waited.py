@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.scheduler.answers import views
-from moorage.scheduler.core.queue import waited
-from moorage.scheduler.core.queue.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
+from moorage.scheduler.answers import views, waited
+from moorage.scheduler.answers.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
 from moorage.schemas.answers.operators import WaitRow
 from tests.unit.scheduler.driving import Driving
 
 
 def waits(drive: Driving) -> dict[tuple[str, str], WaitRow]:
     """By tenant and class, as the leader answers."""
-    return {(row.tenant, row.gpus): row for row in views.tenants(drive.engine).waits.rows}
+    return {(row.tenant, row.gpus): row for row in views.tenants(drive.engine, drive.term_counts).waits.rows}
 
 
 def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:

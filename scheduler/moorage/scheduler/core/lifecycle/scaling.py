@@ -139,9 +139,8 @@ class Yields(NamedTuple):
 class Scaling:
     """Follows the calls of services. `bound(job, wanted)` lets the queue place as many replicas as are wanted.
 
-    `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
-    called when a caller has the first member of a service started. `refused(draft, member)` says whether a member that
-    was to sleep could not be frozen.
+    `up_s` and `down_s` are the least seconds between two steps up, and down. `refused(member)` says whether a member
+    that was to sleep could not be frozen.
     """
 
     def __init__(
@@ -153,7 +152,6 @@ class Scaling:
         bound: Callable[[Job, int], None],
         up_s: float,
         down_s: float,
-        woken: Callable[[str, str, int], None],
         refused: Callable[[Member], bool],
     ) -> None:
         self._state = state
@@ -163,7 +161,6 @@ class Scaling:
         self._bound = bound
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
-        self._woken = woken
         self._refused = refused
         self._services: dict[int, _Service] = {}  # by job number
         #: numbers of the jobs that had members above `min` when their calls were last looked at
@@ -215,7 +212,7 @@ class Scaling:
             if not wanted and service.moved_ms < draft.time_ms:
                 wanted = 1
                 self._move(draft, job, service, wanted, "woken by a caller")
-                self._woken(asked.tenant, asked.service, mono_ms)
+                draft.woken.append((asked.tenant, asked.service))
             return Answer("wake", 0, Woken(service=asked.service, job=job.name, wanted=max(1, wanted)))
         return None
 

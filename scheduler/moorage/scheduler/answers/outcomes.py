@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from moorage.scheduler.answers.waited import OTHERS, TENANTS_MAX
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.queue.waited import OTHERS, TENANTS_MAX
 from moorage.schemas.frames import FailedLately
 from moorage.schemas.job import EXPIRED, FAILED, TIMED_OUT
 

@@ -16,9 +16,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from moorage.scheduler.answers.waited import OTHERS
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.scaling import SILENT_MS, member_of
-from moorage.scheduler.core.queue.waited import OTHERS
 from moorage.schemas.answers.operators import ServiceCalls
 from moorage.schemas.frames import ServiceLately
 from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, MEMBERS_MAX, OTHER_CODES, MemberLoad
