@@ -11,7 +11,7 @@ from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Ten
 
 
 def picture(state: State) -> dict[int, Any]:
-    """All that can be reached from a state, in its order: of each row, by identity, all fields but two that are soft."""
+    """All that can be reached from a state, in its order: of each row, by identity, all fields but two soft ones."""
     rows: dict[int, Any] = {}
 
     def seen(value: Any) -> Any:
