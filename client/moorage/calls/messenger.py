@@ -375,10 +375,12 @@ class Messenger:
             self._look()
 
     def _on_have(self, delivery: Delivery) -> None:
+        if delivery.reply == self._own_room:  # its own, which says nothing of other rooms
+            return
         methods = delivery.data.decode(errors="replace").split()
         if methods and self.endpoints.isdisjoint(methods):  # members of another version alone can run these
             return
-        if delivery.reply != self._own_room and delivery.reply.startswith(self._inboxes):
+        if delivery.reply.startswith(self._inboxes):
             self._haver = delivery.reply
         self.member.on_have(time.monotonic())
         self._look()

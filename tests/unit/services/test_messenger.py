@@ -110,6 +110,20 @@ async def test_a_call_waits_as_long_as_its_caller_says_and_no_longer(desk: Desk)
 
 
 @played_by(member)
+async def test_a_member_alone_asks_nobody_for_calls_since_its_own_have_says_nothing_of_other_rooms(desk: Desk) -> None:
+    """A batch would wait for the answer."""
+    wants: list[Delivery] = []
+    want = NAME.subjects.member(NAME.tenant, NAME.service, "want")
+    await desk.caller.subscribe(want, wants.append)
+    calls = [desk.call(), desk.call()]
+    for call in calls:
+        await asyncio.sleep(0.05)
+        desk.answer()
+        await call
+    assert wants == []
+
+
+@played_by(member)
 async def test_a_member_whose_calls_are_quick_opens_its_room_once_for_many_of_them(desk: Desk) -> None:
     opened: list[str] = []
     connection = desk.messenger._connection
