@@ -102,6 +102,7 @@ class Cluster:
 
     def __init__(self, seed: int, *, faults: float = 1.0, schedulers: int = 2, jobs: int = 40) -> None:
         self.seed = seed
+        self.replicas = 1 if seed % 2 else 3
         self.rng = random.Random(seed)
         self.faults = faults
         self.jobs = jobs
@@ -284,7 +285,7 @@ class Cluster:
             ledger,
             config=self.config_of(name),
             name=name,
-            replicas=1 if self.seed % 2 else 3,
+            replicas=self.replicas,
             snapshot_command=Command(["in this process"], {}),
             snapshot_records=SNAPSHOT_RECORDS,
         )

@@ -81,7 +81,9 @@ class Restores:
         self._taken_seq = backups.read(file)[0].seq
         while True:
             try:
-                await backups.restore("ledger", "users", PREFIX, 1, file, replace=True, say=lambda _: None)
+                await backups.restore(
+                    "ledger", "users", PREFIX, self._world.replicas, file, replace=True, say=lambda _: None
+                )
                 break
             except backups.BackupRefused as refused:
                 world.judge.violated(f"the restore of {file.name} is refused: {refused}", refused)
