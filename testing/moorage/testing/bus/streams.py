@@ -463,6 +463,7 @@ def _wrong_last(last: int) -> ApiRefusal:
 
 def _info(stream: Stream, subjects_filter: str = "", offset: int = 0) -> dict[str, Any]:
     state, total = stream.state(), 0
+    others = [{"name": f"copy {at}", "current": True} for at in range(2, stream.config["num_replicas"] + 1)]
     if subjects_filter:
         pattern = subjects_filter.split(".")
         found = sorted(subject for subject in stream.by_subject if matches(pattern, subject.split(".")))
@@ -473,10 +474,7 @@ def _info(stream: Stream, subjects_filter: str = "", offset: int = 0) -> dict[st
         "config": stream.config,
         "created": _rfc3339(stream.created_ns),
         "state": state,
-        "cluster": {
-            "leader": "simulated",
-            "replicas": [{"name": f"copy {at}", "current": True} for at in range(2, stream.config["num_replicas"] + 1)],
-        },
+        "cluster": {"leader": "simulated", **({"replicas": others} if others else {})},
         "total": total,
         "offset": offset,
         "limit": SUBJECTS_PAGE_MAX if total else 0,
