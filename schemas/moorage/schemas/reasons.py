@@ -209,7 +209,7 @@ REFUSED: Final = add(
 )
 CLOSED: Final = add(
     "closed",
-    "the workers that could run it are cordoned, draining, stale, lost or kept for local claims",
+    "the workers that could run it are cordoned, draining, stopped, stale, lost or kept for local claims",
     "moorage fleet shows the state of each worker; moorage uncordon WORKER opens one that is cordoned or draining",
     ends=Ends.BY_ACT,
     cures=_REQUEST,

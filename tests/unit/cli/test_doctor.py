@@ -166,6 +166,10 @@ def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cann
     why = {"driver": "process", "why": "disk-full: no room on the disk of /state"}
     full = checks_fleet._workers([row("a", "up"), row("b", "up", drivers_down=[why])])
     assert (full.verdict, full.found) == ("warn", "2 up; the disk is full, and nothing is started: b")
+    why = {"driver": "process", "why": "agent-stopped: its jobs run on"}
+    stopped = checks_fleet._workers([row("a", "up"), row("b", "agent-stopped", drivers_down=[why])])
+    assert stopped.verdict == "warn"
+    assert stopped.found == "1 agent-stopped: b, 1 up; their agents were stopped while jobs run on: b"
     low = checks_fleet._workers([row("a", "up", warning="disk: 96 % of the disk of /state are in use")])
     assert (low.verdict, low.found) == ("warn", "1 up; the disk is nearly full: a")
     off = checks_fleet._workers([row("a", "up"), row("b", "up", warning="clock: 3600 s behind the leader's")])

@@ -292,6 +292,12 @@ def test_a_full_disk_has_one_line_for_all_drivers() -> None:
     assert warning == "w1: disk: 100 % of the disk of /state are in use"
 
 
+def test_an_agent_that_was_stopped_has_one_line_without_a_time() -> None:
+    why = "agent-stopped: its jobs run on; it takes jobs again once its agent is started"
+    down = [{"driver": driver, "why": why} for driver in ("docker", "process")]
+    assert trouble_lines([convert({"worker": "w1", "state": "up", "drivers_down": down}, WorkerInfo)]) == [f"w1: {why}"]
+
+
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
     workers = [FleetRow(f"n{at:03}", "up", "····") for at in range(100)]
     workers[70] = FleetRow("n070", "up", "··!·")

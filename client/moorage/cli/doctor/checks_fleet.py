@@ -16,7 +16,7 @@ from moorage.client.view.checks import NAMES_MAX, Check, no_worker_is_up, of_lea
 from moorage.schemas.answers.fleet import FleetAnswer, StalledJob, WorkerInfo
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capabilities
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import CLOCK, DISK_FULL, FleetRow
+from moorage.schemas.frames import AGENT_STOPPED, CLOCK, DISK_FULL, FleetRow
 from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.units import many
@@ -267,6 +267,9 @@ def _workers(rows: Sequence[WorkerInfo | FleetRow]) -> Check:
     if off := sorted({row.worker for row in whole if f"{CLOCK}: " in row.warning}):
         found += f"; the clock is off by more than 5 s{_named('', off)}"
         return Check("workers", "warn", found, "run chrony or ntpd on the hosts that moorage fleet names, by how much")
+    if stopped := counts.get(AGENT_STOPPED):
+        found += f"; their agents were stopped while jobs run on{_named('', stopped)}"
+        return Check("workers", "warn", found, "start the worker again on these hosts")
     if down := sorted({worker for worker, _ in downs}):
         drivers = sorted({each.driver for _, each in downs})
         found += f"; the engine of the driver {' '.join(drivers)} does not answer{_named('', down)}"

@@ -49,6 +49,7 @@ _STATE_STYLE: Final = {
     "draining": "yellow",
     "cordoned": "yellow",
     "leaving": "yellow",
+    "agent-stopped": "yellow",
     "starts-fail": "red",
     "disk-full": "red",
     "CANCELLED": "dim",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from moorage.client.durations import age
 from moorage.schemas.actors import words
 from moorage.schemas.answers.fleet import DeviceTrouble, DrainTimes, WorkerInfo
-from moorage.schemas.frames import DISK_FULL
+from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL
 from moorage.schemas.units import many
 
 
@@ -38,11 +38,13 @@ def device_words(trouble: DeviceTrouble) -> str:
 
 
 def down_words(worker: WorkerInfo) -> list[str]:
-    """Return which drivers of a worker of the answer `fleet` start nothing, and why; a full disk once for all."""
+    """Return which drivers of a worker of the answer `fleet` start nothing, and why; what holds for all only once."""
     words: dict[str, None] = {}
     for down in worker.drivers_down:
-        is_full = down.why.startswith(DISK_FULL)
-        what = down.why if is_full else f"driver-down: {down.driver}: {down.why}"
+        if down.why.startswith(AGENT_STOPPED):  # it reported this once, so nobody knows since when
+            words[down.why] = None
+            continue
+        what = down.why if down.why.startswith(DISK_FULL) else f"driver-down: {down.driver}: {down.why}"
         words[f"{what}, since {age(1000 * down.for_s)}"] = None
     return list(words)
 

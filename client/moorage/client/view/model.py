@@ -15,7 +15,17 @@ from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, 
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Explained, JobRow
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
-from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, FleetRow, Hello, Load, Standing, UsedJob
+from moorage.schemas.frames import (
+    AGENT_STOPPED,
+    DISK_FULL,
+    FleetDetail,
+    FleetFrame,
+    FleetRow,
+    Hello,
+    Load,
+    Standing,
+    UsedJob,
+)
 from moorage.schemas.job import QUEUED
 from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
@@ -355,7 +365,7 @@ class Model:
         for worker in self._fleet.workers:
             name = worker.worker
             state = state_now.get(name, worker.state)
-            if state not in _AS_WANTED and state != DISK_FULL:  # its drivers say more of that
+            if state not in _AS_WANTED and state not in (DISK_FULL, AGENT_STOPPED):  # its drivers say more of that
                 heard = worker.heard_ms_ago
                 what = state
                 if state in _GRAVE:
@@ -367,7 +377,7 @@ class Model:
             if worker.starts_fail is not None:
                 yield Trouble(name, f"jobs fail to start: {worker.starts_fail.why}", grave=True)
             for words in down_words(worker):
-                yield Trouble(name, words, grave=True)
+                yield Trouble(name, words, grave=not words.startswith(AGENT_STOPPED))
             if worker.warning:
                 yield Trouble(name, worker.warning)
             for trouble in worker.troubles:

@@ -235,6 +235,8 @@ def _closed(host: Host) -> str:
         return f"{worker.id}: lost"
     if host.leaves_ms is not None:
         return f"{worker.id}: leaving, as it was told to end"
+    if host.agent_stopped:
+        return f"{worker.id}: {next(iter(host.down.values()))[0]}"
     return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
 
 

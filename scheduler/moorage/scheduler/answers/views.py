@@ -100,7 +100,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Problem, Refused, is_as_asked
-from moorage.schemas.frames import DISK_FULL, Change
+from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
@@ -657,7 +657,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         simulated=bool(hello.get("simulated", False)),
         models=sorted({device["name"] for device in pool}),
         gpus=len(pool),
-        free=host.open.bit_count() if host is not None and not host.disk_full else 0,
+        free=host.open.bit_count() if host is not None and not (host.disk_full or host.agent_stopped) else 0,
         cells=cells(host, len(pool)),
         members=len(worker.members),
         cpu_milli=hello.get("cpu_milli", 0),
@@ -694,6 +694,8 @@ def worker_state(worker: Worker, host: Host | None) -> str:
         return worker.flag
     if host.leaves_ms is not None:
         return "leaving"
+    if host.agent_stopped:
+        return AGENT_STOPPED
     if host.stale:
         return "stale"
     if host.disk_full:

@@ -58,7 +58,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One worker. CPU is in thousandths of a core, memory in MiB."""
 
     worker: str  # id of the worker
-    #: up, stale, disk-full, draining, cordoned, starts-fail, leaving, claimed-locally, not-heard, lost or left
+    #: up, stale, disk-full, agent-stopped, draining, cordoned, starts-fail, leaving, claimed-locally, not-heard, lost
+    #: or left
     state: str
     flag: str = always(str)  # the operator's setting: open, draining or cordoned
     by: str = always(str)  # the operator who set it, as the subject proves it

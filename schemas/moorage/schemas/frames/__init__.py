@@ -24,6 +24,7 @@ from moorage.schemas.frames.history import HistoryFrame, HistoryWorker, Moved, S
 from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     ABOUT_THE_JOB,
+    AGENT_STOPPED,
     CANNOT_RUN,
     DISK_FULL,
     LEAVING_S_MAX,
@@ -116,6 +117,7 @@ from moorage.schemas.frames.version import VERSION
 
 __all__ = [
     "ABOUT_THE_JOB",
+    "AGENT_STOPPED",
     "BEAT_S",
     "CANNOT_RUN",
     "CLOCK",

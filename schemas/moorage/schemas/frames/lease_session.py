@@ -178,13 +178,16 @@ class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 #: how `DriverDown.why` begins where the disk of the worker's state folder is full
 DISK_FULL: Final = "disk-full"
+#: and where the worker's agent was stopped, while jobs run on
+AGENT_STOPPED: Final = "agent-stopped"
 
 
 class DriverDown(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A driver of a worker that starts nothing: the worker gets no jobs of that driver, and keeps those that it has.
 
-    Its engine does not answer; or the worker's disk is full, then `why` begins with `disk-full: `, and all its drivers
-    are down. `why` is one line, `for_s` for how many seconds that has been so.
+    Its engine does not answer. Or all drivers of the worker are down: its disk is full, then `why` begins with
+    `disk-full: `; or its agent stops and leaves its jobs running, then with `agent-stopped: `, until the next agent
+    joins. `why` is one line, `for_s` for how many seconds that has been so.
     """
 
     driver: str

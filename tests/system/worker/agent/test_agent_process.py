@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from moorage.schemas.attempt import AttemptName
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place, Start
 from moorage.system.proctree import read_process
@@ -349,10 +349,14 @@ async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_go
         await leader.heard("w1", "started", name)
         pid = await pid_of(path)
         await again.stop()
+        last = await until(lambda: seat.renewals[-1].down and seat.renewals[-1], what="word that it starts nothing")
+        assert [(each.driver, each.why.partition(":")[0]) for each in last.down] == [("process", "agent-stopped")]
+        assert [name_in(each) for each in last.held] == [name]
         third = await start(settings_of(state, unique), nats_url)
         try:
             await leader.joined("w1", 3)  # behind whatever the one before had to say
             assert not seat.said_goodbye
+            await until(lambda: not seat.renewals[-1].down, what="word of the next agent that it starts jobs")
             assert is_alive(pid)
             assert "exited" not in seat.kinds(name)
         finally:

@@ -81,6 +81,29 @@ def test_a_full_disk_is_told_as_that() -> None:
     assert is_placed(drive, "waits"), "it opens by itself"
 
 
+def test_a_worker_whose_agent_stopped_gets_nothing_until_the_next_agent_joins() -> None:
+    drive = fleet()
+    drive.submit("before", gpu={})
+    drive.settle()
+    why = "agent-stopped: its jobs run on; it takes jobs again once its agent is started"
+    say(drive, *(DriverDown(driver, why) for driver in ("docker", "noop", "process")))
+    drive.submit("waits", gpu={})
+    drive.submit("no-gpu")
+    drive.settle()
+    assert [is_placed(drive, job) for job in ("before", "waits", "no-gpu")] == [True, False, False]
+    explained = drive.explained("waits")
+    assert (explained["reason"], explained["held_by"]) == ("closed", [f"w0: {why}"])
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert (row.state, row.free, row.cells) == ("agent-stopped", 0, "#···")
+    drive.workers["w0"].down = []
+    drive.join(drive.workers["w0"])
+    drive.renew("w0")
+    drive.settle()
+    assert [is_placed(drive, job) for job in ("before", "waits", "no-gpu")] == [True, True, True]
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert (row.state, row.drivers_down) == ("up", [])
+
+
 def test_another_worker_with_that_driver_gets_the_job() -> None:
     drive = fleet()
     say(drive, DOWN)

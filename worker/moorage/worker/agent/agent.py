@@ -72,6 +72,7 @@ from moorage.worker.session.member_messages import (
     FreezeAnswered,
     FreezeMember,
     GiveUp,
+    HealthChanged,
     LeaseAnswered,
     Leave,
     Log,
@@ -350,16 +351,17 @@ class Agent:
         return min(self.members.table.longest_grace_s, LEAVE_GRACE_S_MAX)
 
     def leave_if_idle(self) -> None:
-        """Say goodbye at once and set `left` if there is no job or lease here and the session is live.
+        """In a live session, say goodbye at once and set `left` if there is no job or lease here.
 
-        Otherwise do nothing. It is one step, so a placement that arrives later is refused; it is never started only to
-        be ended.
+        It is one step, so a placement that arrives later is refused; it is never started only to be ended. With a job
+        or lease, a last renewal says that nothing starts here until the next agent has joined.
         """
         if self._is_open:
             self.run()
             idle = not self.members.held and not self.pool.busy_slots()  # a lease of a local process counts as well
-            if idle and self.members.session.phase == "live":
-                self.queue.append(Leave())
+            if self.members.session.phase == "live":
+                self.reporter.stops = not idle
+                self.queue.append(Leave() if idle else HealthChanged())
                 self.run()
                 self.finish()
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import COUNTED, LIVE, LIVE_MEMORY, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.frames import AGENT_STOPPED, Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
@@ -43,6 +43,8 @@ from moorage.worker.sharing.usage_meter import UsageMeter
 T = TypeVar("T")
 #: how often devices are read while jobs use them: the rhythm of what `RecentUse` keeps
 SAMPLE_S: Final = 1.0
+#: why nothing is started by an agent that stops
+STOPPED: Final = f"{AGENT_STOPPED}: its jobs run on; it takes jobs again once its agent is started"
 Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the reading of each slot, and the time
 
 
@@ -90,6 +92,7 @@ class Reporter:
             Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
             *([] if lender is None else [lender.seen]),
         ]
+        self.stops = False  # set once this agent stops, and leaves its jobs running
         #: how many processes of each running member are stopped
         self.stopped: dict[AttemptName, int] = {}
         self.devices = pool.devices
@@ -148,7 +151,9 @@ class Reporter:
         return min(SAMPLE_S, self.settings.load_s)
 
     def drivers_down(self) -> list[DriverDown]:
-        """Return the drivers whose engine does not answer now; all of them if the disk is full."""
+        """Return the drivers whose engine does not answer now; all of them if the disk is full, or the agent stops."""
+        if self.stops:
+            return [DriverDown(name, STOPPED) for name in self.drivers]
         now_s = boottime_s()
         if self._disk is not None and self._disk.is_full:
             why, for_s = self._disk.why, max(0, int(now_s - self._disk.full_since_s))

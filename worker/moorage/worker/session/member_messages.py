@@ -267,7 +267,7 @@ class TurnOver(msgspec.Struct, frozen=True):
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
-    """Report that a device became unwell, or well: a renewal must report it now."""
+    """Report that a device became unwell, or well, or that the agent stops: a renewal must report it now."""
 
 
 class HelloChanged(msgspec.Struct, frozen=True):

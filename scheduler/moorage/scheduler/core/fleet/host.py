@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas import reasons
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import DISK_FULL, OTHERS, AttemptUse
+from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, OTHERS, AttemptUse
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
@@ -365,6 +365,16 @@ class Host:
         """Whether it starts nothing because the disk of its worker is full."""
         return any(why.startswith(DISK_FULL) for why, _ in self.down.values())
 
+    @property
+    def agent_stopped(self) -> bool:
+        """Whether its worker's agent has stopped and left its jobs running."""
+        return any(why.startswith(AGENT_STOPPED) for why, _ in self.down.values())
+
+    @property
+    def stays(self) -> bool:
+        """Whether its agent goes on: it was neither told to end, nor stopped."""
+        return self.leaves_ms is None and not self.agent_stopped
+
     def keep(self, mask: int) -> None:
         """Count slots on which the worker refused something as busy, until a renewal reports what keeps them (H41)."""
         self.refused |= mask & ~self.busy
@@ -522,8 +532,7 @@ class Host:
 
     @property
     def usable(self) -> bool:
-        stays = not self.closed and self.leaves_ms is None
-        return self.heard and not self.stale and stays and bool(self.worker.session)
+        return self.heard and not self.stale and not self.closed and self.stays and bool(self.worker.session)
 
 
 def too_few_lent(hosts: Iterable[Host], shape: Shape) -> str:

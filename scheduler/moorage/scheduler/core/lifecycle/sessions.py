@@ -312,7 +312,7 @@ class Sessions:
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
-        down = drivers_down(frame, host.cls.drivers)
+        stayed, down = host.stays, drivers_down(frame, host.cls.drivers)
         if host.down.keys() != down.keys():
             if host.down.keys() - down.keys():
                 self.fleet.opens(worker.num)  # `refresh` looks at devices alone
@@ -320,10 +320,9 @@ class Sessions:
         host.down = down
         host.use = {name_in(each): each for each in frame.use if each.attempt}
         host.stopped = {name_in(each): each.processes for each in frame.stopped}
-        was_leaving = host.leaves_ms is not None
         host.leaves_ms = None if frame.leaving_s is None else draft.time_ms + 1000 * frame.leaving_s
-        if was_leaving != (frame.leaving_s is not None):
-            if was_leaving:
+        if stayed != host.stays:
+            if host.stays:
                 self.fleet.opens(worker.num)
             self.fleet.refresh(host)
         self.stalls.heard(host)
