@@ -12,6 +12,7 @@ from unittest import mock
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.follower import count_the_rest
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load
@@ -82,8 +83,9 @@ class Restores:
         while True:
             try:
                 await backups.restore(
-                    "ledger", "users", PREFIX, self._world.replicas, file, replace=True, say=lambda _: None
-                )
+                    "ledger", "users", PREFIX, self._world.replicas, file, replace=True, say=lambda _: None,
+                    count_the_rest=count_the_rest,
+                )  # fmt: skip
                 break
             except backups.BackupRefused as refused:
                 world.judge.violated(f"the restore of {file.name} is refused: {refused}", refused)

@@ -16,6 +16,7 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.durable.queue_streams import stream_config
+from moorage.scheduler.follower.follower import count_the_rest
 from moorage.scheduler.history.told_story import read_frame
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
@@ -37,7 +38,8 @@ async def take(made: Stack, to: Path) -> Path:
 
 async def bring_back(made: Stack, file: Path, *, replace: bool = False) -> None:
     prefix = made.subjects.prefix
-    await restore(made.ledger_url, made.url, prefix, 1, file, replace=replace, say=lambda text: None)
+    urls = made.ledger_url, made.url
+    await restore(*urls, prefix, 1, file, replace=replace, say=lambda text: None, count_the_rest=count_the_rest)
 
 
 async def start(made: Stack, **numbers: float) -> RealProcess:
@@ -341,6 +343,49 @@ async def test_restores_back_and_forth_lose_no_history_and_no_end_is_written_twi
             stream = JetStream(reader).read_range(made.subjects.history_stream)
             frames = [decoded.jobs async for each in stream if (decoded := read_frame(each.data))]
         assert sorted(told.job for jobs in frames for told in jobs if told.over) == ["ends", "long-over"]
+
+
+@pytest.mark.slow
+async def test_a_restore_loses_no_gpu_time_of_the_ledger_that_it_replaces(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """The follower saves its count every 50,000 records, and at the end of the ledger before a restore deletes it."""
+    async with (
+        stack(nats_server, unique) as made,
+        caller(made) as acme,
+        await connect(made.ledger_url, "test") as schedulers,
+    ):
+        saves = made.subjects.follower_stream, made.subjects.follower_saved
+
+        async def is_saved() -> bool:
+            try:
+                return await JetStream(schedulers).get_last(*saves) is not None
+            except JetStreamRefused:  # the follower has not made the stream yet
+                return False
+
+        async def counted() -> dict[str, Any] | None:
+            answer = await acme.api("usage", {"by": ["tenant"], "since_s": 86_400})
+            return dict(answer["data"]) if answer["kind"] == "answer" else None
+
+        leads = await a_leader(made, acme)
+        await made.agent("w", "4xH100", worker="w1")
+        await acme.workers_up("w1")
+        file = await take(made, tmp_path)
+        await until(is_saved, what="the first save, which is the only one of so short a ledger")
+        for job in ("a", "b"):
+            await acme.submit(job)
+            await acme.reaches(job, "SUCCEEDED")
+        await acme.all_free()
+        before = await until(counted, what="the GPU time")
+        assert before["rows"][0]["gpu_s"] > 0
+        assert await leads.terminate() == 0
+        await bring_back(made, file, replace=True)
+        await start(made)
+        await acme.leader(1 << 20)
+        after = await until(counted, what="the GPU time behind the restore")
+        assert after["rows"] == before["rows"]
+        [[from_ms, _]] = after["restores"]
+        assert from_ms >= before["until_ms"], "the time that nobody counted begins at the end of the old ledger"
 
 
 async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(

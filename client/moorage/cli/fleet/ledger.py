@@ -81,6 +81,7 @@ def restore(
     """
 
     def act() -> int:
+        from moorage.scheduler.follower.follower import count_the_rest
         from moorage.scheduler.ledger.backup import restore as make
         from moorage.scheduler.settings import ledger_url
 
@@ -90,7 +91,8 @@ def restore(
         held, target = scheduler_of(settings, options)
         users, copies = target or held.nats, replicas or said_replicas(settings)
         ledger = ledger_url(held.ledger_url_file) or users
-        state = run(make(ledger, users, held.prefix, copies, file, replace=replace, say=say))
+        made = make(ledger, users, held.prefix, copies, file, replace=replace, say=say, count_the_rest=count_the_rest)
+        state = run(made)
         if options.json:
             emit(
                 {

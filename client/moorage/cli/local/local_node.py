@@ -130,12 +130,14 @@ class Node:
 
     async def _make_ledger_of(self, backup: Path) -> None:
         """Restore the ledger as `moorage admin restore --replace` does; no scheduler runs here now."""
+        from moorage.scheduler.follower.follower import count_the_rest
         from moorage.scheduler.ledger.backup import restore
         from moorage.schemas.subjects import PREFIX_DEFAULT
 
         assert self._server is not None
         server = self._server
-        state = await restore(server.ledger_url, server.url, PREFIX_DEFAULT, 1, backup, replace=True, say=say)
+        urls = server.ledger_url, server.url
+        state = await restore(*urls, PREFIX_DEFAULT, 1, backup, replace=True, say=say, count_the_rest=count_the_rest)
         say(
             f"restored with {many(len(state.jobs), 'job')} from {backup}; no job is placed for lease_s + grace_s"
             " + margin_s, because jobs that were placed after the backup may still run"

@@ -20,6 +20,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.queue_streams import info_of
 from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
@@ -166,6 +167,20 @@ class Follower:
         await self._history.begin(self._state, written.last, written.jobs)
         self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
 
+    async def finish(self) -> None:
+        """Read the ledger to its end, and save; do nothing if the newest save is of another ledger.
+
+        Raises `LedgerBroken`, `Overtaken`, `BusError`.
+        """
+        await self._saves.open()
+        saved = await self._saves.read()
+        if saved is not None and saved.state.ledger_id != (await self._ledger.last_term()).ledger_id:
+            return
+        self._state, self._usage, written, self._acts = saved or _nothing()
+        await self._history.begin(self._state, written.last, written.jobs)
+        await self._catch_up()
+        await self._save()
+
     async def _catch_up(self) -> None:
         """Fold the ledger's records up to its present end, and write what they tell.
 
@@ -250,6 +265,23 @@ class Follower:
             return behind(1)
         parts, seq = found
         return {"parts": parts, "seq": seq}
+
+
+async def count_the_rest(jetstream: JetStream, world: JetStream, subjects: Subjects, replicas: int) -> str:
+    """Have GPU time, history and operators' orders go up to the end of a ledger that is about to be deleted.
+
+    No scheduler may run. `replicas` is the number of copies that the streams have. Return why it failed, or "".
+    """
+    config = Config()
+    try:
+        history = await info_of(world, subjects.history_stream)
+        if history is not None:  # its bounds stay as the schedulers set them
+            keep_s, size = history.config["max_age"] / 1e9, history.config["max_bytes"]
+            config = msgspec.structs.replace(config, history_keep=keep_s, history_bytes=size)
+        await Follower(jetstream, world, subjects, config, replicas, 1).finish()
+    except (BusError, LedgerBroken, Overtaken) as error:
+        return str(error)
+    return ""
 
 
 def behind(records: int) -> Problem:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,8 @@ ROOM_BYTES: Final = 16 * 1024**2
 SILENT_S: Final = 15.0
 
 Say = Callable[[str], None]
+#: as `follower.count_the_rest`
+CountTheRest = Callable[[JetStream, JetStream, Subjects, int], Awaitable[str]]
 
 
 class BackupRefused(MoorageError):
@@ -194,6 +196,7 @@ async def restore(
     *,
     replace: bool,
     say: Say,
+    count_the_rest: CountTheRest | None = None,
 ) -> State:
     """Make a ledger that begins with the state of a backup; return its state. No scheduler may run.
 
@@ -201,7 +204,8 @@ async def restore(
     copies of each stream; 0 for as many as the backed up ledger had, which is refused if that is one and the servers
     are a cluster. What the servers have no room for is refused before anything is deleted. Until the last step, a half
     made ledger names no snapshot and no scheduler leads it; run restore again with `replace`. `say` is called with a
-    line about each step. Raises `BackupRefused`, `Refused`, `BusError`, OSError, `BadSnapshot`, `Deposed`.
+    line about each step, `count_the_rest` before a ledger is deleted. Raises `BackupRefused`, `Refused`, `BusError`,
+    OSError, `BadSnapshot`, `Deposed`.
     """
     header, state = read(file)
     subjects, said, replicas = Subjects(prefix), replicas, replicas or header.replicas
@@ -222,6 +226,10 @@ async def restore(
         kept = [(jetstream, each) for each in (subjects.follower_stream, subjects.schedule_stream)]
         kept += [(of_users, each) for each in _streams_of_users(subjects, own) if each not in stale]
         await _copy(kept, replicas, say)
+        if count_the_rest is not None and await info_of(jetstream, subjects.ledger_stream) is not None:
+            why = await count_the_rest(jetstream, of_users, subjects, replicas)
+            if why:
+                say(f"GPU time and history behind the follower's last save are left out: {why}")
         for stream in stale:
             await of_users.delete_stream(stream)
         if queue_from:  # also behind what the ledger that is there has read: this may stop before it is deleted
