@@ -36,6 +36,8 @@ from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.checked import asked, ranker_of
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
+from moorage.scheduler.core.schedule.plan import Claim
+from moorage.scheduler.core.schedule.preempt import Candidate
 from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.errors import Problem
 from moorage.schemas.operate import ReleaseAct
@@ -338,6 +340,8 @@ def _group_looked_at(raised: Exception) -> Group | None:
         for value in frame.f_locals.values():
             if isinstance(value, Group):
                 return value
+            if isinstance(value, Candidate | Claim):
+                return value.group
             if isinstance(value, Host | Member):
                 return None
     return None

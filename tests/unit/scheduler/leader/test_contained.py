@@ -850,6 +850,49 @@ def test_a_pass_that_fails_on_a_group_that_it_only_looks_at_holds_its_jobs_and_g
     assert drive.counts == {"job": 1}
 
 
+def test_a_pass_that_fails_as_it_looks_at_no_group_holds_no_jobs(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the group served last were held until an operator released them, and then those of the next one."""
+    from moorage.scheduler.core.schedule.preempt import Preempting
+
+    for name in ("runs-0", "runs-1"):
+        drive.submit(name, gpu={"count": 4}, preemptible=True)
+    drive.pass_time(60_000)
+    raises_for(monkeypatch, Preempting, "_under_way", lambda *given: True)
+    for name in ("a", "b"):
+        drive.pass_time(STEP_PAUSE_MS)
+        assert drive.submit(name, tenant=name, gpu={"count": 4})["kind"] == "accepted"
+    assert drive.counts.keys() == {"step"}
+    for name in ("a", "b"):
+        assert drive.explained(name, name)["reason"] != "scheduler-failed"
+
+
+def test_a_plan_that_fails_on_the_first_job_of_a_group_holds_the_jobs_of_that_group(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the group that the plan had read last were held."""
+    from moorage.scheduler.core.schedule import plan
+
+    for name in ("runs-0", "runs-1"):
+        drive.submit(name, gpu={"count": 4})
+    drive.settle()
+    does = plan._has_been_passed
+
+    def has_been_passed(known: plan.Known, claim: plan.Claim, *since: Any) -> bool:
+        if claim.group.tenant == "bad":
+            raise Poisoned
+        return does(known, claim, *since)
+
+    monkeypatch.setattr(plan, "_has_been_passed", has_been_passed)
+    for name in ("bad", "good"):
+        drive.submit(name, tenant=name, gpu={"count": 1})
+    drive.pass_time(120_000)
+    assert drive.counts == {"job": 1}
+    assert drive.explained("bad", "bad")["reason"] == "scheduler-failed"
+    assert drive.explained("good", "good")["reason"] != "scheduler-failed"
+
+
 def test_a_job_that_fails_behind_its_entry_in_the_queue_is_held_and_not_placed(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

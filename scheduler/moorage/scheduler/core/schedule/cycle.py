@@ -117,6 +117,14 @@ class Planner:
         cut = self.placing.in_vain > self._in_vain_max
         if not self._begin(draft):
             return 0
+        placed = self._serve_groups(draft, cut=cut)
+        self.serving = None
+        if self.preempting.allowed() and not draft.full:
+            self.preempting.seek(draft, self._eligible, self._closed_to)
+        return placed
+
+    def _serve_groups(self, draft: Draft, *, cut: bool) -> int:
+        """Place jobs of the groups that may find room, in order. Return how many replicas were placed."""
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
         ready = verdicts.ready(order.key)
         self._bound(cut, len(ready))
@@ -148,9 +156,6 @@ class Planner:
                 heappop(ready)
             if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
                 order.over_limit(group)
-        self.serving = None
-        if self.preempting.allowed() and not draft.full:
-            self.preempting.seek(draft, self._eligible, self._closed_to)
         return placed
 
     def next_ms(self) -> float:
