@@ -228,9 +228,10 @@ class Engine:
         return self.admission.all_heard() or self.stale_ledger.waited(self._built_ms)
 
     def _order(self) -> QueueOrder:
-        config, overdue = self.config, self.timers.overdue
-        failed_of = self.lifecycle.starts.failed_of
-        return QueueOrder(self.state, self.fleet, self.queue, config.ages, overdue, self._left_too_soon, failed_of)
+        ages, overdue, starts = self.config.ages, self.timers.overdue, self.lifecycle.starts
+        return QueueOrder(
+            self.state, self.fleet, self.queue, ages, overdue, self._left_too_soon, starts.failed_of, starts.has_failed
+        )
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised

@@ -303,3 +303,24 @@ def test_with_one_bad_host_all_good_jobs_of_the_others_run(nowhere: int) -> None
     assert set(found["bad"].values()) <= {"FAILED"}
     assert bad.told["started"] == 0
     drive.check()
+
+
+def test_a_job_that_failed_on_a_host_does_not_follow_one_there_that_has_not() -> None:
+    """Jobs that ask alike were placed in a row on the host of the first one: those that had failed there, too."""
+    drive = Driving()
+    bad = failing(drive, "bad", lambda worker, job: job == "j", gpus=4)
+    bad.why = START_FAILED + ": cgroup: there is no such folder"
+    drive.order("hold", tenant="t")
+    drive.submit("before", gpu={})
+    drive.submit("j", gpu={})
+    drive.order("hold", job="before")
+    drive.order("release", tenant="t")
+    drive.settle()
+    drive.report()
+    drive.order("hold", tenant="t")
+    drive.pass_time(5_000)
+    drive.worker("other", 8)
+    drive.order("release", job="before")
+    drive.order("release", tenant="t")
+    assert until_over(drive, {"t": ["before", "j"]}) == {"t": {"before": "SUCCEEDED", "j": "SUCCEEDED"}}
+    assert bad.tried == 1

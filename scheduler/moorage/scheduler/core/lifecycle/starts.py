@@ -93,6 +93,10 @@ class Starts:
         """Return the numbers of the workers on which this job failed to start, and nothing has started since."""
         return frozenset(worker for worker, row in self._failed.items() if num in row) if self._failed else _NOWHERE
 
+    def has_failed(self, num: int) -> bool:
+        """Return whether any job failed to start on this worker (by number), and nothing has started there since."""
+        return num in self._failed
+
     def left(self, worker: Worker) -> None:
         """Forget what failed on a worker: a job has started there, its session is over, or an operator opens it."""
         for table in (self._failed, self._times, self._why):

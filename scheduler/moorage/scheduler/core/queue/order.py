@@ -148,7 +148,7 @@ class QueueOrder:
 
     `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
     workers whose drain would end a job (by number, at a ledger ms) too soon, `failed_of` those on which it failed to
-    start.
+    start; `has_failed` says whether any job failed to on a worker (by number).
     """
 
     def __init__(
@@ -160,6 +160,7 @@ class QueueOrder:
         overdue: Container[int],
         left_too_soon_of: Callable[[int, int], frozenset[int]],
         failed_of: Callable[[int], frozenset[int]],
+        has_failed: Callable[[int], bool],
     ) -> None:
         self.state = state
         self.queue = queue
@@ -167,6 +168,7 @@ class QueueOrder:
         self.overdue = overdue
         self.left_too_soon_of = left_too_soon_of
         self.failed_of = failed_of
+        self.has_failed = has_failed
         self._fleet = fleet
         self.turns: Turns | None = None  # in this pass: the order under fair share
         #: the sort key of queue groups; equal keys are ordered by arrival

@@ -163,6 +163,8 @@ class Placing:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
+        if order.has_failed(host.worker.num):
+            return 0, choice  # those that failed to start on it come there last
         masks = self._again(choice, shape, min(most, draft.steps_left))
         self.choices += bool(masks)
         for mask, group in zip(masks, turns, strict=False):
