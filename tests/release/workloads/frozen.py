@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.schemas.job import STATES
-from tests.release.workloads.reference import Room, World, as_waiting, member_name, over_limit, slots_of
+from tests.release.workloads.reference import Room, World, as_waiting, may_run_on, member_name, over_limit, slots_of
 
 
 def confirm(world: World) -> None:
@@ -31,7 +31,7 @@ def restless(world: World) -> list[str]:
             continue
         room, home = Room(world, member.worker.num, [member]), slots_of(member.home)
         others = [m for m in member.worker.members.values() if m.mask & member.home]
-        if any(m.preemptible and m.fence > member.fence for m in others):
+        if may_run_on(world, member) and any(m.preemptible and m.fence > member.fence for m in others):
             wrong.append(f"{member_name(member)} waits for a preemptible job that came later")
         tenant = world.drive.state.tenants[job.tenant]
         is_held = job.hold is not None or tenant.hold is not None or over_limit(world, as_waiting(job))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Worker
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
@@ -67,7 +67,8 @@ class Room:
             if member.mask != member.home:
                 self.awaited |= slots_of(member.home)
                 asked_ms = member.replica.job.story[-1][1] if STATES[member.replica.state] == "ENDING" else -1
-                if needs_devices(member, request) and asked_ms != world.drive.state.time_ms:  # else by this very pass
+                needs = needs_devices(member, request) and may_run_on(world, member)
+                if needs and asked_ms != world.drive.state.time_ms:  # else by this very pass
                     self.needed |= slots_of(member.home)
             resources, gpu = request.resources, request.effective_gpu
             self.cpu -= resources.cpu_milli if resources else 0
@@ -76,14 +77,10 @@ class Room:
                 user = user_of(hello, member.replica.job, request)
                 self.users[slot].append((MODES[member.mode], user, *share_of(gpu)))
         lent = hello.get("lent_slots")
-        shut = set() if empty else real.local | slots_of(worker.quarantined | worker.unwell_mask)
+        shut = shut_on(world, worker, empty=empty)
         waiting = real.waiting and not empty
-        if not empty:
-            shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
-        if not world.resting:  # the scheduler learns with the next renewal what became of these devices
-            host = world.drive.engine.fleet.hosts[num]
-            shut |= slots_of(host.busy | host.sick | world.drive.shut_before.get(num, 0))
-            waiting = waiting or (host.waiting and not empty)
+        if not world.resting:
+            waiting = waiting or (world.drive.engine.fleet.hosts[num].waiting and not empty)
         self.lent = [slot for slot in range(len(self.users)) if lent is None or slot in lent]
         self.slots = [] if waiting else [slot for slot in self.lent if slot not in shut]
 
@@ -170,6 +167,35 @@ def needs_devices(member: Member, request: Request) -> bool:
     if member.replica.member is not member:
         return True
     return not member.freeze if state == "FROZEN" else request.workload.grace_s > 0
+
+
+def shut_on(world: World, worker: Worker, *, empty: bool = False) -> set[int]:
+    """The devices of a worker that are in other use, unwell or in quarantine; none of them once it is `empty`."""
+    shut = set[int]()
+    if not empty:
+        shut |= world.drive.workers[worker.id].local | slots_of(worker.quarantined | worker.unwell_mask)
+        shut |= {int(name[1:]) for name in world.ill.get(worker.id, ())}
+    if not world.resting:  # the scheduler learns with the next renewal what became of these devices
+        host = world.drive.engine.fleet.hosts[worker.num]
+        shut |= slots_of(host.busy | host.sick | world.drive.shut_before.get(worker.num, 0))
+    return shut
+
+
+def may_run_on(world: World, member: Member) -> bool:
+    """Whether nothing but its devices keeps a frozen job that is to run on: else nobody gives them up for it."""
+    job, worker = member.replica.job, member.worker
+    tenant = world.drive.state.tenants[job.tenant]
+    if member.replica.member is not member or STATES[member.replica.state] != "FROZEN":
+        return True  # it ends
+    if job.hold is not None or tenant.hold is not None:
+        return False
+    if slots_of(member.home) & shut_on(world, worker):
+        return False
+    if not tenant.gpus_max:
+        return True
+    own = (each for each in worker.members.values() if each.replica.job.tenant == job.tenant)
+    given = sum(each.mask.bit_count() for each in own if each.mask & member.home)
+    return tenant.gpus - given + member.home.bit_count() <= tenant.gpus_max
 
 
 def answers(device: dict[str, Any], request: Request) -> bool:
