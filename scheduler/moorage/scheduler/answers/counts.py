@@ -23,7 +23,14 @@ class Counts:
         self.calls = CallTotals(engine.state)
 
     def follow(self, outputs: Outputs) -> None:
-        """Count what a record has begun, ended and woken, once it is acknowledged."""
+        """Count what a record has begun, ended and woken, once it is acknowledged. What fails costs a count alone."""
+        engine = self._engine
+        try:
+            self._count(outputs)
+        except Exception as raised:
+            engine.containment.note("output", f"counts of record {engine.state.seq}", "", raised, engine.state.time_ms)
+
+    def _count(self, outputs: Outputs) -> None:
         engine = self._engine
         now_ms, shape_of = engine.state.time_ms, engine.reader.shape_of
         if outputs.started:

@@ -707,6 +707,17 @@ def test_what_fails_after_the_acknowledgement_costs_answers_alone(
     assert state_of(drive, "a") == "RUNNING", "a renewal brings what was not sent"
 
 
+def test_what_cannot_be_counted_for_monitors_ends_no_term(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the term, and so did each further start: what monitors count is no part of the core any more."""
+    from moorage.scheduler.answers.waited import Waited
+
+    raises_for(monkeypatch, Waited, "add", lambda *given: True)
+    drive.submit("good", gpu={})
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    assert drive.counts == {"output": 1}
+
+
 def test_an_event_of_the_fleet_that_cannot_be_told_ends_no_term(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
