@@ -7,7 +7,8 @@ What it adds to nats-py, each for a trap met there:
   that a reload of the server refused is made again once it may be;
 - a flush waits for what nats-py has buffered, too: it sends its PING ahead of that;
 - handlers are plain functions, called as the messages are read, in the order in which the server sent them;
-- a message over max_payload never leaves: the server would cut the connection.
+- a message over max_payload, or with a subject and a reply over its control line, never leaves: the server would cut
+  the connection.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from moorage.bus.errors import (
     PermissionRefused,
     RequestTimeout,
 )
-from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, new_inbox
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, check_line, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnRegained, OnState
@@ -89,8 +90,8 @@ class Connection(Link):
         """Publish messages in order; they leave in one write. Returns how many were handed to the socket.
 
         While disconnected, all are dropped: a stale frame sent after a reconnect does more harm than a lost
-        one, and every protocol of moorage repairs loss. A message over max_payload, or with a blank in its subject, is
-        dropped and reported to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
+        one, and every protocol of moorage repairs loss. A message over max_payload, or with a subject that is
+        none, is dropped and reported to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
         the socket. Raises `ConnectionClosed`.
         """
         if self._closing:
@@ -105,7 +106,11 @@ class Connection(Link):
                     self._report(PayloadTooLarge(subject, len(payload), bytes_max))
                     continue
                 try:
+                    check_line(subject, reply)
                     await client.publish(subject, payload, reply)
+                except BadSubject as error:
+                    self._report(error)
+                    continue
                 except nats.errors.BadSubjectError:
                     self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
                     continue
@@ -114,10 +119,12 @@ class Connection(Link):
             self._on_lost(client)  # while this batch was being written; what is left of it is lost like the rest
         return handed
 
-    def _check_sendable(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-        """Raise `ConnectionClosed`, or `PayloadTooLarge` for what the server would cut the connection for."""
+    def _check_sendable(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        """Raise `ConnectionClosed`, or `PayloadTooLarge` or `BadSubject` for what the server would cut the connection
+        for."""
         if self._closing:
             raise ConnectionClosed(self.name)
+        check_line(subject, reply)
         size_bytes = len(payload) + headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
@@ -128,7 +135,7 @@ class Connection(Link):
 
         Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`.
         """
-        self._check_sendable(subject, payload, headers)
+        self._check_sendable(subject, payload, reply, headers)
         if not self._connected.is_set():
             return False
         client = self._client
@@ -229,7 +236,7 @@ class Connection(Link):
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        self._check_sendable(subject, payload, headers)
+        self._check_sendable(subject, payload, answers.base, headers)
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)

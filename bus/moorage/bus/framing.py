@@ -11,6 +11,8 @@ from moorage.bus.errors import BadSubject
 
 #: Bytes of one subject that we accept; the server's control line is 4,096 with reply and sizes in it.
 SUBJECT_BYTES_MAX: Final = 1024
+#: Bytes of a subject and a reply together that leave: the sizes behind them have the rest of the control line.
+LINE_BYTES_MAX: Final = 4096 - 64
 INBOX_PREFIX_DEFAULT: Final = "_INBOX"
 _INBOX_RANDOM_BYTES: Final = 12
 
@@ -66,6 +68,13 @@ def parse_headers(block: bytes) -> dict[str, str] | None:
         if colon and key and not key.isspace():
             found[key.decode("utf-8", "replace").strip()] = value.decode("utf-8", "replace").strip()
     return found or None
+
+
+def check_line(subject: str, reply: str) -> None:
+    """Raise `BadSubject` if a subject and its reply are longer than a line that a server takes, which would cut the
+    connection. Who asks chooses the reply, and a member sends it on behind a longer subject."""
+    if 4 * (len(subject) + len(reply)) > LINE_BYTES_MAX and len((subject + reply).encode()) > LINE_BYTES_MAX:
+        raise BadSubject(subject[:80], f"at most {LINE_BYTES_MAX} bytes, its reply included")
 
 
 def is_subject(subject: str) -> bool:

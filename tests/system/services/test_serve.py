@@ -134,6 +134,14 @@ async def test_a_call_from_another_account_is_passed_on_to_an_idle_member(unique
         await server.communicate()
 
 
+async def test_no_call_costs_a_member_its_connection_by_where_it_is_to_be_answered(site: Site) -> None:
+    """A server cuts off who names a longer subject than a line holds: all other callers lost their answers."""
+    subject = site.subject("echo")
+    async with site.serving("echo") as (caller, _):
+        await caller.publish(subject, b"", "", {"Moorage-Reply": f"_R_.{'x' * 5000}"})
+        assert error_of(await call(caller, subject)) == ""
+
+
 async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again(site: Site) -> None:
     subject = site.subject("aheld")
     async with site.serving("aheld") as (caller, _):

@@ -161,12 +161,19 @@ async def test_what_may_not_leave(connect: Connect, unique: str) -> None:
         (unique, b"1", "r r"),
         (injects, b"", ""),
         (unique, b"", injects),
+        # the server would cut the connection
+        (unique, b"", "x" * 4080),
+        ("x" * 2000, b"", "é" * 1100),
     ]
     assert await a.send([*bad, (unique, b"2", "")]) == 1
     with pytest.raises(PayloadTooLarge):
         await a.request(unique, bytes(a.max_payload_bytes), 1, {"a": "b"})
     with pytest.raises(BadSubject):
         await a.request("a b", b"", 1)
+    with pytest.raises(BadSubject):
+        await a.request("x" * 4080, b"", 1)
+    with pytest.raises(BadSubject):
+        await a.publish(unique, b"", "x" * 4080, {"a": "b"})
     for subject in ("a b", "a..b", ".a", "a.", ">.a", "a.>.b", "a.b>", "a*", "", "x" * 2000, injects):
         with pytest.raises(BadSubject):
             await a.subscribe(subject, heard.append)

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final
 
 from moorage.bus.errors import BadSubject, BusError, ConnectionClosed, HandlerFailed, PayloadTooLarge
-from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, is_subject
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, check_line, headers_size_bytes, is_subject
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
@@ -312,20 +312,26 @@ class SimulatedConnection(Link):
             elif not is_subject(subject) or (reply and not is_subject(reply)):
                 self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
             else:
+                try:
+                    check_line(subject, reply)
+                except BadSubject as error:
+                    self._report(error)
+                    continue
                 self._bus.publish(self.name, self._account, subject, payload, reply, None)
                 handed += 1
         return handed
 
-    def _check_sendable(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+    def _check_sendable(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
         """Do the same as `Connection._check_sendable`."""
         self._check_open()
+        check_line(subject, reply)
         size_bytes = len(payload) + headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
 
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
         """Do the same as `Connection.publish`."""
-        self._check_sendable(subject, payload, headers)
+        self._check_sendable(subject, payload, reply, headers)
         if not is_subject(subject) or (reply and not is_subject(reply)):
             raise BadSubject(subject, "no blanks in a subject or reply, and not empty")
         if self.process is not None:
@@ -375,7 +381,7 @@ class SimulatedConnection(Link):
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        self._check_sendable(subject, payload, headers)
+        self._check_sendable(subject, payload, answers.base, headers)
         if not is_subject(subject):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
