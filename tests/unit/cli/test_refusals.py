@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.bus.errors import NotAuthorized
+from moorage.bus.errors import NotAuthorized, PermissionRefused
 from moorage.cli.framework import options
 from moorage.cli.framework.codes import fix_of_end
 from moorage.client.errors import NotPermitted
 from moorage.client.tenant import TENANT_VARIABLE
 from moorage.schemas.errors import Problem
+from moorage.schemas.roles import RIGHTS_ANEW, has_right
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,16 @@ def test_the_advice_is_of_the_key_where_no_tenant_is_named(
     monkeypatch.delenv(TENANT_VARIABLE, raising=False)
     error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
     assert advice in options._refused(options.Options(), error).problem.next
+
+
+def test_a_key_with_rights_of_an_earlier_release_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`usage` with an operator's key was answered that it takes a tenant's."""
+    monkeypatch.setattr(options, "whose_key", lambda _: ("operator", "ana"))
+    monkeypatch.delenv(TENANT_VARIABLE, raising=False)
+    for subject in ("moorage.api.vision.usage", "moorage.api.default.explain"):
+        assert has_right("_INBOX.operator.ana", "publish", subject)
+        error = NotPermitted(PermissionRefused("publish", subject, RIGHTS_ANEW).problem)
+        assert options._refused(options.Options(), error).problem.next == RIGHTS_ANEW
 
 
 def test_a_command_that_asks_again_with_a_key_that_was_revoked_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,8 +193,11 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
 
     from moorage.client.errors import NotPermitted
     from moorage.client.tenant import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
+    from moorage.schemas.roles import RIGHTS_ANEW
 
     told = error.problem
+    if told.next == RIGHTS_ANEW:  # the key's role may do this
+        return error
     subject = told.message.rpartition(" ")[2]
     role, name = whose_key(options)
     parts = subject.split(".")
