@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import io
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +22,17 @@ from moorage.client.follow.follower import Budget, Stories
 from moorage.client.follow.watch import Watch
 from moorage.client.output import SPARE_BYTES, Captured, Joiner, Piece
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
+from moorage.schemas.frames import Change, Event, LogPage, LogsAsked, ReadLog
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.worker.attempt.output_pages import page_of
 from tests.scenes import in_virtual_time
 
 ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 class Keeping:
@@ -365,22 +371,24 @@ async def test_of_a_job_of_very_many_the_output_of_those_that_failed_and_of_the_
         assert watch.joiner.left_out == 1_900
 
 
-def test_who_follows_a_job_on_a_silent_worker_is_told_so_at_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`logs` said nothing, and told it once the job had ended."""
+def test_who_follows_a_job_on_a_silent_worker_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`logs` said nothing, and told it once the job had ended; then it wrote it behind the line of the progress."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
 
     async def scenario() -> None:
         monkeypatch.setattr(run, "SILENT_SAID_S", 0)
         source = Keeping(b"")
-        watch = Watch(Stories(AsyncClient()._wire), "j")
+        watch, progress = Watch(Stories(AsyncClient()._wire), "j"), Progress("j")
+        progress.event(Event("t", "j", 2, "RUNNING", 1, [Change(2, 0, 0, 1, "RUNNING", "w1")]))
         watch.joiner = joiner_on(source)
         source.refusals = [NoOutput(problem("worker-lost", "it ran on w1, which does not answer now"))] * 2
-        saying = asyncio.create_task(run._say_silent(watch))
+        saying = asyncio.create_task(run._say_silent(watch, progress))
         await asyncio.sleep(0)
         _ = [each async for each in watch.joiner.kept(0, 1)]
         await saying
 
     asyncio.run(scenario())
     told = "warning[worker-lost]: it ran on w1, which does not answer now; this command prints what comes\n"
-    assert capsys.readouterr().err == told
+    assert screen.getvalue().endswith(f"\r\x1b[K{told}")

@@ -347,7 +347,7 @@ async def _follow(
             await submit()
         asking: asyncio.Task[None] | None = None
         ticking = asyncio.create_task(_tick(progress))
-        silent = asyncio.create_task(_say_silent(watch))
+        silent = asyncio.create_task(_say_silent(watch, progress))
         try:
             async for item in watch:
                 if options.json:
@@ -499,7 +499,7 @@ def tell_cuts(joiner: Joiner) -> None:
             )
 
 
-async def _say_silent(watch: Watch) -> None:
+async def _say_silent(watch: Watch, progress: Progress) -> None:
     """Say once that stored output cannot be read now, if the job goes on for a while after that was found."""
     joiner = watch.joiner
     if joiner is None:
@@ -508,6 +508,7 @@ async def _say_silent(watch: Watch) -> None:
     joiner.on_trouble = lambda error: None if found.done() else found.set_result(error)
     trouble = await found
     await asyncio.sleep(SILENT_SAID_S)
+    progress.erase()
     say(f"warning[{trouble.code}]: {trouble.problem.message}; this command prints what comes")
 
 
