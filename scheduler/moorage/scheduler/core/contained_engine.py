@@ -122,9 +122,9 @@ class ContainedEngine(Engine):
         """
         contained, planner, flight, next_num = self.containment, self.planner, self._in_flight, self.state.next_num
         group = planner.serving or _group_looked_at(raised)
-        nums = dict.fromkeys(group.jobs if group is not None else ())
-        if planner.placing.num >= 0:
-            nums[planner.placing.num] = None
+        at_hand = [*(group.jobs if group is not None else ()), planner.placing.num]
+        # an entry of the queue may outlive its job
+        nums = {num: None for num in at_hand if num >= next_num or num in self.state.jobs}
         if not nums or flight is None:
             return None
         asked: Event | None = None

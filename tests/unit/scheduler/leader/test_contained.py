@@ -861,6 +861,32 @@ def test_a_pass_that_fails_on_a_group_that_it_only_looks_at_holds_its_jobs_and_g
     assert drive.counts == {"job": 1}
 
 
+def test_a_group_that_fails_of_which_the_first_job_has_left_memory_is_held_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry of the queue may outlive its job: such a group ended the term."""
+    from moorage.scheduler.core.queue.order import QueueOrder
+    from moorage.scheduler.core.queue.queue import Group
+
+    drive = Contained(tmp_path / "kept-none.rec", Config(ended_max=0))
+    drive.worker("w0", 4)
+    drive.submit("runs", gpu={"count": 4})
+    drive.settle()
+    for name in ("gone", "stays"):
+        drive.submit(name, gpu={"count": 4})
+    gone = drive.job("gone").num
+    drive.cancel("gone")
+    drive.tick()
+    assert gone not in drive.state.jobs
+    assert any(gone in group.jobs for group in drive.engine.queue.groups.values())
+    raises_for(monkeypatch, QueueOrder, "prune", lambda *given: any(isinstance(each, Group) for each in given))
+    drive.run_out("w0")
+    drive.settle()
+    assert drive.explained("stays")["reason"] == "scheduler-failed"
+    assert drive.counts == {"job": 1}
+    drive.close()
+
+
 def test_a_pass_that_fails_as_it_looks_at_no_group_holds_no_jobs(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
