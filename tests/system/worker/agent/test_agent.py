@@ -313,7 +313,9 @@ async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
         await w.leader.heard("w1", "freed", name_of("k"))
 
 
-async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, unique: str, tmp_path: Path) -> None:
+async def test_a_frame_that_cannot_be_read_or_answers_nothing_that_was_asked_ends_no_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()
         await w.leader.joined("w1")
@@ -321,7 +323,10 @@ async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, 
         for question in ("submit", "renew"):
             await w.leader.nc.publish(f"{w.host.inbox}.w1.{question}.{join_n}.last", refused)
         await w.leader.nc.publish(f"{w.host.inbox}.w1.submit.{join_n}.1", refused)
-        await until(lambda: agent.dropped["answer-to-nothing"] == 3, what="all three dropped")
+        for frame in (b"\xc1 no frame", refused):
+            await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), frame)
+        await until(lambda: sum(agent.dropped.values()) == 5, what="all dropped")
+        assert agent.dropped == {"answer-to-nothing": 3, "undecodable: invalid-argument": 2}
         await w.leader.want("w1", place(name_of(), body()))
         await w.leader.heard("w1", "freed", name_of())
 
