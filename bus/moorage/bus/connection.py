@@ -364,7 +364,7 @@ class Connection(Link):
             anew = RIGHTS_ANEW if has_right(self.inbox_prefix, operation, subject) else ""
             self._on_refused(PermissionRefused(operation, subject, anew))
 
-    def _on_handler_failed(self, error: Exception) -> None:
+    def _on_handler_failed(self, error: BaseException) -> None:
         self._report(HandlerFailed("a subscription", error))
 
     def _on_refused(self, refused: PermissionRefused) -> None:

@@ -62,7 +62,7 @@ class Subscription:
         self,
         forget: Forget,
         retire: Forget,
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
         subject: str,
         handler: Handler,
         queue: str,
@@ -119,7 +119,7 @@ class Subscription:
             if self.client is client:
                 try:
                     self.handler(Delivery(msg.subject, msg.reply, msg.data, msg.headers))
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:  # the latter, let through, ends nats-py's reader
                     self._failed(error)
 
         started = await client.subscribe(self.subject, queue=self.queue, future=_Receiver(receive))

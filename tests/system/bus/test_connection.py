@@ -127,21 +127,24 @@ async def test_a_member_of_a_group_that_leaves_it_behind_its_last_message_loses_
         assert leaving.client is None
 
 
-async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: str, unique: str) -> None:
+@pytest.mark.parametrize("raised", [KeyError("bad"), asyncio.CancelledError()])
+async def test_a_failing_handler_is_told_and_the_next_message_comes(
+    nats_url: str, unique: str, raised: BaseException
+) -> None:
     told: list[BusError] = []
     async with await connect(nats_url, "a", on_error=told.append) as a:
         heard: list[bytes] = []
 
         def handler(delivery: Delivery) -> None:
             if delivery.data == b"bad":
-                raise KeyError("bad")
+                raise raised
             heard.append(delivery.data)
 
         await a.subscribe(unique, handler)
         await a.send([(unique, b"bad", ""), (unique, b"good", "")])
         await until(lambda: heard == [b"good"])
         assert isinstance(told[0], HandlerFailed)
-        assert isinstance(told[0].cause, KeyError)
+        assert told[0].cause is raised
         assert len(told) == 1
 
 

@@ -447,7 +447,7 @@ class SimulatedConnection(Link):
         own = dict(headers) if headers else None
         try:
             subscription.handler(Delivery(subject, reply, payload, own, asyncio.get_running_loop().time()))
-        except Exception as error:  # as over nats-py: told, and the subscription goes on
+        except (Exception, asyncio.CancelledError) as error:  # as over nats-py: told, and the subscription goes on
             self._report(HandlerFailed("a subscription", error))
 
     def _overrun(self, process: Process) -> None:
