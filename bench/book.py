@@ -92,8 +92,10 @@ def render() -> str:
     lines = [HEAD, "## What was aimed at, and what came", ""]
     verdicts = [bound.verdict() for bound in BOUNDS]
     met, goals, missed = (sum(v in of for v in verdicts) for of in (("must", "goal"), ("goal",), ("missed",)))
+    lowered = [bound for bound in BOUNDS if bound.first is not None]
     kept = f"{met} of {len(BOUNDS)} bounds are kept, {goals} of them at their goal; {missed} missed."
-    lines.append(f"{kept} The column in the middle decides.")
+    easier = f"{len(lowered)} were [lowered](#bounds-that-were-lowered), each with its reason."
+    lines += [f"{kept} The column in the middle decides. {easier}"]
     for name in dict.fromkeys(bound.book for bound in BOUNDS):
         book = read(name)
         if book is None:
@@ -107,6 +109,10 @@ def render() -> str:
             if bound.book == name:
                 lines.append(bound.row())
         lines += ["", *_runs(book)]
+    lines += ["", "## Bounds that were lowered", "", "The trials behind the reasons stand in [TRIED.md](TRIED.md)."]
+    for why in dict.fromkeys(bound.why for bound in lowered):
+        lines += ["", why, "", "| figure | first | now |", "| --- | ---: | ---: |"]
+        lines += [bound.change() for bound in lowered if bound.why == why]
     for name in WHOLE:
         if (book := read(name)) is not None:
             lines += ["", f"## Every figure of `{book.command}`", ""]

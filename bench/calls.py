@@ -6,9 +6,10 @@
 At once: two members with a plain function answer one caller of the SDK, all in processes of their own, over a real
 nats-server. Each answer is compared with what was sent.
 
-Under load: four members with one place each; calls come at random (Poisson) and take 20 ms on average (exponential), so
-that 80 % of the places are taken. The wait is a call's time over its own. Ray Serve has four replicas that take one
-request each. Then 60 %, and one of the four members is told to end at half: the others are at 80 %.
+Under load: four members with one place each; calls come at random (Poisson) and take 20 ms on average (exponential),
+so that 80 % of the places are taken. The wait is a call's time over its own. Beside it stands that of the same calls in
+one queue before the four places that costs no time. Ray Serve has four replicas that take one request each. Then 60 %,
+and one of the four members is told to end at half: the others are at 80 %.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.book import busy_percent, keep
-from bench.load import SECONDS_OF_LOAD, waits_of
+from bench.load import SECONDS_OF_LOAD, ideal_wait, waits_of
 from bench.peers.environments import NoPeer, measured, python_of
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient
@@ -145,6 +146,7 @@ def main() -> int:
         for _ in range(asked.rounds):
             mine = add("calls", runner.run(at_once(asked.concurrency)))
             loaded = add("calls", runner.run(under_load()))
+            add("calls / one ideal queue", {"80 % p99 ms": loaded["80 % p99 ms"] / ideal_wait(0.8 * PLACES, PLACES)})
             add("calls", {"p99 while one of four ends / without": loaded["drained p99 ms"] / loaded["60 % p99 ms"]})
             if not asked.ray:
                 continue

@@ -4,11 +4,12 @@ library alone."""
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 SECONDS_OF_LOAD: Final = 20.0
@@ -66,13 +67,32 @@ async def closed_loop(call: Callable[[bytes], Awaitable[bytes]]) -> dict[str, fl
     return found
 
 
-async def waits_of(call: Callable[[bytes], Awaitable[bytes]], places: float, seed: int = 0) -> float:
-    """Return the p99, in milliseconds, of a call's time over the one it asks for.
+def calls_at_random(places: float, seed: int = 0) -> Iterator[tuple[float, float]]:
+    """Yield when each call comes, and how long it takes, in seconds: a Poisson process of as many calls as keep
+    `places` places busy, of an exponential time of 20 ms on average."""
+    chance, at = random.Random(seed), 0.0
+    while at < SECONDS_OF_LOAD:
+        at += chance.expovariate(places / MEAN_S)
+        yield at, chance.expovariate(1 / MEAN_S)
 
-    Calls come by a Poisson process, as many as keep `places` places busy; each asks for an exponential time of 20 ms on
-    average. The same seed gives the same calls.
-    """
-    chance = random.Random(seed)
+
+def ideal_wait(places: float, of: int) -> float:
+    """Return the p99, in milliseconds, of what these calls wait in one queue before `of` places that costs no time."""
+    free, waits = [0.0] * of, list[float]()
+    for at, service_s in calls_at_random(places):
+        begins = max(at, heapq.heappop(free))
+        heapq.heappush(free, begins + service_s)
+        waits.append(begins - at)
+    return p99(waits)
+
+
+def p99(waits: list[float]) -> float:
+    """The 99th percentile of seconds, in milliseconds."""
+    return sorted(waits)[len(waits) * 99 // 100] * 1e3
+
+
+async def waits_of(call: Callable[[bytes], Awaitable[bytes]], places: float) -> float:
+    """Return the p99, in milliseconds, of a call's time over the one it asks for; the calls are the same each time."""
     waits: list[float] = []
 
     async def one(service_s: float) -> None:
@@ -81,11 +101,9 @@ async def waits_of(call: Callable[[bytes], Awaitable[bytes]], places: float, see
         assert await call(data) == data
         waits.append(time.perf_counter() - began - service_s)
 
-    began, at = time.perf_counter(), 0.0
+    began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        while at < SECONDS_OF_LOAD:
-            at += chance.expovariate(places / MEAN_S)
+        for at, service_s in calls_at_random(places):
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-            group.create_task(one(chance.expovariate(1 / MEAN_S)))
-    waits.sort()
-    return waits[len(waits) * 99 // 100] * 1e3
+            group.create_task(one(service_s))
+    return p99(waits)
