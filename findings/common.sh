@@ -35,6 +35,19 @@ modules() {
     touch "$modules/.installed"
 }
 
+# debian_packages RELEASE NAME=VERSION …: unpack packages of that Debian into $scratch/debian, and install nothing
+debian_packages() {
+    command -v apt-get >/dev/null && grep -q "^VERSION_ID=\"$1\"" /etc/os-release || skip "Debian $1 with apt"
+    mkdir "$scratch/debian" "$scratch/packages"
+    chmod 755 "$scratch" "$scratch/packages" # apt fetches as a user of its own
+    (cd "$scratch/packages" && timeout 120 apt-get -qq download "${@:2}" >"$scratch/apt.log" 2>&1) ||
+        skip "${*:2} from Debian: $(tail -n 1 "$scratch/apt.log")"
+    for each in "$scratch"/packages/*.deb; do
+        dpkg-deb -x "$each" "$scratch/debian"
+    done
+    export DEBIAN_ROOT="$scratch/debian"
+}
+
 # bounded SECONDS: run the Python of standard input in that environment; what is left after this time is ended
 bounded() {
     local status=0

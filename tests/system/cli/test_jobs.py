@@ -26,6 +26,12 @@ async def test_after_last_is_the_newest_job_which_is_named(node: Node, unique: s
     assert "name it by its id in full" in ran.err
 
 
+async def test_a_wait_for_a_job_that_was_cancelled_before_it_ran_does_not_end_with_0(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "big", "--gpu", "64xH100", "--on-no-match", "wait", "--", "true", tenant=unique)
+    assert (await node.run("cancel", "big", tenant=unique)).code == 0
+    assert (await node.run("wait", "big", tenant=unique)).code == 1
+
+
 async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: Node, unique: str) -> None:
     flags = ("submit", "--job", "one", "--gpu", "1xH100", "--driver", "noop", "--", "hang")
     first = await node.run(*flags, tenant=unique)
