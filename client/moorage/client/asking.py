@@ -116,7 +116,7 @@ class Asking:
         until_answered = tenacity.AsyncRetrying(
             stop=tenacity.stop_before_delay(max(ends_s - time.monotonic(), 0.0)),
             wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
-            retry=tenacity.retry_if_exception_type(_RETRIED),
+            retry=tenacity.retry_if_exception(self._may_pass),
             before_sleep=self._before_sleep,
             reraise=True,
         )
@@ -126,11 +126,15 @@ class Asking:
             raise not_now(error.problem, self.where, deadline_s) from None
         except BusError as error:
             self._heard_nothing(error)
-            heard = tries.heard
-            if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short for this answer
+            heard, told = tries.heard, self.refused or error
+            if heard is not None and isinstance(told, RequestTimeout):  # the last try was too short for this answer
                 raise not_now(heard.problem, self.where, deadline_s) from None
-            raise unanswered(self.refused or error, self.where, deadline_s) from None
+            raise unanswered(told, self.where, deadline_s) from None
         return result
+
+    def _may_pass(self, failed: BaseException) -> bool:
+        """Return whether a further try may help: while the server refuses the key, none is even sent."""
+        return isinstance(failed, _RETRIED) and self.refused is None
 
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         failed = state.outcome.exception() if state.outcome is not None else None

@@ -89,9 +89,9 @@ class AsyncClient:
     `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
     NATS_URL, the `moorage up` of this folder, or the only one that this user runs. `tenant` defaults to
     $MOORAGE_TENANT, else that of the key, else `default`. `timeout` bounds each wait for an answer: 30 s by default,
-    but 45 s for a submit or a cancel where the server is one of a cluster, as a takeover takes longer there.
-    `connect_timeout` bounds the first connection. `wait` is the default of the argument `wait` of `Job.result`, `run`,
-    `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
+    but 45 s for a submit or a cancel where the server is one of a cluster, as a takeover takes longer there, and a few
+    seconds while the server refuses the key. `connect_timeout` bounds the first connection. `wait` is the default of
+    the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
     `on_wait` is called where an answer takes over 2 s, and before each retry of a request. `transport` replaces NATS,
     as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown keyword raises TypeError.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from moorage.client import (
     Conflict,
     NoScheduler,
     NotFound,
+    NotPermitted,
     QueueFull,
     Rejected,
     Unreachable,
@@ -68,6 +70,26 @@ async def test_a_submit_while_the_connection_is_lost_waits_for_it(fresh_server: 
             async with ScriptedScheduler(again.url, unique) as scheduler:
                 scheduler.will("submit", Accepted("x", 5, "QUEUED"))
                 assert (await submitting).accepted == Accepted("x", 5, "QUEUED")
+        finally:
+            await again.stop()
+
+
+@pytest.mark.slow
+async def test_a_submit_with_a_key_that_was_revoked_is_refused_after_one_try(
+    fresh_data_dir: Path, fresh_server: EmbeddedServer
+) -> None:
+    """It was tried for 45 s, and a key that is refused is taken again only if somebody changes the server."""
+    waits = []
+    async with AsyncClient(fresh_server.ledger_url, timeout="10m", on_wait=lambda: waits.append(1)) as client:
+        await fresh_server.kill()
+        (fresh_data_dir / "ledger-password").write_text("other")
+        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        try:
+            await until(lambda: client._wire.put_off, what="its key is refused")
+            with pytest.raises(NotPermitted, match="refused these credentials") as refused:
+                await client.submit(["x"])
+            assert refused.value.code == "not-authorized"
+            assert len(waits) == 1
         finally:
             await again.stop()
 
