@@ -92,7 +92,7 @@ async def test_the_doctor_shows_what_holds_and_where_it_is_from(tmp_path: Path) 
     assert rows["scheduler", "grace_s"] == ["5s", "default"]
     assert env["MOORAGE_SETTINGS"] in shown.err
     frames = (await moorage("doctor", "--settings", "--json", env=env)).frames
-    assert {"section": "up", "key": "port", "value": "none", "source": "default"} in frames
+    assert {"kind": "setting", "section": "up", "key": "port", "value": "none", "source": "default"} in frames
     assert (await moorage("doctor", "--example")).out == example_file()
 
 

@@ -171,7 +171,7 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
     assert any(line.startswith("fits now") and "H100" in line for line in lines)
     assert any(line.startswith(unique[:12]) and "busy" in line for line in lines), ran.out
     frame = (await node.run("top", "--json")).frame
-    assert frame["simulated"] == "all"
+    assert (frame["kind"], frame["simulated"]) == ("view", "all")
     assert frame["counts"]["gpus"] == 8
     assert {row["worker"] for row in frame["workers"]} >= {"sim-0000", "sim-0001"}
     before = await node.run("top", "--once", "--at", "1h", tenant=unique)

@@ -64,7 +64,8 @@ def _show_settings(options: Options) -> int:
     if options.json:
         for found in every:
             one = found.setting
-            emit({"section": one.section, "key": one.key, "value": shown(one, found.value), "source": found.source})
+            value = shown(one, found.value)
+            emit({"kind": "setting", "section": one.section, "key": one.key, "value": value, "source": found.source})
         return 0
     rows = [[f.setting.section, f.setting.key, shown(f.setting, f.value), f.source] for f in every]
     tell(table(["SECTION", "KEY", "VALUE", "FROM"], rows))

@@ -122,7 +122,7 @@ class Counts(msgspec.Struct, frozen=True):
                 yield name.replace("_", " "), number
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="view"):
     """One moment of a fleet. `at_ms` is the wall clock's, since 1970; `heard_ms_ago` the age of the leader's frame,
     None before the first.
 
