@@ -138,11 +138,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "drain": (
         "moorage drain n07",
-        "moorage drain n07 --within 30m --why 'new disk'",
+        "moorage drain n07 n08 --within 30m --why 'new disk'",
         "moorage drain n07 --from 22:00 --for 2h",
     ),
     "cordon": ("moorage cordon n07 --why 'a fan is loud'",),
-    "uncordon": ("moorage uncordon n07",),
+    "uncordon": ("moorage uncordon n07 n08",),
     "audit": (
         "moorage audit",
         "moorage audit --quick --json",

@@ -168,9 +168,13 @@ async def test_drain_cordon_and_uncordon_say_what_they_did_and_who_follows_the_f
         assert reasoned.rows[0][1] == "cordoned: a loud fan"
         told = (await node.run("fleet")).err
         assert re.search(r"^sim-0001: cordoned for \d+m?s, no attempt on it: a loud fan \(by .*\)$", told, re.M), told
+        several = await node.run("drain", "nobody", "sim-0000,sim-0001", "sim-0000")
+        assert (several.code, several.rows) == (3, [["sim-0000", "draining"], ["sim-0001", "draining"]])
+        assert "no worker nobody has joined" in several.err
+        assert "undo: moorage uncordon sim-0000 sim-0001\n" in several.err
     finally:
-        opened = await node.run("uncordon", "sim-0001")
-    assert (opened.code, opened.rows) == (0, [["sim-0001", "open"]])
+        opened = await node.run("uncordon", "sim-0000", "sim-0001")
+    assert (opened.code, opened.rows) == (0, [["sim-0000", "open"], ["sim-0001", "open"]])
     nobody = await node.run("drain", "nobody")
     assert (nobody.code, nobody.err.startswith("error[not-found]: ")) == (3, True)
     assert "fix: " in nobody.err

@@ -1,16 +1,17 @@
-"""What an operator does to one worker: `moorage drain`, `cordon`, `uncordon`."""
+"""What an operator does to workers: `moorage drain`, `cordon`, `uncordon`."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, fail, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.framework.render import age, day_and_time
 from moorage.client.durations import seconds
-from moorage.client.errors import rejected
+from moorage.client.errors import NotFound, Rejected, rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
     from moorage.schemas.operate import Done
 
 _Worker: TypeAlias = Annotated[
-    str, Parameter(help="The worker's id, as moorage fleet shows it.", lists="fleet --format {worker}")
+    str,
+    Parameter(
+        help="Ids of workers, as moorage fleet shows them; several with blanks or commas.",
+        value="WORKER",
+        lists="fleet --format {worker}",
+    ),
 ]
 _Why: TypeAlias = Annotated[str, Parameter(help="The reason; fleet, top, the page, explain and the ledger have it.")]
 
 
 def drain(
-    worker: _Worker,
-    /,
-    *,
+    *workers: _Worker,
     within: Annotated[
         str | None,
         Parameter(
@@ -58,7 +62,7 @@ def drain(
     why: _Why = "",
     options: Options = DEFAULTS,
 ) -> int:
-    """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.
+    """Place nothing new on these workers; jobs that run there go on to their end, or leave by a deadline.
 
     A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
     attempt elsewhere and loses no retry. Before a drain in the future, a job is placed there only if its time limit is
@@ -66,18 +70,18 @@ def drain(
     takeovers do not end it; uncordon does.
     """
 
-    async def work(client: AsyncClient) -> None:
+    async def one(client: AsyncClient, worker: str) -> None:
         asked = datetime.now()  # without an offset, which summer time changes
         done = await client.fleet.drain(worker, within=within, begin=begin, last=last, why=why)
         if done.drain is not None:
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
             told = f"draining{f': {why}' if why else ''}{_goes_on(done)}"
-        _tell(options, worker, done, told, undo=True)
+        _tell(options, worker, done, told)
 
     def act() -> int:
         _check_order(within, last)
-        return with_client(options, work)
+        return _each(workers, options, one, undo=True)
 
     return guarded(options, act)
 
@@ -121,43 +125,61 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     return parts
 
 
-def cordon(worker: _Worker, /, *, why: _Why = "", options: Options = DEFAULTS) -> int:
-    """Place nothing new on a worker.
+def cordon(*workers: _Worker, why: _Why = "", options: Options = DEFAULTS) -> int:
+    """Place nothing new on these workers.
 
-    Jobs that run there go on, and processes on its host can still borrow its GPUs. A drain asks for these GPUs back and
-    lends no more.
+    Jobs that run there go on, and processes on their hosts can still borrow their GPUs. A drain asks for these GPUs
+    back and lends no more.
     """
 
-    async def work(client: AsyncClient) -> None:
+    async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.cordon(worker, why=why)
-        _tell(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}", undo=True)
+        _tell(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}")
 
-    return with_client(options, work)
+    return _each(workers, options, one, undo=True)
 
 
 def uncordon(
-    worker: _Worker,
-    /,
-    *,
+    *workers: _Worker,
     why: Annotated[str, Parameter(help="The reason; the ledger has it.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
     """Undo drain or cordon."""
 
-    async def work(client: AsyncClient) -> None:
+    async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.uncordon(worker, why=why)
-        _tell(options, worker, done, f"open{_goes_on(done)}", undo=False)
+        _tell(options, worker, done, f"open{_goes_on(done)}")
+
+    return _each(workers, options, one, undo=False)
+
+
+def _each(
+    words: Sequence[str], options: Options, one: Callable[[AsyncClient, str], Awaitable[None]], *, undo: bool
+) -> int:
+    """Ask for one worker after the other. One that is refused keeps none of the others; its exit code is returned."""
+
+    async def work(client: AsyncClient) -> int | None:
+        code, done = None, []
+        names = [name for word in words for name in word.split(",") if name]
+        for worker in dict.fromkeys(names or words):
+            try:
+                await one(client, worker)
+            except (NotFound, Rejected) as error:
+                code = fail(error, json=options.json)
+            else:
+                done.append(worker)
+        if undo and done and not options.json:
+            say(f"undo: moorage uncordon {' '.join(done)}")
+        return code
 
     return with_client(options, work)
 
 
-def _tell(options: Options, worker: str, done: Done, told: str, *, undo: bool) -> None:
+def _tell(options: Options, worker: str, done: Done, told: str) -> None:
     if options.json:
         emit(done)
-        return
-    tell(f"{worker}\t{told}")
-    if undo:
-        say(f"undo: moorage uncordon {worker}")
+    else:
+        tell(f"{worker}\t{told}")
 
 
 def _on_it(done: Done) -> str:
