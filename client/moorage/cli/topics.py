@@ -37,7 +37,7 @@ def _gpu() -> str:
             ("~MI300", "also inside a word: an MI300X"),
             ("3x2xA100", "three replicas of two; --gang starts all or none, --spread goes for different hosts"),
             ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G or 4GiB"),
-            ("any", "moorage fleet shows what there is, and what fits now"),
+            ("any", "moorage plan says what fits now; to an operator, moorage fleet shows what there is"),
         ]
     )
 

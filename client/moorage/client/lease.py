@@ -182,7 +182,7 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
                     raise
                 raise timed_out(
                     f"no {format_token(spec)} came free on this host within {self._timeout_s:g} s",
-                    next_step="moorage fleet shows what is free where",
+                    next_step="wait longer, or submit it as a job, which may start on another host",
                 ) from None
             self._held = stack.pop_all()
         return Lease(borrowed, self._held)

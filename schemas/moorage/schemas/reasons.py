@@ -70,7 +70,7 @@ NOT_HEARD: Final = add("not-heard", "no worker that could run it has reported to
 DRIVER: Final = add(
     "driver",
     "no worker offers the driver of the job",
-    "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
+    "ask for a driver that workers offer, or start a worker that offers it",
     ends=Ends.NEVER,
 )
 RULES: Final = add(
@@ -94,7 +94,7 @@ NO_MEMORY_LIMIT: Final = add(
 NO_CALLS: Final = add(
     "no-calls",
     "it answers the calls of a service, and no remaining worker lets jobs of its driver reach the server",
-    "ask for a driver with answers_calls (moorage fleet --json), or have an operator give its containers a network",
+    "ask for a driver with answers_calls, as process is, or have an operator give its containers a network",
     ends=Ends.NEVER,
 )
 NO_SLEEP: Final = add(
@@ -112,7 +112,7 @@ NO_PORTS: Final = add(
 LABEL: Final = add(
     "label",
     "no remaining worker has all the labels that it requires",
-    "ask for labels of a worker that offers the job's driver: moorage fleet --json shows them",
+    "ask for labels that a worker with the job's driver has",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -126,7 +126,7 @@ SHARING: Final = add(
 ENFORCE: Final = add(
     "enforce",
     "no remaining worker enforces the job's share of a GPU as strictly as gpu.enforce requires",
-    "ask for a lower level in gpu.enforce, for exclusive GPUs, or see capabilities in moorage fleet --json",
+    "ask for a lower level in gpu.enforce, or for exclusive GPUs",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -143,28 +143,28 @@ MODE: Final = add(
 MODEL: Final = add(
     "model",
     "no remaining worker has a GPU of the model that it asks for",
-    "ask for a model that moorage fleet shows",
+    "ask for a model that the fleet has, which the warning of submit and of plan names",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 COMPUTE: Final = add(
     "compute",
     "every GPU of the remaining workers that matches otherwise has a lower compute capability than it asks for",
-    "ask for a lower min_compute_capability, or for another model; moorage fleet WORKER --json shows what each GPU has",
+    "ask for a lower min_compute_capability, or for another model",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 PROFILE: Final = add(
     "profile",
     "no remaining worker has a MIG slice of the profile that it asks for",
-    "ask for a profile that moorage fleet shows in the names of its models, or for a whole GPU",
+    "ask for a profile that the fleet has, or for a whole GPU",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
 MEMORY: Final = add(
     "memory",
     "every GPU of the remaining workers that matches otherwise has less memory than it asks for",
-    "ask for less memory than {asks}; moorage fleet shows the models",
+    "ask for less memory than {asks}",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -210,26 +210,26 @@ REFUSED: Final = add(
 CLOSED: Final = add(
     "closed",
     "the workers that could run it are cordoned, draining, stopped, stale, lost or kept for local claims",
-    "moorage fleet shows the state of each worker; moorage uncordon WORKER opens one that is cordoned or draining",
+    "wait, or ask those who run this fleet: moorage uncordon WORKER opens one that is cordoned or draining",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
 STARTS_FAIL: Final = add(
     "starts-fail",
     "jobs failed to start on the workers that could run it, so these get none for a while",
-    "moorage fleet shows why; mend that, then moorage uncordon WORKER opens the worker at once",
+    "tell those who run this fleet: moorage fleet shows why; once mended, moorage uncordon WORKER opens it at once",
     cures=_REQUEST,
 )
 DRIVER_DOWN: Final = add(
     "driver-down",
     "the engine behind its driver does not answer on the workers that could run it",
-    "start that engine on the worker's host: moorage fleet names it; the worker takes jobs again by itself",
+    "have that engine started on the host that moorage fleet shows operators; the worker takes jobs again by itself",
     cures=_REQUEST,
 )
 DISK_FULL: Final = add(
     "disk-full",
     "the disk below the state folder of each worker that could run it is full",
-    "free some room there: moorage fleet names the folder; the worker takes jobs again by itself",
+    "have room freed in the folder that moorage fleet shows operators; the worker takes jobs again by itself",
     cures=_REQUEST,
 )
 BUSY: Final = add(
@@ -248,7 +248,7 @@ FROZEN_HERE: Final = add(
 SICK: Final = add(
     "sick",
     "unleased GPUs could run it, but some are sick, quarantined or used by processes outside moorage",
-    "moorage fleet shows what is wrong; moorage admin release --worker WORKER puts its repaired GPUs back to use",
+    "tell those who run this fleet: moorage fleet shows what is wrong; moorage admin release puts repaired GPUs to use",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
@@ -274,7 +274,7 @@ JUST_REFUSED: Final = add(
 LEAVING: Final = add(
     "leaving",
     "workers that it would fit on are to be drained before its time limit is over, or too soon for a job without one",
-    "give it a shorter time limit, or wait: moorage fleet shows the drains to come",
+    "give it a shorter time limit, or wait until they are open again",
     cures=_IN_TIME,
 )
 HOST_BUSY: Final = add(
@@ -305,7 +305,7 @@ HELD: Final = add(
 SCHEDULER_FAILED: Final = add(
     "scheduler-failed",
     "the scheduler itself failed as it placed the job, and holds it",
-    "moorage doctor shows what failed: report it; moorage admin release {job} has the job tried again",
+    "an operator sees what failed (moorage doctor): report it; moorage admin release {job} has the job tried again",
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE,),
 )
@@ -345,5 +345,5 @@ BACKOFF: Final = add(
 CONTENDED: Final = add(
     "contended",
     "workers refused it several times because local claims had taken the GPUs; it is tried again after a pause",
-    "wait; moorage fleet shows what local claims hold",
+    "wait: its turn comes when the local claims end",
 )

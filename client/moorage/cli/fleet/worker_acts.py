@@ -24,6 +24,7 @@ _Worker: TypeAlias = Annotated[
         help="Ids of workers, as moorage fleet shows them; several with blanks or commas.",
         value="WORKER",
         lists="fleet --format {worker}",
+        one_at_least=True,
     ),
 ]
 _Why: TypeAlias = Annotated[str, Parameter(help="The reason; fleet, top, the page, explain and the ledger have it.")]

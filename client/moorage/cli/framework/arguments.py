@@ -32,7 +32,8 @@ class Parameter:
     `names` are the option's names, by default `--` and the field's name. `value` stands for its value in the help.
     `alone` is the value of an option that is given without one. `command` says that the word is everything after `--`.
     `lists` is the command of moorage whose answer Tab offers here. `timed` says that the value may be a duration, which
-    wants a unit, as each value that is called DURATION.
+    wants a unit, as each value that is called DURATION. `one_at_least` says that words of which several may be given
+    may not all be left out.
     """
 
     help: str
@@ -42,6 +43,7 @@ class Parameter:
     command: bool = False
     lists: str = ""
     timed: bool = False
+    one_at_least: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,8 @@ def arguments_of(act: Callable[..., Any]) -> list[Argument]:
         default = None if parameter.default is parameter.empty else parameter.default
         argument = _argument(parameter.name, hint, default, is_word=is_word)
         if parameter.kind is parameter.VAR_POSITIONAL:
-            argument = dataclasses.replace(argument, many=True, default=())
+            required = argument.parameter.one_at_least
+            argument = dataclasses.replace(argument, many=True, default=(), required=required)
         else:
             argument = dataclasses.replace(argument, required=parameter.default is parameter.empty)
         found.append(argument)
@@ -203,7 +206,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
         if one.parameter.alone is not None:
             said |= {"nargs": "?", "const": one.parameter.alone}
     elif one.many or not one.required:
-        said["nargs"] = "*" if one.many else "?"
+        said["nargs"] = "?" if not one.many else "+" if one.required else "*"
         if not one.many:
             said["default"] = one.default  # intermixed, argparse would give the word for none that it was told
     kind = _with_unit if one.wants_unit else _KIND_READERS.get(one.kind, one.kind)

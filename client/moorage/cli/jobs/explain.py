@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
-    "EXPIRED": "moorage again {job} lets it wait once more; moorage fleet shows which GPUs are free",
-    "REJECTED": "ask for GPUs that moorage fleet shows, or submit it with --on-no-match wait",
+    "EXPIRED": "moorage again {job} lets it wait once more; moorage plan says when it would start",
+    "REJECTED": "ask for GPUs that the fleet has (moorage plan tries others), or submit it with --on-no-match wait",
 }
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 

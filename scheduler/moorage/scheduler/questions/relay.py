@@ -121,7 +121,7 @@ class Relay:
             f"attempt {ask.attempt} of replica {ask.replica} of job {ask.job} ran on {worker.id}, which {since}",
             found=worker.id,
             job=ask.job,
-            next="moorage fleet shows it; ask again when it is back",
+            next="ask again when it is back; those who run this fleet see how it is: moorage fleet",
         )
 
     def _say(self, found: Page | Problem, reply: str, json: bool) -> None:

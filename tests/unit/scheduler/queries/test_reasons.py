@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from moorage.cli.framework.codes import frame, reasons
+from moorage.cli.framework.codes import FIXES, frame, reasons
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.scheduler.core.fleet.filters import FILTERS, Filter, Names, Offer
 from moorage.scheduler.core.fleet.shape import Shape
@@ -44,6 +45,13 @@ def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatc
     assert any("known 1 > with-a-tape 0" in str(row) for row in explained_rows(why))
     assert (reasons()["no-tape"].means, frame(reasons()["no-tape"])["fix"]) == (TAPE.means, TAPE.fix)
     assert "| `no-tape` | no worker has a tape | put a tape into a worker of JOB |" in reference_pages.errors()
+
+
+@pytest.mark.parametrize("fix", sorted({*FIXES.values(), *(reason.fix for reason in REASONS.values())}))
+def test_a_fix_that_takes_an_operators_key_says_so(fix: str) -> None:
+    """A tenant was sent to `moorage fleet` for the models that it may ask for, and was refused there."""
+    if re.search(r"moorage (fleet|admin|drain|cordon|uncordon)", fix):
+        assert re.search(r"\ban operator|\boperators\b|those who run this fleet", fix)
 
 
 def test_a_job_at_its_max_running_is_changed_in_place() -> None:

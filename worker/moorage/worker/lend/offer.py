@@ -69,6 +69,6 @@ def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> Non
                 field="$.gpu",
                 found=spec.count,
                 allowed=have,
-                next="submit it as a job: moorage fleet shows which hosts have it",
+                next="submit it as a job, which may start on another host",
             )
         )

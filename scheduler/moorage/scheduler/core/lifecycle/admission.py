@@ -456,7 +456,7 @@ class Admission:
 
     def _no_match(self, event: Submit) -> Problem:
         reason = self._unmatched.reason(event.shape)
-        fix = "ask for what the fleet has (moorage fleet); --on-no-match wait (on_no_match: wait) waits for a worker"
+        fix = "moorage plan says what would fit; --on-no-match wait (on_no_match: wait) waits for a worker"
         return problem(
             "failed-precondition",  # a fault of the fleet, as against one of the request: the sources have these two
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
