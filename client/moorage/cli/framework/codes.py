@@ -30,7 +30,7 @@ FIXES: Final[dict[str, str]] = {
     "permission-refused": "ask the server's operator for the permissions of your role; moorage doctor tries each",
     "bad-context": "nats context ls; nats context edit",
     "timed-out": "moorage explain JOB; wait longer with --at-most",
-    "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage plan would start sooner",
+    "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what starts sooner: moorage plan",
     "job-rejected": "moorage plan says what would fit",
     "job-failed": "moorage show JOB",
     # of what bare callers hear

@@ -108,7 +108,8 @@ def cancel(
 
 
 def uncancel(
-    *jobs: Annotated[str, Parameter(help="Ids of jobs, in full.", value="JOB", one_at_least=True)], options: RowOptions = ROWS
+    *jobs: Annotated[str, Parameter(help="Ids of jobs, in full.", value="JOB", one_at_least=True)],
+    options: RowOptions = ROWS,
 ) -> int:
     """Undo cancel --before: jobs with these ids are accepted again."""
 
