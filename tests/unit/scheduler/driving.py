@@ -260,8 +260,9 @@ class Driving:
 
     def check_room(self) -> None:
         """The waiting room has the live jobs that wait for something, each behind what it waits for."""
-        room, jobs = self.engine.room, self.state.jobs
+        room, jobs, left_out = self.engine.room, self.state.jobs, self.engine._indexing.left_out
         waiting = {num: job for num, job in jobs.items() if job.awaits and job.live}
+        waiting = {num: job for num, job in waiting.items() if num in room.jobs or num not in left_out}
         assert room.jobs == {num: job.size for num, job in waiting.items()}
         assert all(num in jobs for num in room.telling), "a job whose end is still to be told has left memory"
         behind = {(other, num) for num, job in waiting.items() for other, _ in job.awaits if other}

@@ -306,6 +306,7 @@ class ContainedEngine(Engine):
             self.queue.drop(of.num)  # it may be in, and would be placed although it is held
             if not of.over:
                 contained.jobs[of.num] = None
+                self._indexing.left_out.add(of.num)
         else:
             with suppress(Exception):  # its host may be half in the tables
                 self.fleet.leave(of.num)

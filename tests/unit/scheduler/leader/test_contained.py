@@ -930,6 +930,31 @@ def test_a_plan_that_fails_on_the_first_job_of_a_group_holds_the_jobs_of_that_gr
     assert drive.explained("good", "good")["reason"] != "scheduler-failed"
 
 
+@pytest.mark.parametrize("method", ["_note", "_enter", "arm"])
+def test_a_sweep_that_fails_as_a_term_begins_is_whole_again_once_it_is_released(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first replica alone was placed, and its deadline was not kept, until the next leader."""
+    from moorage.scheduler.core.schedule.indexing import Indexing
+
+    drive.submit("first", gpu={"count": 4})
+    drive.submit("second", gpu={"count": 4})
+    drive.submit("bad", gpu={}, replicas=6, deadline_s=60)
+    cure = raises_for(monkeypatch, Indexing, method, lambda *given: given[1].name == "bad")
+    drive.lead()
+    cure()
+    drive.renew()
+    drive.settle()
+    assert drive.explained("bad")["reason"] == "scheduler-failed"
+    drive.order("release", job="bad")
+    drive.run_out("w0")
+    drive.run_out("w1")
+    drive.settle()
+    assert drive.states("bad") == 6 * ["RUNNING"]
+    drive.pass_time(60_000)
+    assert drive.states("bad") == 6 * ["ENDING"]
+
+
 def test_a_job_that_fails_behind_its_entry_in_the_queue_is_held_and_not_placed(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

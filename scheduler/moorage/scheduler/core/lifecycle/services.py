@@ -66,9 +66,11 @@ class Services:
         self._jobs: dict[tuple[str, str], list[Job]] = {}
 
     def add(self, job: Job, request: Request) -> None:
-        """Take note of a live job; to be called once for each."""
+        """Take note of a live job."""
         if request.service is not None:
-            self._jobs.setdefault((job.tenant, request.service.name), []).append(job)
+            jobs = self._jobs.setdefault((job.tenant, request.service.name), [])
+            if all(each is not job for each in jobs):
+                jobs.append(job)
 
     def live(self, tenant: str, service: str) -> list[Job]:
         """Return the jobs with this service that have not ended after this record, the oldest first."""

@@ -97,6 +97,12 @@ class Timers:
         """Set a timer that puts a replica back into the queue at a ledger time."""
         self._push(not_before, BACKOFF, of_replica(replica.job.num, replica.index))
 
+    def forget(self, num: int) -> None:
+        """Drop all timers of a job that have not passed. It walks all that are set."""
+        self.rows = [timer for timer in self.rows if _job_of(timer) != num]
+        heapify(self.rows)
+        self._starting.discard(num)
+
     def _push(self, due_ms: int, kind: int, what: int) -> None:
         if self._containment.until:
             due_ms = max(due_ms, self._containment.until.get(("timer", kind, what), 0))
@@ -194,5 +200,11 @@ class Timers:
             self._clear_at = 2 * len(self.rows)
 
     def _is_live(self, timer: tuple[int, int, int]) -> bool:
-        job = self._state.jobs.get(timer[2] >> REPLICA_BITS if timer[1] == BACKOFF else timer[2])
+        job = self._state.jobs.get(_job_of(timer))
         return job is not None and not job.over
+
+
+def _job_of(timer: tuple[int, int, int]) -> int:
+    """Return the number of a timer's job."""
+    _, kind, what = timer
+    return what >> REPLICA_BITS if kind == BACKOFF else what

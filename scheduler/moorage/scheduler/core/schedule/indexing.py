@@ -65,7 +65,7 @@ class Indexing:
     Jobs that are to be held, as `containment` says, are not put into the queue.
 
     At the start of a term, `failed` is called for a job or a worker that cannot be indexed, with the exception; if it
-    returns, that one is left out.
+    returns, that one is left out: a job until its hold is released.
     """
 
     def __init__(
@@ -97,6 +97,8 @@ class Indexing:
         self._failed = failed
         # jobs with `on_no_match` reject that were accepted in this term before all workers were heard from
         self._unmatched: set[int] = set()
+        #: numbers of jobs that could not be indexed, or only in part
+        self.left_out: set[int] = set()
         self.rejects: deque[int] = deque()  # jobs of `_unmatched` to reject, now that all workers were heard from
 
     def resume(self, mono_ms: int, *, again: bool = False) -> None:
@@ -131,13 +133,23 @@ class Indexing:
             if job.over:
                 continue
             try:
+                if job.awaits:
+                    self.room.add(job)  # first: ends are told also to a job that is left out
                 self._index(job, self.requests.request_of(job))
                 self.planner.placing.arrived(self.requests.shape_of(job), job.size)
             except Exception as raised:
                 self._failed(job, raised)
 
+    def _index_again(self, job: Job) -> None:
+        """Index a job that was left out."""
+        self.left_out.discard(job.num)
+        self.timers.forget(job.num)
+        if job.awaits and job.num not in self.room.jobs:
+            self.room.add(job)
+        self._index(job, self.requests.request_of(job))
+
     def _index(self, job: Job, request: Request) -> None:
-        """Put a live job into the queue if it may place something, or into the waiting room; set its timers."""
+        """Put a live job into the queue if it may place something; set its timers."""
         shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
         if job.failed:  # its former leader may not have come to it
@@ -146,8 +158,6 @@ class Indexing:
         for replica in came_back[:1] if shape.together > 1 else came_back:
             if replica.not_before > self.state.time_ms:
                 self.timers.requeue(replica, replica.not_before)
-        if job.awaits:
-            self.room.add(job)
         self._enter(job, request)
         if job.num in self.queue.waiting and (most := _most(job, request)) is not None:
             job.since_ms = max(job.since_ms, _full_until_ms(job, most))
@@ -186,6 +196,10 @@ class Indexing:
 
     def look(self, job: Job) -> None:
         """Put a job into its queue group, or take it out, by where it stands."""
+        if self.left_out and job.num in self.left_out:
+            if job.hold is None and job.num not in self._containment.jobs:
+                self._index_again(job)
+            return
         kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
         if self.stands(job) is None and self.planner.order.waits(job.num):
             self.queue.enter(job.num, kind)
@@ -249,6 +263,9 @@ class Indexing:
 
     def enter(self, job: Job) -> None:
         """Let a job wait that waits for nothing but a host from now on."""
+        if job.num in self.left_out:
+            self.look(job)
+            return
         request = self.requests.request_of(job)
         job.since_ms = self.state.time_ms
         self.timers.arm_start(job, request, self.state.time_ms)
