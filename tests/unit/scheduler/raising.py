@@ -116,17 +116,22 @@ class Seen:
         self.codes: dict[CodeType, None] = {}
         self.got: dict[tuple[CodeType, Entity], None] = {}
         self.half: set[CodeType] = set()  # those that ran where nothing can be taken back
-        self._depth = 0
+        self.weighing: set[CodeType] = set()  # those that ran for the whole record, whatever has changed what they got
+        self._depth = self._weighs = 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if code in HALF:
             self._depth += {"call": 1, "return": -1}.get(event, 0)
+        if code is Draft.record.__code__:
+            self._weighs += {"call": 1, "return": -1}.get(event, 0)
         if event != "call" or code not in functions() or code in OUTER or code in HALF:
             return
         self.codes[code] = None
         if self._depth:
             self.half.add(code)
+        if self._weighs:
+            self.weighing.add(code)
         if code.co_name == "__init__":
             return  # the row is not there yet
         given = frame.f_locals
@@ -219,7 +224,7 @@ def chosen(dice: random.Random, seen: Seen, codes: Sequence[CodeType] | None = N
 
 def poisoned(dice: random.Random, seen: Seen) -> Poison | None:
     """Return a function that was seen to run, to raise for something that it got; None if none was."""
-    got = [(code, entity) for code, entity in seen.got if code not in seen.half]
+    got = [(code, entity) for code, entity in seen.got if code not in seen.half | seen.weighing]
     if not got:
         return None
     code = dice.choice(list(dict.fromkeys(code for code, _ in got)))
