@@ -19,7 +19,7 @@ from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.views import listed
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.containment import PLACING
+from moorage.scheduler.core.containment import RESERVING
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
@@ -69,7 +69,7 @@ class CheckedEngine(Engine):
     """An engine whose fleet is checked before each pass: that reads what the record has changed so far."""
 
     def _begins(self, step: str, draft: Draft) -> bool:
-        if step == PLACING:
+        if step == RESERVING:  # a pass has begun, and decides next
             self.fleet.validate()
         return super()._begins(step, draft)
 

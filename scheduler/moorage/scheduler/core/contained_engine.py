@@ -10,7 +10,8 @@ reservation, fleet, timers) are made anew from the state, as in a takeover, and 
 - a worker's frames are refused, so its session is ended by its own lease, and its reports wait in its journal. It joins
   again after a pause; the second time it is cordoned, and stays out until an operator says `uncordon`. One whose host
   cannot be put into the tables has none until then, and counts as silent;
-- a timer, or a step of the record for which none of these was at hand, waits for a pause.
+- a timer, or a step of the record for which none of these was at hand, waits for a pause. Of placing that is the
+  reservation or the search for jobs to end, if these failed: jobs are placed without them.
 
 A failure as the state is taken back, or in the part of the fold that is not, ends the term. One after the fold costs
 only answers, for which clients ask again. The ledger has nothing of this but holds and cordons. It depends on the
@@ -24,7 +25,15 @@ import traceback
 from contextlib import suppress
 from typing import Any, Final
 
-from moorage.scheduler.core.containment import PAUSE_MS, PLACING, STEP_PAUSE_MS, TIMERS, failed, unread
+from moorage.scheduler.core.containment import (
+    PARTS_OF_PLACING,
+    PAUSE_MS,
+    PLACING,
+    STEP_PAUSE_MS,
+    TIMERS,
+    failed,
+    unread,
+)
 from moorage.scheduler.core.engine import Engine, HalfFolded
 from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, QueueRead, ScheduleRun, Submit
 from moorage.scheduler.core.fleet.host import HEARD, Host
@@ -98,7 +107,7 @@ class ContainedEngine(Engine):
         at, contained, timer = self._at, self.containment, self.timers.at
         if self._ranker_failed(raised):
             return []
-        if at == PLACING and goes_on and (found := self._group(raised, now_ms)) is not None:
+        if at in PARTS_OF_PLACING and goes_on and (found := self._group(raised, now_ms)) is not None:
             return found
         if at == TIMERS and timer is not None and ("timer", *timer) not in contained.until:
             contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)

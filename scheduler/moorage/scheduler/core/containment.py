@@ -16,6 +16,10 @@ from moorage.schemas.errors import Problem, problem
 #: steps of `Engine.build` that may be left out of a record: those at which it tells timers and groups apart
 TIMERS: Final = "timers"
 PLACING: Final = "placing"
+#: parts of placing that read running attempts, and may be left out alone: jobs are placed all the same
+RESERVING: Final = "reserving"
+PREEMPTING: Final = "preempting"
+PARTS_OF_PLACING: Final = frozenset((PLACING, RESERVING, PREEMPTING))
 
 #: for how long a timer, a worker, or a tenant's requests of one verb are set aside
 PAUSE_MS: Final = 60_000

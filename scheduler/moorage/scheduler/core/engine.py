@@ -178,7 +178,7 @@ class Engine:
         self._frozen = Frozen(state, self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
-            self._frozen, self.admission.could_ever, int(config.reserve_after * 1000),
+            self._frozen, self.admission.could_ever, int(config.reserve_after * 1000), self._begins,
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self._look, self.planner, self.lifecycle, reader.request_of, reader.shape_of,

@@ -905,6 +905,34 @@ def test_a_pass_that_fails_as_it_looks_at_no_group_holds_no_jobs(
         assert drive.explained(name, name)["reason"] != "scheduler-failed"
 
 
+@pytest.mark.parametrize("part", ["reserving", "preempting"])
+def test_a_defect_about_what_runs_leaves_out_the_part_of_a_pass_that_reads_it_and_jobs_are_placed(
+    part: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All placing was left out, five seconds at a time, for as long as that attempt ran."""
+    from moorage.scheduler.core.schedule.runtime import Estimates
+    from moorage.scheduler.core.schedule.victims import Preemption
+
+    for name in ("runs-0", "runs-1"):
+        drive.submit(name, gpu={"count": 3}, preemptible=part == "preempting")
+    drive.settle()
+    drive.pass_time(60_000)
+    if part == "reserving":
+        raises_for(monkeypatch, Estimates, "runs_as", lambda *given: given[1].replica.job.name == "runs-0")
+    else:
+        raises_for(monkeypatch, Preemption, "defended", lambda *given: given[1].worker.id == "w0")
+    drive.submit("waits", tenant="u", gpu={"count": 4})
+    drive.pass_time(120_000)
+    for number in range(12):
+        drive.submit(f"good-{number}", tenant="v")
+        drive.tick(STEP_PAUSE_MS // 2)
+        assert state_of(drive, f"good-{number}", "v") in ("PLACED", "RUNNING"), number
+    assert drive.counts["step"] > 3
+    assert drive.counts.keys() == {"step"}
+    assert drive.explained("waits", "u")["reason"] != "scheduler-failed"
+    drive.replays()
+
+
 def test_a_plan_that_fails_on_the_first_job_of_a_group_holds_the_jobs_of_that_group(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

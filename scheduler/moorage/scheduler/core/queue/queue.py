@@ -192,8 +192,7 @@ class Queue:
     def drop(self, num: int) -> None:
         """Take a job out of the group that it is in, whichever that is."""
         for group in self.groups.values():
-            if num in group.jobs:
-                group.jobs.remove(num)
+            self.leave(num, (group.priority, group.shape, group.tenant))
 
     def first(self, num: int) -> int:
         """Return the number of the replica that a job in a group places next; 0 for a gang."""

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.containment import PLACING, PREEMPTING, RESERVING
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
@@ -70,7 +71,7 @@ class Planner:
     """Places the jobs that fit now, ordered by priority, fair share and arrival.
 
     `could_ever` says whether the fleet could hold a shape if it were empty. `patience_ms` is the wait after which hosts
-    may be reserved for a job.
+    may be reserved for a job. `begins` says whether to run a part of the pass now, or to leave it out.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Planner:
         frozen: Frozen,
         could_ever: Callable[[Shape], bool],
         patience_ms: int,
+        begins: Callable[[str, Draft], bool],
     ) -> None:
+        self._begins = begins
         self.fleet = fleet
         self.queue = queue
         self.estimates = estimates
@@ -119,7 +122,7 @@ class Planner:
             return 0
         placed = self._serve_groups(draft, cut=cut)
         self.serving = None
-        if self.preempting.allowed() and not draft.full:
+        if self.preempting.allowed() and not draft.full and self._begins(PREEMPTING, draft):
             self.preempting.seek(draft, self._eligible, self._closed_to)
         return placed
 
@@ -224,7 +227,10 @@ class Planner:
         if not self._knows_limits:
             self._knows_limits = True
             self._learn_limits(draft)
-        self.verdicts.begin(draft)  # needs the limits that jobs waited for in the last pass
+        if self._begins(RESERVING, draft):
+            self.verdicts.reserve(draft)  # needs the limits that jobs waited for in the last pass
+        self._begins(PLACING, draft)
+        self.verdicts.begin(draft)
         self.order.forget_limits()
         self._unprepared = not self.placing.prepare()
         return not self._unprepared
@@ -237,8 +243,10 @@ class Planner:
         order, tenants = self.order, self.order.state.tenants
         groups = [each for each in self.queue.with_jobs() if tenants[each.tenant].gpus_max and order.prune(each)]
         for group in sorted(groups, key=lambda each: (order.key(each), each.jobs[0])):
+            self.serving = group
             if not order.may(group) and self._holds_up(draft, group):
                 order.over_limit(group)
+        self.serving = None
 
     def _holds_up(self, draft: Draft, group: Group) -> bool:
         """Return whether a job at its tenant's limit holds up the tenant's later jobs.

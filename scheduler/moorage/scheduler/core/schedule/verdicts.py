@@ -87,9 +87,8 @@ class Verdicts:
 
     # ------------------------------------------------------------------------------------- a pass begins
 
-    def begin(self, draft: Draft) -> None:
-        """Begin a pass; `QueueOrder` has begun before."""
-        self._draft = draft
+    def reserve(self, draft: Draft) -> None:
+        """Drop a reservation that no longer stands, and plan anew if it is time; `QueueOrder` has begun the pass."""
         if self.reservation is not None and not self.stands():
             if self._waits(self.reservation):
                 self._planned_ms = -math.inf
@@ -102,6 +101,10 @@ class Verdicts:
             self._become(answer.reservation)
             # else the plan saw changes that are in no digest yet
             self._seen = self._view() if draft.empty else None
+
+    def begin(self, draft: Draft) -> None:
+        """Begin a pass; what is to be reserved was planned before."""
+        self._draft = draft
         if self._preemptors or draft.preempting:
             self._settle(draft)
         self._opened.clear()
