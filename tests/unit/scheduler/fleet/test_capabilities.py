@@ -31,18 +31,6 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
     assert shown(drive, "untold").driver == DRIVER_DEFAULT
 
 
-def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot() -> None:
-    drive = Driving.with_hosts(1, drivers=["process", "parrot"], capabilities={"parrot": CAN})
-    drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
-    for from_snapshot in (False, True):
-        if from_snapshot:
-            drive.take_snapshot()
-        drive.lead()
-        (row,) = views.fleet(drive.engine, drive.now).workers
-        assert row.capabilities == {"parrot": msgspec.to_builtins(CAN)}
-        assert shown(drive, "said").capabilities == CAN
-
-
 def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:
     def read(**found: Any) -> Capabilities | None:
         return told(JobInfo, {"job": "j", "tenant": "t", "state": "RUNNING", **found}).capabilities

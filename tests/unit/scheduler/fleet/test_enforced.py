@@ -137,14 +137,6 @@ def test_a_plan_says_the_level_of_each_place() -> None:
     assert [place.enforced for place in planned.places] == [Enforced("guarded", "advisory")] * 2
 
 
-def test_a_leader_that_takes_over_knows_the_levels() -> None:
-    drive = fleet(w0=GUARDED)
-    drive.submit("j", gpu=PART, run=RUN)
-    drive.settle()
-    drive.lead_from_snapshot()
-    assert shown(drive, "j") == GUARDED_MEMORY
-
-
 @pytest.mark.parametrize(
     ("gpu", "field"),
     [

@@ -153,18 +153,6 @@ def test_fact_17_no_worker_gives_exact_devices_of_a_cluster(one: str) -> None:
     assert drive.submit("twice", **ids)["code"] == "invalid-argument"
 
 
-def test_after_a_takeover_the_same_devices_are_waited_for() -> None:
-    drive = fleet()
-    drive.submit("first", **named("GPU-w1-2"))
-    drive.submit("second", **named("GPU-w1-2"))
-    drive.settle()
-    drive.lead()
-    drive.renew(*drive.workers)
-    drive.run_out("w1")
-    drive.settle()
-    assert (drive.placed_on("second"), drive.slots("second")) == (["w1"], [2])
-
-
 def test_a_worker_that_leaves_takes_its_devices_with_it() -> None:
     drive = fleet()
     drive.submit("one", **named("GPU-w1-2"))

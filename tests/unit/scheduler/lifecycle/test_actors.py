@@ -7,12 +7,9 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import SAID_CHARS_MAX, actor, by_tenant
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas import actors
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.operate import act_of
@@ -75,14 +72,6 @@ def test_a_cancel_before_the_submit_is_the_tenants() -> None:
     drive.offer_submit("a", sequence=6)
     drive.tick()
     assert told(drive.state, "a")[1:] == [("CANCELLED", "tenant:t", "")]
-
-
-def test_the_ledger_and_a_snapshot_keep_it() -> None:
-    drive, again = cancelled(), State()
-    for seq, payload in enumerate(drive.records, 1):
-        fold(again, decode_record(payload), seq)
-    assert told(again, "a") == told(drive.state, "a")
-    assert told(snapshots.load(snapshots.dump(drive.state)), "a") == told(drive.state, "a")
 
 
 def test_an_order_is_the_operators_that_its_subject_names() -> None:

@@ -390,22 +390,6 @@ def test_probation_keeps_it_closed_and_ends_nobody() -> None:
     assert drive.job("j").state == "RUNNING"
 
 
-def test_a_takeover_knows_it_before_any_worker_has_spoken() -> None:
-    drive = Driving.with_hosts(2)
-    drive.submit("j", gpu={}, run=SAVES)
-    drive.settle()
-    drive.workers["w0"].auto = False
-    say(drive, "w0", FAILED)
-    for again in range(2):
-        if again:
-            drive.take_snapshot()
-        drive.lead()
-        worker = drive.state.workers["w0"]
-        assert (worker.unwell_mask, worker.unwell[0][0]) == (1, "xid")
-        assert drive.job("j").avoid == ((0, 1),)
-        assert drive.member("j").notice_s == 30
-
-
 def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
     drive = Driving.with_hosts(2)
     say(drive, "w0", PROBATION)

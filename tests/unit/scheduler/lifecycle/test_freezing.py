@@ -79,20 +79,6 @@ def test_each_replica_that_runs_is_frozen_and_a_new_attempt_is_not(drive: Drivin
     assert drive.job("j").state == "RUNNING", "some of it runs"
 
 
-def test_what_is_frozen_outlives_takeover_and_snapshot(drive: Driving) -> None:
-    running(drive)
-    drive.order("freeze", job="j")
-    drive.lead_from_snapshot()
-    drive.renew()
-    drive.settle()
-    assert drive.states("j") == ["FROZEN"], "the new leader asks again"
-    drive.lead_from_snapshot()
-    drive.renew()
-    assert drive.member("j").freeze
-    ordered(drive, "resume")
-    assert drive.states("j") == ["RUNNING"]
-
-
 @pytest.mark.parametrize("verb", ["freeze", "resume"])
 def test_a_worker_that_missed_the_frame_is_asked_again_with_its_renewal(drive: Driving, verb: str) -> None:
     worker = running(drive)
@@ -264,15 +250,6 @@ def test_of_the_replicas_of_a_job_only_that_which_is_unused_is_frozen(drive: Dri
     worker.say("freeze-due", next(held.place for held in worker.held.values() if held.place.replica == 1), 300)
     drive.settle()
     assert drive.states("j") == ["RUNNING", "FROZEN"]
-
-
-def test_what_was_frozen_as_unused_is_resumed_by_its_first_use_after_takeover_and_snapshot(drive: Driving) -> None:
-    worker = running(drive)
-    report(drive, worker, "freeze-due", 300)
-    drive.lead_from_snapshot()
-    drive.renew()
-    report(drive, worker, "resume-due")
-    assert drive.states("j") == ["RUNNING"]
 
 
 @pytest.mark.parametrize("kind", ["freeze-due", "resume-due"])

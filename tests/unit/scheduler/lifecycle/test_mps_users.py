@@ -93,15 +93,6 @@ def test_time_slices_are_shared_by_all_users() -> None:
     assert found == [["RUNNING"]] * 2
 
 
-def test_a_leader_that_takes_over_knows_whose_the_gpus_are() -> None:
-    drive = fleet(EACH)
-    shares(drive, "acme", "a")
-    drive.lead_from_snapshot()
-    drive.renew("w0")
-    assert shares(drive, "beta", "b") == ["QUEUED"]
-    assert shares(drive, "acme", "c") == ["RUNNING"]
-
-
 def test_a_worker_that_joins_with_rules_knows_of_what_runs_whose_it_is() -> None:
     """The tenants are named with this very join: the devices of what runs are counted by them at once."""
     drive = fleet(None)

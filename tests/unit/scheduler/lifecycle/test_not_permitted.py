@@ -299,21 +299,6 @@ def test_who_waited_already_is_told_apart_once_a_worker_names_it() -> None:
     assert drive.states("one", "v") == ["QUEUED"]
 
 
-def test_a_new_leader_knows_the_rules_from_the_ledger() -> None:
-    drive = Driving.with_hosts(2, drivers_for={"u": ["noop"]})
-    drive.submit("j", gpu={})
-    drive.submit("mine", tenant="u", gpu={})
-    drive.settle()
-    drive.lead_from_snapshot()
-    drive.renew()
-    drive.submit("more", tenant="u", gpu={})
-    drive.settle()
-    assert drive.states("j") == ["QUEUED"]
-    assert drive.states("more", "u") == ["RUNNING"]
-    drive.run_out("w0")
-    assert drive.states("mine", "u") == ["SUCCEEDED"]
-
-
 def test_a_worker_that_joins_anew_without_rules_takes_everybody() -> None:
     drive = Driving()
     worker = drive.worker("w0", drivers_for={"t": []})

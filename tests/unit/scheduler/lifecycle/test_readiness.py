@@ -99,15 +99,6 @@ def test_a_monstrous_address_is_not_told(said: str) -> None:
     assert "address" not in row(drive)
 
 
-def test_both_outlive_the_leader_and_its_snapshot() -> None:
-    drive = started(AT)
-    drive.fact("ready", "j")
-    drive.lead_from_snapshot()
-    assert (row(drive)["ready"], row(drive)["address"]) == (True, AT)
-    drive.fact("ready", "j")
-    assert words(drive)[-1] == "READY"
-
-
 def test_an_attempt_that_was_not_ready_in_time_has_failed() -> None:
     drive = started()
     drive.fact("exited", "j", code=-15, detail="not-ready: nothing listens on port 20000 after 120 s")

@@ -207,16 +207,3 @@ def test_its_other_replicas_wait_on_in_the_queue_when_their_latest_start_passes_
     drive.worker("w1", 2, auto=False)
     drive.tick()
     assert drive.states("j")[2:] == ["PLACED", "PLACED"]
-
-
-def test_the_count_outlives_the_leader_and_its_snapshot() -> None:
-    drive = staying()
-    for _ in range(3):
-        exits(drive)
-        waited_s(drive)
-        begin(drive)
-    drive.lead_from_snapshot()
-    assert (drive.replica("j").restarts, drive.replica("j").streak) == (3, 3)
-    drive.renew()
-    exits(drive)
-    assert waited_s(drive) == 8

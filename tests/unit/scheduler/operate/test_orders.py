@@ -18,7 +18,7 @@ from moorage.scheduler.history.told_story import changes_in, read_frame
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell
-from moorage.schemas.operate import TenantRow, act_of
+from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving, wire
 
 GANG = {"scheduling": "gang"}
@@ -123,23 +123,6 @@ def test_the_record_that_answers_a_hold_places_nothing_of_it(drive: Driving) -> 
     assert drive.states("j") == drive.states("gang") == ["QUEUED", "QUEUED"]
     drive.order("release", job="gang")
     assert drive.states("gang") == ["PLACED", "PLACED"]
-
-
-def test_a_hold_outlives_takeover_and_snapshot(drive: Driving) -> None:
-    drive.submit("j", gpu={})
-    drive.order("hold", job="j", why="wait for ana")
-    drive.order("hold", tenant="u", why="month end")
-    drive.lead_from_snapshot()
-    drive.worker("w0", 2)
-    drive.tick()
-    drive.submit("u1", tenant="u", gpu={})
-    assert (drive.states("j"), drive.states("u1", "u")) == (["QUEUED"], ["QUEUED"])
-    assert drive.explained("j")["because"] == "job j is held by operator, unverified (says ana): wait for ana"
-    drive.order("release", job="j")
-    drive.lead()
-    drive.renew()
-    drive.order("release", tenant="u")
-    assert (drive.states("j"), drive.states("u1", "u")) == (["PLACED"], ["PLACED"])
 
 
 def test_what_runs_goes_on_and_its_next_attempt_is_held(drive: Driving) -> None:
@@ -432,25 +415,6 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     drive.report()
     assert drive.states("more") == ["PLACED"], "in the very record that frees one"
     assert drive.state.tenants["t"].gpus == 3
-
-
-def test_a_limit_outlives_takeover(drive: Driving) -> None:
-    drive.order("limit", gpus=2)
-    for number in range(4):
-        drive.submit(f"j{number}", gpu={})
-    drive.worker("w0", 8)
-    drive.lead_from_snapshot()
-    drive.renew()
-    drive.tick()
-    assert drive.state.tenants["t"].gpus == 2
-    drive.lead()
-    drive.renew()
-    drive.tick()
-    assert drive.state.tenants["t"].gpus == 2
-    drive.order("limit", gpus=None)
-    assert drive.state.tenants["t"].gpus == 4
-    answer = views.tenants(drive.engine, drive.term_counts)
-    assert (answer.tenants, answer.of) == ([TenantRow("t", jobs=4, gpus=4)], 1)
 
 
 def test_a_gang_and_a_sharer_count_by_devices(drive: Driving) -> None:
