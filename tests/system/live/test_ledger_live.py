@@ -535,6 +535,8 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
     monkeypatch.setattr(term, "SNAPSHOT_LOOK_S", 0.05)
+    everything = Position(kept_from=1 << 53)  # it has saved that: nothing stays for its sake
+    monkeypatch.setattr(FollowerBeside, "position", everything)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     async with desk(nats_server, unique) as here, stack(nats_server, unique) as made, caller(made) as acme:
         async with leader_with_snapshots(nats_server, here.subjects) as scheduler:
