@@ -126,7 +126,8 @@ class _Message(NamedTuple):
 
 
 class Messenger:
-    """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take`."""
+    """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take` once
+    its program is ready."""
 
     def __init__(
         self,
@@ -187,15 +188,22 @@ class Messenger:
         await self._connection.subscribe(self._inbox, self._on_given)
         self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
         await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
-        await self._connection.subscribe(self._have, self._on_have)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick())]
 
+    async def fetch(self) -> None:
+        """Fetch calls that wait at other members, from now on. Raises `PermissionRefused`.
+
+        Not before the program is ready: a call that is sent to none is lost, and keeps its place for ever.
+        """
+        await self._connection.subscribe(self._have, self._on_have)
+
     async def take(self) -> None:
-        """Join the queue group: calls come from now on. Raises `PermissionRefused`."""
+        """Fetch calls, and join the queue group: calls come from now on. Raises `PermissionRefused`."""
+        await self.fetch()
         for subject in (self._subject, f"{self._subject}.*"):  # also without methods: who calls one hears that
             self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
         for endpoint in self.endpoints:

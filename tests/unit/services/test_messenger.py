@@ -63,6 +63,11 @@ class Desk:
         asking = self.caller.request(f"{NAME.subject}{endpoint}", b"", 100 * LONG_S, said | headers)
         return asyncio.get_running_loop().create_task(asking)
 
+    async def fetches(self) -> None:
+        """Open it, with calls of other members alone."""
+        await self.messenger.open()
+        await self.messenger.fetch()
+
     async def full(self) -> asyncio.Task[Delivery]:
         """The call that has the only place."""
         call = self.call()
@@ -161,19 +166,42 @@ def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() ->
 
 
 @in_virtual_time
+async def test_a_member_fetches_no_call_before_its_program_is_ready() -> None:
+    """It was lost where the program was not there yet, and kept its place for ever; or it waited until that had loaded
+    its model, beside members that were idle."""
+    bus = SimulatedBus()
+    full, starts = Desk(bus), Desk(bus)
+    await full.messenger.open()
+    await full.messenger.take()
+    running, waiting = await full.full(), full.call()
+    await starts.messenger.open()
+    await asyncio.sleep(LONG_S)
+    assert (starts.heads, waiting.done()) == ([], False)
+    await starts.messenger.take()
+    await asyncio.sleep(1)
+    assert len(starts.heads) == 1
+    for each in (full, starts):
+        each.answer()
+    await asyncio.wait((running, waiting))
+    assert [error_of(each) for each in (running, waiting)] == ["", ""]
+    for each in (full, starts):
+        await each.messenger.close()
+
+
+@in_virtual_time
 async def test_a_call_for_a_method_goes_from_member_to_member_that_has_it() -> None:
     """Of two versions of a service, one has no method `embed`: its idle members fetch no call from the other one's."""
     bus = SimulatedBus()
     old, new, idle = Desk(bus), Desk(bus), Desk(bus)
     for each in (new, idle):
         each.messenger.endpoints = frozenset({"embed"})
-    await old.messenger.open()
+    await old.fetches()
     await new.messenger.open()
     await new.messenger.take()
     full, waiting = await new.full(), new.call(endpoint=".embed")
     await asyncio.sleep(10)
     assert (old.heads, waiting.done()) == ([], False)
-    await idle.messenger.open()
+    await idle.fetches()
     await asyncio.sleep(1)
     assert [head.endpoint for head in idle.heads] == ["embed"]
     idle.answer()
@@ -201,7 +229,7 @@ async def test_a_member_is_handed_the_calls_of_its_own_methods_and_asks_no_more_
     await old.messenger.take()
     full, gone, stays = await old.full(), old.call(endpoint=".gone"), old.call(endpoint=".stays")
     await asyncio.sleep(1)
-    await idle.messenger.open()
+    await idle.fetches()
     await asyncio.sleep(LONG_S)
     assert [head.endpoint for head in idle.heads] == ["stays"]
     idle.answer()
@@ -403,7 +431,7 @@ def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service
         await busy.messenger.take()
         full, waiting = await busy.full(), busy.call(Status="503", description="mine", Other="kept")
         await asyncio.sleep(1)
-        await idle.messenger.open()
+        await idle.fetches()
         await asyncio.sleep(1)
         assert [head.headers for head in idle.heads] == [{"Moorage-Wait-Ms": "3600000", "Other": "kept"}]
         idle.messenger.on_frame(FromProgram(answer=idle.running.pop(), headers={"status": "503", "Status": "503"}), b"")
@@ -431,7 +459,7 @@ def test_a_call_that_is_too_large_to_be_passed_on_is_refused_as_busy() -> None:
         data = bytes(MAX_PAYLOAD_BYTES - 40)
         large = asyncio.create_task(busy.caller.request(NAME.subject, data, LONG_S, {"Moorage-Wait-Ms": "90000"}))
         await asyncio.sleep(1)
-        await idle.messenger.open()
+        await idle.fetches()
         await asyncio.sleep(1)
         told: Any = msgspec.json.decode((await large).data)
         assert (error_of(large), told["started"], idle.heads) == ("busy", False, [])
@@ -582,7 +610,7 @@ async def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_it
     await busy.messenger.take()
     calls = [await busy.full(), *(busy.call() for _ in range(6))]
     await asyncio.sleep(1)
-    await idle.messenger.open()
+    await idle.fetches()
     await asyncio.sleep(1)
     assert [head.more for head in idle.heads] == [True, True, True, False]
     for number in idle.running[:4]:
