@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,8 @@ OVERLOADED_TRIES_MAX: Final = 50
 #: wait between two of these tries, if the worker sends no other
 OVERLOADED_WAIT_S: Final = 0.2
 STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
+#: replicas whose stored output is asked for at once, a question for each stream; a leader relays 16 of one tenant
+REPLICAS_AHEAD: Final = 4
 #: bytes of an average line, to guess where a tail begins; if the lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
@@ -184,6 +186,9 @@ class _Source:
                 yield first
 
 
+_Sources: TypeAlias = dict[StreamName, _Source]
+
+
 class Joiner:
     """Joins stored and new output: it tracks how far each stream was yielded, and reads what is missing in between.
 
@@ -228,22 +233,45 @@ class Joiner:
     ) -> AsyncIterator[Piece]:
         """Yield the stored output of each replica's `newest` attempt, or of the replicas `only`, or of an `attempt`.
 
-        Raises the leader's error for a replica that the job does not have.
+        The first pages of the next `REPLICAS_AHEAD` are read meanwhile. Raises the leader's error for a replica that
+        the job does not have.
         """
-        for each in newest if only is None else numbers_in(only):
-            if each not in newest:  # the job has no such replica, or the scheduler does not list it
-                await read_page(self._read, self._job, each, attempt, "out", 0, 1)
-            wanted = attempt or newest.get(each)
-            if wanted != 0:
-                async for piece in self.kept(each, wanted):
+        numbers = iter(newest if only is None else numbers_in(only))
+        begun: deque[tuple[int, int | None, asyncio.Task[_Sources]]] = deque()
+        try:
+            while True:
+                while len(begun) < REPLICAS_AHEAD and (each := next(numbers, None)) is not None:
+                    wanted = attempt or newest.get(each)
+                    if wanted != 0:
+                        beginning = self._begin(each, wanted, is_known=each in newest)
+                        begun.append((each, wanted, asyncio.create_task(beginning)))
+                if not begun:
+                    return
+                replica, wanted, task = begun[0]
+                async for piece in self._in_order(replica, wanted, await task):
                     yield piece
+                begun.popleft()
+        finally:
+            for *_, task in begun:
+                task.cancel()
+            await asyncio.gather(*(task for *_, task in begun), return_exceptions=True)
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
         """Yield the stored output of an attempt that was not yielded yet, both streams in the order in which it arrived
         at the worker. What is not known of that order comes at the end, stdout first. Errors go to `trouble`."""
+        async for piece in self._in_order(replica, attempt, await self._begin(replica, attempt)):
+            yield piece
+
+    async def _begin(self, replica: int, attempt: int | None, *, is_known: bool = True) -> _Sources:
+        """Read the first page of both streams of an attempt. Raises the leader's error where it is not known whether
+        the job has such a replica, and it has none."""
+        if not is_known:
+            await read_page(self._read, self._job, replica, attempt, "out", 0, 1)
         sources = {name: _Source(self._up_to((replica, attempt, name), None)) for name in STREAMS}
-        for source in sources.values():
-            await source.fill()
+        await asyncio.gather(*(source.fill() for source in sources.values()))
+        return sources
+
+    async def _in_order(self, replica: int, attempt: int | None, sources: _Sources) -> AsyncIterator[Piece]:
         if all(source.piece is not None for source in sources.values()):
             ends = dict.fromkeys(STREAMS, 0)
             async for name, size in self._runs(replica, attempt):
