@@ -50,6 +50,10 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
         await until(lambda job=job: any(end.job == job for end in a.ended), what=f"the end of {job}")
     # 16 GPUs in one host: only when everything else there is over
     assert (await acme.submit("queued", gpu={"count": 16}, **ON_A))["kind"] == "accepted"
+    # behind jobs that end after the kill, one of which is CANCELLED then
+    for job in ("started", "cancelling"):
+        answer = await acme.submit(f"behind-{job}", after=[job], requires={"host": ["b"]})
+        assert answer["kind"] == "accepted"
     # the durable queue: read and placed before the kill
     await acme.queue("submit", request("queue-read", **ON_A))
     await a.wants("queue-read")
@@ -78,10 +82,11 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
             await acme.submit("fact-lost", requires={"host": ["c"]})
             lost_place = await c.wants("fact-lost")
             before = {
-                job: await acme.show(job) for job in ("placed", "claimed", "started", "exited", "freed", "queued")
+                job: await acme.show(job)
+                for job in ("placed", "claimed", "started", "exited", "freed", "queued", "behind-started")
             }
             assert [shown["state"] for shown in before.values()] == [
-                "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED", "SUCCEEDED", "QUEUED",
+                "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED", "SUCCEEDED", "QUEUED", "QUEUED",
             ]  # fmt: skip
             # the leader hears nothing of what follows: it is stopped, then killed
             old.stop()
@@ -124,6 +129,7 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
 
             await a.finish("placed")
             await a.finish("claimed")
+            assert not [place.job for place in b.placed if place.job.startswith("behind-")]
             await a.finish("started")
             await a.finish("exited")
             await a.finish("queue-read")
@@ -141,11 +147,13 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
                     await a.finish(job, rank)
             await a.finish("queued")
             await b.finish("fact-recorded")
+            await b.finish("behind-started")
             await c.finish("fact-lost")
 
-            cancelled = {"cancelling", "cancel-placed", "queue-cancelled"}
+            await acme.reaches("behind-cancelling", "CANCELLED")
+            cancelled = {"cancelling", "cancel-placed", "queue-cancelled", "behind-cancelling"}
             done = {*STEPS, *GANGS, "queued", "queue-read", "queue-unread", unnamed, "fact-recorded", "fact-lost"}
-            for job in done | {"submit-recorded", "submit-lost"}:
+            for job in done | {"submit-recorded", "submit-lost", "behind-started"}:
                 shown = await acme.check_story(job)
                 assert shown["state"] == "SUCCEEDED", job
                 assert {replica["attempt"] for replica in shown["replica_states"]} == {1}, job
