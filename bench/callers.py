@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -10,10 +11,13 @@ import msgspec
 
 from bench.stack import SUBJECTS, Stack
 from moorage.bus.connection import Connection, connect
+from moorage.bus.errors import BusError
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Delivery
 
 TENANTS = 4
+#: calls of a service that are answered before one is measured
+WARM = 200
 BODY = (
     b'{"job":"%s","replicas":1,"priority":50,"events":"tenant",'
     b'"gpu":{"count":1,"model":["H100"],"min_memory_mib":70000},'
@@ -107,3 +111,15 @@ class Callers:
 
 def quantile(values: list[float], at: float) -> float:
     return values[min(len(values) - 1, int(len(values) * at))]
+
+
+async def warmed(link: Connection, subject: str, data: bytes) -> None:
+    """Call a service until it has answered `WARM` calls; nobody may serve yet. Raises TimeoutError after a minute."""
+    async with asyncio.timeout(60):
+        warm = 0
+        while warm < WARM:
+            with contextlib.suppress(BusError):
+                await link.request(subject, data, 5.0)
+                warm += 1
+                continue
+            await asyncio.sleep(0.1)

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from bench.callers import quantile
+from bench.callers import quantile, warmed
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
-from moorage.bus.errors import NoResponders, RequestTimeout
+from moorage.bus.errors import RequestTimeout
 from moorage.schemas.service import ERROR, PRIORITY, WAIT_MS
 
 MEMBERS: Final = 2
@@ -97,14 +97,7 @@ async def _service(words: tuple[str, ...]) -> AsyncIterator[Connection]:
             stack.push_async_callback(process.wait)
             stack.callback(process.terminate)
         link = await stack.enter_async_context(await connect(server.url, "callers"))
-        async with asyncio.timeout(60):
-            warm = 0
-            while warm < 200:
-                with contextlib.suppress(NoResponders):
-                    await link.request(SUBJECT, b"0.001", 5.0)
-                    warm += 1
-                    continue
-                await asyncio.sleep(0.1)
+        await warmed(link, SUBJECT, b"0.001")
         yield link
 
 

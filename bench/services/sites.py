@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from bench.callers import warmed
 from bench.layers import ECHO, SUBJECT, calls, cpu_s
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import find_binary
-from moorage.bus.errors import BusError
 from tests.ports import free_ports
 
 HUB: Final = """
@@ -107,12 +107,5 @@ async def _site() -> AsyncIterator[tuple[dict[str, Connection], list[int]]]:
         links = {}
         for name, url in urls.items():
             links[name] = await stack.enter_async_context(await connect(url, "caller"))
-            async with asyncio.timeout(60):
-                warm = 0
-                while warm < 200:
-                    with contextlib.suppress(BusError):  # nobody serves yet
-                        await links[name].request(SUBJECT, b"0", 5.0)
-                        warm += 1
-                        continue
-                    await asyncio.sleep(0.1)
+            await warmed(links[name], SUBJECT, b"0")
         yield links, pids[:2]
