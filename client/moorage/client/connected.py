@@ -130,8 +130,7 @@ class Connected:
 
     @property
     def put_off(self) -> Problem | None:
-        """Why the request is asked again: the server refuses the key at reconnects, or "not now" was answered; else
-        None."""
+        """Why there is no answer: the server refuses the key at reconnects, or "not now" was answered; else None."""
         refused = self._asking.refused
         return self._asking.put_off if refused is None else refused.problem
 

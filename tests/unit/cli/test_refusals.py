@@ -65,7 +65,7 @@ def test_a_key_with_rights_of_an_earlier_release_is_told_so(monkeypatch: pytest.
         assert options._refused(options.Options(), error).problem.next == RIGHTS_ANEW
 
 
-def test_a_command_that_asks_again_with_a_key_that_was_revoked_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_a_key_that_was_revoked_says_so_and_asks_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     """It said that no scheduler answers."""
     client = options.client_of(options.Options(nats="nats://h1:4222"))
     client._wire._on_error(NotAuthorized("nats://h1:4222", "'Authorization Violation'"))
@@ -74,6 +74,7 @@ def test_a_command_that_asks_again_with_a_key_that_was_revoked_says_so(capsys: p
     on_wait()
     said = capsys.readouterr().err
     assert said.startswith("not now, not-authorized: NATS at nats://h1:4222 refused these credentials"), said
+    assert "asks again" not in said
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,9 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
             why = f"not now, {code}: {put_off.message}" if put_off is not None else "no scheduler answers yet"
             if sends and put_off is None:
                 why += f": `{client._wire.asked}` was sent at {client._wire.server_at}"
-            console.say(f"{why}; this command asks again for up to {client._wire.timeout_s:g}s")
+            if code != "not-authorized":  # that ends it
+                why += f"; this command asks again for up to {client._wire.timeout_s:g}s"
+            console.say(why)
 
     client = AsyncClient(
         options.nats,
