@@ -23,6 +23,7 @@ from nats.aio.client import Client
 
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized, NotNats
+from moorage.bus.reading import Reading
 
 #: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
 PING_INTERVAL_S: Final = 2
@@ -133,7 +134,7 @@ class Dialer:
         return await attempts(self._dial_once)
 
     async def _dial_once(self) -> Client:
-        client = Client()
+        client = Reading()
         causes: list[Exception] = []
         connected = False
 
