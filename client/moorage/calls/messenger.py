@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError, PayloadTooLarge
+from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
@@ -665,11 +665,13 @@ class Messenger:
             reply, headers = "", {**headers, REPLY: reply}
         try:
             await self._connection.publish(message.subject, message.body, reply, headers)
-        except PayloadTooLarge as error:
+        except (PayloadTooLarge, BadSubject) as error:
             if message.reply:  # a call that is passed on, which nobody has run: its caller may send it again
                 body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
                 await self._connection.publish(message.reply, body, "", headers)
                 return
+            if isinstance(error, BadSubject):
+                raise
             why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
             body, headers = self._failure(TOO_LARGE, why)
             await self._connection.publish(message.subject, body, "", headers)

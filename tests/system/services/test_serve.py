@@ -18,6 +18,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import NoResponders, RequestTimeout
+from moorage.bus.framing import LINE_BYTES_MAX
 from moorage.bus.transport import Delivery
 from moorage.calls.program import Program
 from moorage.calls.wire import ToProgram
@@ -140,6 +141,23 @@ async def test_no_call_costs_a_member_its_connection_by_where_it_is_to_be_answer
     async with site.serving("echo") as (caller, _):
         await caller.publish(subject, b"", "", {"Moorage-Reply": f"_R_.{'x' * 5000}"})
         assert error_of(await call(caller, subject)) == ""
+
+
+async def test_a_call_whose_reply_is_too_long_to_be_passed_on_is_refused_as_busy(site: Site) -> None:
+    """Nobody heard of it any more, and its caller waited for its whole time."""
+    subject, gate, answers = site.subject("held"), site.gate(), asyncio.Queue[Delivery]()
+    async with site.serving("held") as (caller, _):
+        await caller.subscribe(f"answer.{site.prefix}.*", answers.put_nowait)
+        holding = asyncio.create_task(call(caller, subject, gate.data))
+        await gate.runs()
+        reply = f"answer.{site.prefix}."
+        reply += "x" * (LINE_BYTES_MAX - len(subject) - len(reply))
+        await caller.publish(subject, b"", reply, {"Moorage-Wait-Ms": "90000"})
+        async with site.serving("held"):  # it fetches what waits at the other one
+            answer = await asyncio.wait_for(answers.get(), 60)
+        assert error_of(answer) == "busy"
+        gate.open()
+        await holding
 
 
 async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again(site: Site) -> None:
