@@ -232,7 +232,8 @@ class Member:
     @property
     def tick_s(self) -> float:
         """How long after the last `tick` the next one is due, at least."""
-        return QUIET_S if self._ahead else TICK_S
+        may_go_ahead = self._ahead_max > 0 and 0 < self._mean_ms < AHEAD_MS  # some may before the next one
+        return QUIET_S if self._ahead or may_go_ahead else TICK_S
 
     @property
     def _ahead(self) -> int:

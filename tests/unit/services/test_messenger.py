@@ -17,7 +17,7 @@ from moorage.calls.batcher import in_batches
 from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
-from moorage.calls.member import TICK_S
+from moorage.calls.member import QUIET_S, TICK_S
 from moorage.calls.messenger import LOAD_QUIET_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
@@ -445,6 +445,48 @@ def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service
     for name in ("Status", "description"):
         with pytest.raises(ValueError, match="none of moorage's own"):
             checked_headers({name: "503"})
+
+
+def test_calls_that_go_ahead_once_more_are_taken_back_as_soon_as_the_first_ones() -> None:
+    """The member looked at them 50 ms later, as it slept since a moment at which none was ahead."""
+    step_s = 0.0005
+
+    class Ahead(Desk):
+        def take_back(self) -> list[int]:
+            taken, self.running = self.running[1:], self.running[:1]
+            return taken
+
+    async def until(condition: Callable[[], bool]) -> float:
+        began_s = now_s()
+        while not condition():
+            await asyncio.sleep(step_s)
+            assert now_s() - began_s < 1
+        return now_s() - began_s
+
+    async def main() -> None:
+        desk = Ahead(SimulatedBus())
+        desk.messenger.member.allow(1, ahead=4)
+        await desk.messenger.open()
+        await desk.messenger.take()
+        for _ in range(3):
+            call = desk.call()
+            await until(lambda: bool(desk.running))
+            desk.answer()
+            await call
+        calls = [desk.call() for _ in range(12)]
+        for _ in range(2):  # the program hangs, and goes on once all that it has not begun is taken back
+            await until(lambda: len(desk.running) > 1)
+            assert await until(lambda: len(desk.running) == 1) < 3 * QUIET_S
+            desk.answer()
+            await until(lambda: bool(desk.running))
+            desk.answer()
+        while not all(call.done() for call in calls):
+            await until(lambda: bool(desk.running))
+            desk.answer()
+            await asyncio.sleep(step_s)
+        await desk.messenger.close()
+
+    SimulatedClock().run(main())
 
 
 def test_a_call_that_is_too_large_to_be_passed_on_is_refused_as_busy() -> None:
