@@ -80,16 +80,6 @@ def test_an_attempt_that_ran_for_ten_minutes_begins_the_back_off_anew() -> None:
     assert drive.replica("j").restarts == 7, "all are counted"
 
 
-def test_the_attempt_and_the_fence_are_new_and_job_and_replica_stay() -> None:
-    drive = staying()
-    before = drive.replica("j").fence
-    exits(drive)
-    waited_s(drive)
-    replica = drive.replica("j")
-    assert (replica.index, replica.attempt) == (0, 2)
-    assert replica.fence > before
-
-
 @pytest.mark.parametrize(
     ("restart", "code", "detail", "becomes"),
     [

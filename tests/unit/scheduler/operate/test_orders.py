@@ -224,19 +224,6 @@ def test_what_is_over_or_unknown_is_refused_with_a_word(drive: Driving) -> None:
     assert small.order("requeue", job="gone")["code"] == "failed-precondition"
 
 
-def test_a_reservation_is_given_up_for_who_is_held(drive: Driving) -> None:
-    drive.worker("w0", 2)
-    drive.submit("small", gpu={}, run={"driver": "noop", "timeout_s": 3_600})
-    drive.settle()
-    drive.submit("big", gpu={"count": 2})
-    drive.pass_time(35_000)
-    assert drive.engine.planner.verdicts.reservation is not None
-    drive.order("hold", job="big")
-    drive.submit("next", gpu={})
-    assert drive.engine.planner.verdicts.reservation is None
-    assert drive.states("next") == ["PLACED"]
-
-
 # ------------------------------------------------------------------------------------------------------------ requeue
 
 
@@ -552,18 +539,6 @@ def test_a_limit_leaves_out_what_it_does_not_name(drive: Driving) -> None:
     assert not drive.order("limit", jobs=7)["changed"]
     again = drive.order("limit", gpus=0)
     assert (again["limit"].get("gpus"), again["limit"]["jobs"]) == (None, 7)
-
-
-def test_nothing_is_reserved_for_who_waits_for_a_limit(drive: Driving) -> None:
-    drive.worker("w0", 4)
-    drive.order("limit", gpus=2)
-    drive.submit("one", gpu={})
-    drive.submit("two", gpu={"count": 2})
-    drive.settle()
-    drive.pass_time(40_000)
-    assert drive.engine.planner.verdicts.reservation is None
-    drive.submit("other", tenant="u", gpu={"count": 3})
-    assert drive.states("other", "u") == ["PLACED"]
 
 
 # ----------------------------------------------------------------------------------------------------- ledger, bounds

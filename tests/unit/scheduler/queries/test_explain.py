@@ -10,7 +10,6 @@ from moorage.scheduler.answers import view as view_module
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.explain import HOLDERS_MAX
 from moorage.scheduler.answers.waiting import explain_job
-from moorage.schemas.answers.fleet import Fits
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving, wire
@@ -298,25 +297,6 @@ def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bo
     row = views.summary(drive.engine, drive.job("j"))
     assert (row.why, row.code) == ("", 9)
     assert why(drive, "j")["why"] == "it ended by itself, with code 9"
-
-
-def test_views_of_everything_are_plain_data() -> None:
-    from moorage.schemas.codec import encode
-
-    drive = fleet()
-    drive.submit("runs", gpu={}, replicas=2)
-    drive.submit("waits", gpu={"count": 2})
-    drive.settle()
-    for view in (
-        views.show(drive.engine, "t", "runs"),
-        views.show(drive.engine, "t", "waits"),
-        views.fleet(drive.engine, drive.now),
-        views.audit(drive.engine),
-    ):
-        assert encode(view)
-    fleet_view = views.fleet(drive.engine, drive.now)
-    assert fleet_view.fits_now == [Fits(model="NVIDIA H100 80GB HBM3", gpus=2, free=0, largest=0)]
-    assert [row.cells for row in fleet_view.workers] == ["", "##"]
 
 
 def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:

@@ -8,21 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.fleet.shape import SHAPES_MAX, Shape, Shapes, shape_key
-from moorage.scheduler.core.queue.order import by_priority
-from moorage.scheduler.core.queue.queue import Queue
+from moorage.scheduler.core.fleet.shape import SHAPES_MAX, Shapes, shape_key
 from moorage.schemas.job import Request, Run
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
 LIMITED = {"driver": "noop", "timeout_s": 86_400}
-
-
-def shape(**fields: Any) -> Shape:
-    return Shapes().of(Request(run=Run(driver="noop"), **fields))
-
-
-def unaged(priority: int, _: int) -> int:
-    return priority
 
 
 def order_of(drive: Driving) -> list[str]:
@@ -47,14 +37,6 @@ def test_priority_then_arrival() -> None:
     for name, priority in (("low", 10), ("a", 50), ("high", 90), ("b", 50), ("higher", 91)):
         drive.submit(name, gpu={}, priority=priority)
     assert drain(drive) == ["first", "higher", "high", "a", "b", "low"]
-
-
-def test_arrival_across_many_shapes() -> None:
-    drive = Driving.with_hosts(1, cpu_milli=100_000, memory_mib=100_000)
-    names = [f"j{index:02}" for index in range(24)]
-    for index, name in enumerate(names):  # five shapes, and two of each in a row now and then
-        drive.submit(name, gpu={}, resources={"cpu_milli": 1 + (index * 7 // 3) % 5})
-    assert drain(drive) == names
 
 
 @settings(max_examples=60)
@@ -83,26 +65,6 @@ def test_a_cancelled_head_does_not_let_its_line_jump_the_queue() -> None:
     assert drain(drive) == ["holder", "b", "a2"]
 
 
-def test_what_does_not_fit_lets_others_pass() -> None:
-    drive = Driving.with_hosts(2)
-    drive.submit("one", gpu={})
-    drive.submit("big", gpu={"count": 2})
-    drive.submit("small", gpu={})
-    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["PLACED"])
-
-
-def test_queue_keeps_order_and_counts() -> None:
-    queue, one, two = Queue(), shape(), shape(resources=None, replicas=2)
-    for priority, number in ((50, 5), (50, 3), (90, 9), (50, 4)):
-        queue.enter(number, (priority, one, "t"))
-    queue.enter(1, (50, two, "t"))
-    assert len(queue) == 5
-    first = min(queue.with_jobs(), key=by_priority)
-    assert (first.priority, list(first.jobs)) == (90, [9])
-    assert queue.before(50, 4, unaged) == 3
-    assert queue.before(90, 9, unaged) == 0
-
-
 def test_equal_requests_share_a_shape_and_different_ones_do_not() -> None:
     shapes = Shapes()
     noop, zones = Run(driver="noop"), (["a"], ["b"], ["a", "b"])
@@ -117,20 +79,6 @@ def test_equal_requests_share_a_shape_and_different_ones_do_not() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- placement
-
-
-def test_labels_drivers_and_modes_are_filters() -> None:
-    drive = Driving()
-    drive.worker("plain", 1, drivers=["noop"], modes=["exclusive"])
-    drive.worker("zoned", 1, labels={"zone": "a"}, drivers=["noop", "docker"])
-    drive.submit("label", gpu={}, requires={"zone": ["b", "a"]})
-    assert drive.placed_on("label") == ["zoned"]
-    drive.submit("driver", run={"driver": "docker", "argv": ["x"], "image": "a:1"})
-    assert drive.placed_on("driver") == ["zoned"]
-    drive.submit("mode", gpu={"sharing": "mps"})
-    assert drive.states("mode") == ["QUEUED"]
-    drive.submit("nobody", gpu={}, requires={"zone": ["a"], "rack": ["1"]})
-    assert drive.states("nobody") == ["QUEUED"]
 
 
 def test_cpu_and_memory_of_the_host_are_counted_and_given_back() -> None:
@@ -413,17 +361,4 @@ def test_a_reservation_does_not_wait_for_what_is_not_ours_to_free() -> None:
     drive.pass_time(PATIENCE_MS + 5_000)
     assert drive.engine.planner.verdicts.reservation is None
     drive.submit("small", gpu={})
-    assert drive.states("small") == ["PLACED"]
-
-
-def test_a_job_with_a_reservation_is_cancelled_and_the_hosts_open() -> None:
-    drive = Driving.with_hosts(4)
-    drive.submit("runs", gpu={}, run=LIMITED)
-    drive.settle()
-    drive.submit("big", gpu={"count": 4})
-    drive.pass_time(PATIENCE_MS + 3_000)
-    drive.submit("small", gpu={})
-    assert drive.states("small") == ["QUEUED"]
-    drive.cancel("big")
-    drive.tick()
     assert drive.states("small") == ["PLACED"]
