@@ -17,14 +17,13 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import find_binary
-from moorage.bus.errors import NoResponders, RequestTimeout
+from moorage.bus.errors import NoResponders
 from moorage.bus.framing import LINE_BYTES_MAX
 from moorage.bus.transport import Delivery
 from moorage.calls.program import Program
 from moorage.calls.wire import ToProgram
 from moorage.client import AsyncClient, CallFailed, Rejected
 from tests.ports import free_ports
-from tests.servers import MortalServer
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
 from tests.waiting import until
 
@@ -78,22 +77,6 @@ async def test_a_bare_request_gets_the_functions_answer(nats_url: str, unique: s
             assert int(typed.headers["Moorage-Ran-Ms"]) >= 0
         with pytest.raises(NoResponders):
             await call(caller, subject, b"too late")
-
-
-async def test_a_full_member_lets_an_idle_one_fetch(site: Site) -> None:
-    """The server gives calls to members at random: with handlers that occupy a thread, none waits beside an idle
-    member, and each is answered once."""
-    subject = site.subject("held")
-    async with site.serving("held", "held") as (caller, _):
-        for _ in range(5):
-            gate = site.gate()
-            calls = [asyncio.create_task(call(caller, subject, gate.data)) for _ in range(2)]
-            await gate.runs(2)  # a call that waits beside an idle member never runs: the other call does not end
-            gate.open()
-            answers = await asyncio.gather(*calls)
-            assert [error_of(answer) for answer in answers] == ["", ""]
-            assert len(set(map(member_of, answers))) == 2, "one had both, and the other was idle"
-            assert all(int((answer.headers or {})["Moorage-Waited-Ms"]) >= 0 for answer in answers)
 
 
 #: two accounts, of which one calls the services of the other
@@ -179,34 +162,6 @@ async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again
         told = body_of(busy)
         assert (told["error"], told["started"]) == ("busy", False)
         assert told["retry_after_ms"] >= 1
-
-
-async def test_as_many_bare_callers_wait_as_the_service_says(site: Site) -> None:
-    subject = site.subject("aheld")
-    async with site.serving("aheld --queue 9,2s") as (caller, _):
-        gate, headers = site.gate(), {"Moorage-Wait-Ms": "60000"}
-        running = asyncio.create_task(call(caller, subject, gate.data))
-        await gate.runs()
-        calls = [asyncio.create_task(call(caller, subject, gate.data, headers)) for _ in range(8)]
-        late = asyncio.create_task(call(caller, subject, gate.data))
-        first = await call(caller, subject, gate.data, {**headers, "Moorage-Priority": "0"})
-        assert error_of(first) == "busy", "the tenth of the lowest priority"
-        assert error_of(await late) == "expired", "after 2 s"
-        gate.open()
-        assert set(map(error_of, await asyncio.gather(running, *calls))) == {""}
-
-
-async def test_a_call_that_finds_no_place_in_its_callers_time_never_starts(site: Site) -> None:
-    subject = site.subject("aheld")
-    async with site.serving("aheld") as (caller, _):
-        gate = site.gate()
-        running = asyncio.create_task(call(caller, subject, gate.data))
-        await gate.runs()
-        late = await call(caller, subject, b"", {"Moorage-Wait-Ms": "200"})
-        assert (error_of(late), body_of(late)["started"]) == ("expired", False)
-        assert not running.done(), "told at once, not when a place is free"
-        gate.open()
-        assert error_of(await running) == ""
 
 
 async def test_what_a_function_does_wrong_is_its_callers_answer(site: Site) -> None:
@@ -431,22 +386,6 @@ async def test_calls_that_outlast_the_grace_are_answered_before_the_end(site: Si
         assert Counter([error_of(await each) for each in calls]) == {"member-died": 1, "busy": 1}
 
 
-async def test_a_caller_that_gives_up_has_its_call_stopped(site: Site) -> None:
-    subject = site.subject("nap")
-    async with site.serving("nap") as (caller, _):
-        heard: list[Delivery] = []
-        await caller.subscribe(f"{site.prefix}.back", heard.append)
-        await caller.send([(subject, b"60000", f"{site.prefix}.back")])
-        # a reply below the prefix is no inbox: it is never answered, and takes no place
-        answer = await call(caller, subject, b"0")
-        assert error_of(answer) == ""
-        inbox = f"_INBOX.{site.prefix}.1"
-        await caller.subscribe(inbox, heard.append)
-        await caller.send([(subject, b"60000", inbox), (f"{subject}.cancel", inbox.encode(), "")])
-        assert error_of(await call(caller, subject, b"0")) == "", "its place is free again"
-        assert heard == []
-
-
 async def test_an_answer_in_parts(site: Site) -> None:
     async with site.serving("count", "acount") as (caller, _):
         for name in ("count", "acount"):
@@ -644,25 +583,6 @@ async def test_a_program_that_leaves_the_numbers_of_its_calls_in_the_pipe_is_end
     finally:
         await program.finish()
     assert program.code == -signal.SIGKILL
-
-
-async def test_members_go_on_behind_a_servers_restart(mortal_server: MortalServer, unique: str, tmp_path: Path) -> None:
-    subject = f"{unique}.call.default.echo"
-    async with (
-        await connect(mortal_server.url, "caller") as caller,
-        member(mortal_server.url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one,
-    ):
-        await one.ready()
-        await mortal_server.kill()
-        await mortal_server.start()
-
-        async def answers() -> bool:
-            try:
-                return (await call(caller, subject, b"again", timeout_s=2)).data == b"again"
-            except (NoResponders, RequestTimeout):
-                return False
-
-        await until(answers, what="an answer behind the restart")
 
 
 async def test_operators_tools_find_members_and_what_they_do(nats_url: str, unique: str, tmp_path: Path) -> None:
