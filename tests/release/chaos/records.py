@@ -22,7 +22,6 @@ from moorage.worker.supervisor.journal import Over, Record, Starting
 
 #: tenant, job, replica, attempt, fence
 MemberKey = tuple[str, str, int, int, int]
-ReplicaKey = tuple[str, str, int]
 
 _LAST: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 _LINE: Final = re.compile(

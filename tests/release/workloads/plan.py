@@ -517,22 +517,6 @@ def _preemption(draw: Draw) -> None:
     _rounds(draw, 6)
 
 
-def _lent(draw: Draw) -> None:
-    """Hosts full of jobs, most of which are frozen, and preemptible jobs come; then whatever happens."""
-    gpus = draw.pick(1, 2, 2, 4)
-    for _ in range(draw.random.randrange(1, 5)):
-        draw.worker(models=[draw.pick(H100, L40S)] * gpus, cpu_milli=0, memory_mib=0)
-    for _ in range(draw.random.randrange(2, 8)):
-        draw.submit()
-    draw.add("tick", ms=400)
-    draw.add("tick", ms=400)
-    draw.add("idle", salt=draw.salt(), percent=draw.pick(60, 100))
-    draw.add("tick", ms=400)
-    _rounds(draw, 14)
-    draw.add("rest")
-    _rounds(draw, 8)
-
-
 _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
     "ever new shapes": _ever_new, "preemption": _preemption, "backfill": _crowded, "orders": _crowded,
     "exact devices, preempted": _preemption, "drains and reservations": _crowded,

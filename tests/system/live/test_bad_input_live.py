@@ -16,7 +16,6 @@ from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import CODES
 from moorage.schemas.names import is_job
 from tests.servers import Server
-from tests.system.live.scripted_worker import scripted_worker
 from tests.system.live.stack import ANSWER_S, Caller, RealProcess, caller, request, stack
 from tests.waiting import until
 
@@ -117,42 +116,6 @@ async def ask(one: Caller, subject: str, payload: bytes, headers: dict[str, str]
     """One try: the answer decoded as what it is."""
     data = (await one.nc.request(subject, payload, timeout=ANSWER_S, headers=headers)).data
     return msgspec.json.decode(data) if data[:1] in (b"{", b"[") else msgspec.msgpack.decode(data)
-
-
-async def test_rubbish_on_every_subject_is_refused_and_forgotten(nats_server: Server, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        scheduler = await made.scheduler()
-        await acme.leader()
-        await acme.submit("accepted-before", gpu={"model": "none such"})
-        subjects = made.subjects
-        async with scripted_worker(acme.nc, subjects, "w1", 2) as worker:
-            asked = [
-                *(subjects.api("acme", verb) for verb in ("submit", "cancel", "show", "explain", "nonsense")),
-                *(subjects.admin(verb) for verb in ("cordon", "drain", "release", "nonsense")),
-                *(subjects.worker("w1", verb) for verb in ("join", "renew", "fact")),
-                subjects.api("BAD_TENANT", "submit"),
-                subjects.worker("bad$worker", "join"),
-            ]
-            for subject in asked:
-                for name, payload in RUBBISH.items():
-                    answer = await ask(acme, subject, payload)
-                    assert is_typed(answer), (subject, name, answer)
-            for verb in ("ls",):
-                for name, payload in RUBBISH.items():
-                    answer = await ask(acme, subjects.api("acme", verb), payload)
-                    assert answer["kind"] in ("answer", "error"), (verb, name, answer)
-            for said in (subjects.hello("w1"), subjects.load("w1"), subjects.load("nobody"), f"{unique}.api.acme"):
-                for payload in RUBBISH.values():
-                    await acme.nc.publish(said, payload)
-            await acme.nc.flush()
-            await still_leads(acme, "accepted-behind")
-            assert (await acme.show("accepted-before"))["rev"] == 1
-            # the worker's session is what it was
-            await until(lambda: worker.answers and worker.answers[-1]["kind"] == "renewed", what="a renewal answered")
-            assert {answer["kind"] for answer in worker.answers} == {"renewed"}
-        await end_of(scheduler)
-        assert "defect" not in scheduler.words()
-        assert "Traceback" not in scheduler.words()
 
 
 @pytest.mark.slow

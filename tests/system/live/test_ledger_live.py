@@ -722,21 +722,6 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
 
 
 @pytest.mark.slow
-async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        first = await made.scheduler("first")
-        assert (await acme.leader())["leader"] == "first"
-        second = await made.scheduler("second")
-        await until(lambda: "folded" in second.words(), what="the second standing by")
-        await acme.submit("before", gpu={"model": "none"})
-        assert "leading" not in second.words()
-        await first.kill()
-        assert (await acme.leader(2))["leader"] == "second"
-        assert (await acme.submit("before", gpu={"model": "none"}))["duplicate"]
-        assert await second.terminate() == 0
-
-
-@pytest.mark.slow
 async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nats_server: Server, unique: str) -> None:
     """What the leader wrote meanwhile is folded, too: until then it seemed silent, was not deposed, and all was folded
     once more."""

@@ -328,20 +328,6 @@ async def test_each_attempt_has_its_own_output_and_so_has_each_replica(
 
 
 @pytest.mark.slow
-async def test_workers_that_run_nothing_answer_sensibly(nats_server: EmbeddedServer, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as one:
-        await made.scheduler()
-        await made.agent("w", "4xH100", worker="w1", drivers=["noop"])
-        await one.workers_up("w1")
-        await one.submit("hangs", "hang", run={"driver": "noop"})
-        await one.submit("ends", run={"driver": "noop", "argv": []})
-        await one.reaches("ends", "SUCCEEDED")
-        await one.reaches("hangs", "RUNNING")
-        assert (await one.api("logs", {"job": "ends"}))["data"]["over"] is True
-        assert "over" not in (await one.api("logs", {"job": "hangs"}))["data"]
-
-
-@pytest.mark.slow
 async def test_a_flood_of_questions_is_bounded_and_costs_nobody_an_answer(
     nats_server: EmbeddedServer, unique: str
 ) -> None:

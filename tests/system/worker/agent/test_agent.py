@@ -16,7 +16,7 @@ from moorage.bus.connection import connect
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Fact, FactFrame, Output, Place
+from moorage.schemas.frames import Fact, FactFrame, Output, Place
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.testing.conformance.leader import ScriptedLeader
@@ -287,30 +287,6 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
         await w.leader.heard("w1", "freed", name_of("y"))
         with pytest.raises(Refused, match="slot_modes names position 4"):
             await w.add("w2", slot_modes={"4": "mps"})
-
-
-@pytest.mark.slow
-async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
-    nats_url: str, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_url, unique, tmp_path, lease_s=4.0) as w:
-        await w.add()
-        seat = await w.leader.joined("w1")
-        await w.leader.want(
-            "w1", place(name_of(), body("hang")), place(name_of("k"), body("hang", on_partition="keep"), (1,))
-        )
-        await w.leader.heard("w1", "started", name_of("k"))
-        w.leader.mute |= {"renew", "fact", "join"}
-        heard = len(seat.facts)
-        await until(lambda: w.host.agents["w1"].members.session.phase == "joining", what="the session is over")
-        w.leader.mute.clear()
-        await w.leader.joined("w1", joins=2)
-        again = seat.joins[-1]
-        assert [(f.kind, f.job, f.detail) for f in again.facts] == [("exited", "a", "fence"), ("freed", "a", "")]
-        assert [(h.job, h.phase) for h in again.holding] == [("k", "running")]
-        assert len(seat.facts) == heard + 2
-        await w.leader.want("w1", End(*name_of("k"), "cancelled"))
-        await w.leader.heard("w1", "freed", name_of("k"))
 
 
 async def test_a_frame_that_cannot_be_read_or_answers_nothing_that_was_asked_ends_no_agent(

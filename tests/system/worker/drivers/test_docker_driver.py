@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +25,6 @@ from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.attempt.rendezvous import own_address
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container import follow
-from moorage.worker.drivers.container.config import config_of
 from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, State
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
@@ -689,13 +687,6 @@ async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tm
     await driver._host.engine.close()
 
 
-def made(
-    own: DockerSettings, devices: list[Device], nodes: Mapping[str, Sequence[str]] = MappingProxyType({}), **run: Any
-) -> dict[str, Any]:
-    asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
-    return config_of(asked, own, NO_RULES, None, labels={}, log_bytes=1 << 20, nodes=nodes)
-
-
 class Silent(Docker):
     """An engine that takes a question and never answers."""
 
@@ -718,10 +709,3 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     await asyncio.wait((closing,), timeout=60)
     assert closing.done()
     assert member.task.done()
-
-
-async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
-    away = Docker(tmp_path / "none.sock")
-    with pytest.raises(EngineDown):
-        await away.about()
-    await away.close()

@@ -211,20 +211,6 @@ def inside_of(home: PodmanHome) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_a_supervisor_that_dies_leaves_no_container_to_the_next_one(home: PodmanHome, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(home, state) as rig:
-        name = rig.start("j1", "sh", "-c", "env -i setsid sleep 600 & echo up; exec env -i sleep 600")
-        await rig.said(name, "up")
-        await rig.reported(Started, name)
-        inside = inside_of(home)
-        assert len(inside) == 2
-        os.kill(rig.link.pid, signal.SIGKILL)
-        assert await rig.reported(Ended, name) == (name, -9, "lost")
-        assert not any(map(lives, inside))
-        await nothing_left(home, state)
-
-
-@pytest.mark.slow
 async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(home, state, request_user=True) as rig:
         starts = {

@@ -256,23 +256,6 @@ async def test_a_process_that_hides_whose_it_is_is_found_by_its_cgroup_or_killed
         assert one.exits() == {}
 
 
-async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
-    nats_url: str, unique: str, tmp_path: Path
-) -> None:
-    async with scene(nats_url, unique, tmp_path) as one:
-        seat = one.leader.seat("w1")
-        await one.hold("shares", 1000, 2000)
-        joins = len(seat.joins)
-        one.stub.boards[0].set(errors={"processes": 999})
-        await until(lambda: one.level() == "advisory", what="the level falls")
-        assert [held.job for held in seat.joins[-1].holding] == ["shares"], "what runs is taken over"
-        assert seat.joins[-1].hello.capabilities["process"].enforced["exclusive"].memory == "hard"
-        one.stub.boards[0].set(errors={})
-        await until(lambda: one.level() == "guarded", what="the level rises")
-        assert len(seat.joins) == joins + 2
-        assert one.exits() == {}
-
-
 async def test_an_old_mps_server_owns_the_memory_and_the_level_of_mps_alone_says_so(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """What became of jobs: written beside the loop, out of memory only once acknowledged, read back without gap or double.
 
 The engine and its folding are driven record by record; the writer and the reader run over the simulated JetStream in
-virtual time. `tests/system/live/test_history_live.py` has the same on a real server.
+virtual time.
 """
 
 from __future__ import annotations
