@@ -115,12 +115,11 @@ class Cuda:
 
 
 def see() -> dict[str, Any]:
-    """What a process may see: its variables, what CUDA shows it, and what nvidia-smi says of the machine."""
+    """What a process may see: its variables, and what CUDA shows it."""
     seen: dict[str, Any] = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "MOORAGE_GPU_UUIDS")}
     cuda = Cuda()
     seen["uuids"] = [cuda.uuid(ordinal) for ordinal in range(cuda.count())]
     seen["used_mib"] = [cuda.memory_used_mib(ordinal) for ordinal in range(cuda.count())]
-    seen["nvidia_smi"] = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout
     return seen
 
 

@@ -19,7 +19,7 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.worker.devices.readers.nvml import open_nvml
 from tests.release.gpu.nvidia_smi import asked_of_nvidia_smi
-from tests.system.live.stack import Caller, Stack, caller, is_alive, stack
+from tests.system.live.stack import Caller, Stack, caller, stack
 from tests.waiting import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -74,29 +74,6 @@ async def leased_to(acme: Caller, job: str) -> list[str]:
     return next(list(change["gpus"]) for change in changes if change["state"] == "PLACED")
 
 
-async def test_a_job_sees_its_leased_device_and_no_other(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path, uuids: list[str]
-) -> None:
-    async with fleet(nats_server, unique) as (_, acme):
-        seen = await seen_by(acme, "see", tmp_path / "see")
-        leased = await leased_to(acme, "see")
-        assert len(leased) == 1
-        assert leased[0] in uuids
-        assert seen["uuids"] == leased  # what CUDA shows: cuDeviceGetCount is 1, and it is this one
-        assert seen["CUDA_VISIBLE_DEVICES"] == str(uuids.index(leased[0])), "a number, as NVML counts"
-        assert seen["MOORAGE_GPU_UUIDS"] == leased[0]
-        assert leased[0] in seen["nvidia_smi"]
-
-
-async def test_a_job_without_gpu_sees_none(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path, uuids: list[str]
-) -> None:
-    async with fleet(nats_server, unique) as (_, acme):
-        seen = await seen_by(acme, "none", tmp_path / "none", gpu=None)
-        assert seen["uuids"] == []
-        assert seen["CUDA_VISIBLE_DEVICES"] == ""
-
-
 async def test_two_jobs_hold_two_devices(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path, uuids: list[str]
 ) -> None:
@@ -116,27 +93,6 @@ async def test_two_jobs_hold_two_devices(
         for job in files:
             await acme.api("cancel", {"job": job})
             await acme.reaches(job, "CANCELLED", deadline_s=DEADLINE_S)
-
-
-async def test_memory_is_free_after_a_tree_with_a_grandchild_of_its_own_session_is_killed(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path, uuids: list[str]
-) -> None:
-    inventory = await open_nvml()
-    try:
-        async with fleet(nats_server, unique) as (_, acme):
-            await acme.submit("holder", **job_request("below", tmp_path / "pid", str(HELD_MIB)))
-            grandchild = int(await written(tmp_path / "pid"))
-            [leased] = await leased_to(acme, "holder")
-            slot = next(n for n, device in enumerate(inventory.devices()) if device.uuid == leased)
-            assert (await inventory.sample())[slot].memory_used_mib >= HELD_MIB
-            assert not await inventory.memory_is_free(slot)
-            await acme.api("cancel", {"job": "holder"})
-            await acme.reaches("holder", "CANCELLED", deadline_s=DEADLINE_S)
-            assert not is_alive(grandchild)
-            await acme.all_free()
-            assert await inventory.memory_is_free(slot)
-    finally:
-        inventory.close()
 
 
 async def test_an_exclusive_device_is_not_leased_again_before_its_memory_is_back(
