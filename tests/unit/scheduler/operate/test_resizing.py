@@ -208,6 +208,18 @@ def test_an_attempt_that_began_with_no_part_is_only_counted(drive: Driving) -> N
     assert drive.order("resize", job="j", compute_percent=35)["resized"]["attempts"] == {"live": 1}
 
 
+def test_a_new_leader_and_a_snapshot_know_the_new_part(drive: Driving) -> None:
+    drive.submit("j", gpu=_gpu(20))
+    drive.settle()
+    drive.order("resize", job="j", compute_percent=40)
+    drive.lead_from_snapshot()
+    drive.renew()
+    drive.check()
+    assert _used(drive) == (40, 0)
+    assert drive.order("resize", job="j", compute_percent=100)["resized"]["compute_percent"] == 100
+    assert _used(drive) == (0, 0), "all of the compute is no part, and is not counted"
+
+
 def test_a_resize_changes_what_its_tenant_uses_from_then_on(drive: Driving) -> None:
     drive.order("share", weight=1)
     drive.submit("j", gpu=_gpu(30))
