@@ -357,18 +357,6 @@ def test_a_priority_outlives_takeover_and_holds_for_the_next_attempt(drive: Driv
     assert not drive.order("priority", job="a", priority=99)["changed"]
 
 
-def test_priorities_to_and_fro_lose_and_double_nobody(drive: Driving) -> None:
-    drive.submit("j", gpu={}, replicas=3)
-    for priority in (60, 50, 60, 60, 10, 50, 60):
-        drive.order("priority", job="j", priority=priority)
-    drive.order("hold", job="j")
-    drive.order("priority", job="j", priority=20)
-    drive.order("release", job="j")
-    drive.worker("w0", 3)
-    drive.tick()
-    assert drive.states("j") == ["PLACED"] * 3
-
-
 # -------------------------------------------------------------------------------------------------------------- limit
 
 
