@@ -14,8 +14,9 @@ reservation, fleet, timers) are made anew from the state, as in a takeover, and 
   reservation or the search for jobs to end, if these failed: jobs are placed without them.
 
 A failure as the state is taken back, or in the part of the fold that is not, ends the term. One after the fold costs
-only answers, for which clients ask again. The ledger has nothing of this but holds and cordons. It depends on the
-inputs alone, so a recording raises, and goes on, at the same places.
+only answers, for which clients ask again, or the frames of one worker, which its renewals have made again. The ledger
+has nothing of this but holds and cordons. It depends on the inputs alone, so a recording raises, and goes on, at the
+same places.
 """
 
 from __future__ import annotations
@@ -332,6 +333,9 @@ class ContainedEngine(Engine):
         except Exception as raised:
             self.containment.note("output", f"after record {self.state.seq}", "", raised, self.state.time_ms)
             self._rebuild(mono_ms, self.fleet.hosts)
+
+    def _frames_failed(self, of: Worker, raised: Exception) -> None:
+        self.containment.note("output", "frames", f"worker {of.id}", raised, self.state.time_ms)
 
     def _answer(self, flight: InFlight, folded: Folded, out: Outputs) -> None:
         try:

@@ -786,26 +786,36 @@ class Engine:
             shape = self.reader.shape_of(job)
             if job.size == 1 or shape.together > 1:  # all others were learned from as their replicas ended
                 self.durations.learn(job, shape, self.reader.workload_of(job))
-        wanted = WantedFrames(state, self.subjects)
+        wanted = WantedFrames(state, self.subjects, self._frames_failed)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)
         wanted.placed(folded.placed)
         for member in dict.fromkeys(folded.touched):
             wanted.add(member)
         for event, frame, host in flight.renewed:
-            window, is_draining = host.worker.window, host.worker.flag == "draining"
-            left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
-            renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
-            out.answers.append((event.reply, encode(renewed, json=event.json)))
-            unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no, frame.resized)
-            self.sessions.note_unknown(host.worker, unknown)
-            if host.worker.well and frame.well_n < host.worker.well_n:
-                wanted.well(host.worker)
+            try:
+                self._renewed(event, frame, host.worker, wanted, out)
+            except Exception as raised:
+                self._frames_failed(host.worker, raised)
         for event, session in flight.joined:
             writer.answer_join(event, session, wanted, out)
         for member, order in flight.execs:
             wanted.execs(member.worker, order)
         out.messages += wanted.messages()
+
+    def _renewed(self, event: FromWorker, frame: Renew, worker: Worker, wanted: WantedFrames, out: Outputs) -> None:
+        """Answer a renewal, and want again what the worker's list lacks."""
+        state, window, is_draining = self.state, worker.window, worker.flag == "draining"
+        left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
+        renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
+        out.answers.append((event.reply, encode(renewed, json=event.json)))
+        unknown = self.output_writer.want_differences(wanted, worker, frame.held, frame.no, frame.resized)
+        self.sessions.note_unknown(worker, unknown)
+        if worker.well and frame.well_n < worker.well_n:
+            wanted.well(worker)
+
+    def _frames_failed(self, of: Worker, raised: Exception) -> None:
+        raise raised
 
     def _answer(self, flight: InFlight, folded: Folded, out: Outputs) -> None:
         """Add the remaining answers and all events to the outputs of the record just folded."""

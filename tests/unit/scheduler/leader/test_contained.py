@@ -707,6 +707,30 @@ def test_what_fails_after_the_acknowledgement_costs_answers_alone(
     assert state_of(drive, "a") == "RUNNING", "a renewal brings what was not sent"
 
 
+@pytest.mark.parametrize("what", ["placement", "frame", "differences"])
+def test_a_worker_of_which_a_frame_cannot_be_made_costs_no_other_worker_its_frames(
+    what: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All frames of the record were lost, and so were those of each later one with something for that worker."""
+    from moorage.scheduler.core.lifecycle.sessions import Sessions
+    from moorage.scheduler.core.outputs import outputs
+
+    if what == "placement":
+        raises_for(monkeypatch, outputs.WantedFrames, "_place", lambda *given: given[1].worker.id == "w0")
+    elif what == "frame":
+        raises_for(monkeypatch, outputs, "wanted_message", lambda *given: given[1].id == "w0")
+    else:
+        raises_for(monkeypatch, Sessions, "differences", lambda *given: given[1].id == "w0")
+    for number in range(8):
+        drive.offer_submit(f"a{number}", gpu={})
+    drive.renew()
+    drive.settle()
+    names = [f"a{number}" for number in range(8)]
+    assert {state_of(drive, name) for name in names if drive.placed_on(name) == ["w1"]} == {"RUNNING"}
+    assert drive.counts.keys() == {"output"}
+    drive.replays()
+
+
 def test_what_cannot_be_counted_for_monitors_ends_no_term(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the term, and so did each further start: what monitors count is no part of the core any more."""
     from moorage.scheduler.answers.waited import Waited

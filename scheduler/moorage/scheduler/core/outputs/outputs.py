@@ -80,10 +80,12 @@ class Outputs:
 class WantedFrames:
     """Collects what the ledger wants of each worker: placements, starts, ends, freezes, resizes, devices declared well.
 
-    All follows from the state, and from what the worker's own renewals report.
+    All follows from the state, and from what the worker's own renewals report. `failed` is called for a worker of which
+    a frame cannot be made; if it returns, the others have theirs.
     """
 
-    def __init__(self, state: State, subjects: Subjects) -> None:
+    def __init__(self, state: State, subjects: Subjects, failed: Callable[[Worker, Exception], None]) -> None:
+        self._failed = failed
         self._state = state
         self._subjects = subjects
         self._frames: dict[int, list[Wanted]] = {}
@@ -108,14 +110,19 @@ class WantedFrames:
             if replica.state != PLACED or not worker.session:  # the same record moved it on
                 self.add(member)
                 continue
-            body = _body_for(member)
+            try:
+                body = _body_for(member)
+                place = self._place(member, body)
+            except Exception as raised:
+                self._failed(worker, raised)
+                continue
             size = bytes_of.get(num, WANTED_BYTES_MAX) + len(body) + 200
             if size <= WANTED_BYTES_MAX:
                 frame = frames_of[num][-1]
                 bytes_of[num] = size
             else:
                 frame = self._frame(worker, len(body) + 200)
-            frame.place.append(self._place(member, body))
+            frame.place.append(place)
 
     def _place(self, member: Member, body: bytes) -> Place:
         replica = member.replica
@@ -134,6 +141,12 @@ class WantedFrames:
 
     def add(self, member: Member, *, is_frozen: bool = False) -> None:
         """Add what the ledger wants of a member now, if anything; `is_frozen` is what its worker last reported."""
+        try:
+            self._add(member, is_frozen)
+        except Exception as raised:
+            self._failed(member.worker, raised)
+
+    def _add(self, member: Member, is_frozen: bool) -> None:
         worker, replica, job = member.worker, member.replica, member.replica.job
         if not worker.session or replica.member is not member:
             return  # it is over: the state is that of the replica's next attempt, which may be elsewhere
@@ -177,12 +190,13 @@ class WantedFrames:
         self._frame(worker, 200).end.append(End(*name_in(held), why="unknown to the ledger"))
 
     def messages(self) -> list[Message]:
-        workers = self._state.worker_by_num
-        return [
-            wanted_message(self._subjects, workers[num], frame)
-            for num, frames in self._frames.items()
-            for frame in frames
-        ]
+        found, workers = list[Message](), self._state.worker_by_num
+        for num, frames in self._frames.items():
+            try:
+                found += [wanted_message(self._subjects, workers[num], frame) for frame in frames]
+            except Exception as raised:
+                self._failed(workers[num], raised)
+        return found
 
 
 def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
