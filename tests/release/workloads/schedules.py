@@ -111,7 +111,7 @@ class Schedules(Driving):
         lives = dict[Key, bool]()
         for run in runs:
             (tenant, name), row = run.key, self.state.schedule(*run.key)
-            self.engine.offer(ScheduleRun(tenant, name, run.wish, run.sequence, run.next_ms, "run"))
+            self.engine.offer(ScheduleRun(tenant, name, run.wish, run.sequence, run.next_ms, reply="run"))
             if row is None or row.wish != run.wish:
                 continue
             last, next_ms = through.get(run.key, (row.through, row.next_ms))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moorage.scheduler.answers.schedules import schedule_row
 from moorage.scheduler.core.events import ScheduleOrder, ScheduleRun
+from moorage.scheduler.durable.due_times import latest_due_ms
 from moorage.schemas.codec import encode
 from moorage.schemas.schedules import LABEL, ScheduleAsked
 from tests.unit.scheduler.driving import Driving
@@ -19,7 +21,7 @@ def offer_ask(drive: Driving, act: str, name: str = "nightly", tenant: str = "t"
     if asked.request is not None:
         body = encode({**asked.request, "labels": {LABEL: name}})
         submit = drive.engine.submitted(tenant, body, lambda: name)
-    drive.engine.offer(ScheduleOrder(tenant, asked, submit, "schedule"))
+    drive.engine.offer(ScheduleOrder(tenant, asked, submit, "schedule", shown=schedule_row))
 
 
 def offer_run(
@@ -28,4 +30,5 @@ def offer_run(
     """Offer a run as nats-server publishes it, for the wish that the ledger has if no other is given."""
     row = drive.state.schedule(tenant, name)
     wish = wish or (row.wish if row is not None else 1)
-    drive.engine.offer(ScheduleRun(tenant, name, wish, sequence, next_ms, "run"))
+    latest_ms = latest_due_ms(row, drive.state.time_ms) if row is not None else 0
+    drive.engine.offer(ScheduleRun(tenant, name, wish, sequence, next_ms, latest_ms, "run"))

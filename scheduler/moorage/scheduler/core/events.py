@@ -13,13 +13,15 @@ import msgspec
 
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import actor, by_tenant
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Act, ChangeAsked
 from moorage.schemas.ranges import Ranges
-from moorage.schemas.schedules import ScheduleAsked
+from moorage.schemas.schedules import ScheduleAsked, ScheduleRow
 
 
 class Batch:
@@ -176,7 +178,8 @@ class ChangeOrder(msgspec.Struct, eq=False):
 class ScheduleOrder(msgspec.Struct, eq=False):
     """A tenant's `add`, `pause`, `resume` or `remove` of a schedule.
 
-    `submit` is the request of `add`, decoded, with the label of the schedule; None for the others.
+    `submit` is the request of `add`, decoded, with the label of the schedule; None for the others. `shown` makes the
+    row of the answer, None to leave that out.
     """
 
     verb: ClassVar[str] = "schedule"
@@ -185,6 +188,7 @@ class ScheduleOrder(msgspec.Struct, eq=False):
     submit: Submit | None = None
     reply: str = ""
     json: bool = True
+    shown: Callable[[State, Schedule], ScheduleRow] | None = None
 
     @property
     def by(self) -> str:
@@ -195,8 +199,9 @@ class ScheduleOrder(msgspec.Struct, eq=False):
 class ScheduleRun(msgspec.Struct, eq=False):
     """A run of a schedule, as nats-server published it under the number `sequence`, for the wish of record `wish`.
 
-    `next_ms` is when the server will publish the next one (wall-clock milliseconds), 0 if it did not say. Only somebody
-    who asked for the run waits for an answer.
+    `next_ms` is when the server will publish the next one (wall-clock milliseconds), 0 if it did not say. A next run
+    that is noted for later than `latest_ms` was noted by a wrong clock; 0 if that is not known. Only somebody who asked
+    for the run waits for an answer.
     """
 
     verb: ClassVar[str] = "schedule"
@@ -205,6 +210,7 @@ class ScheduleRun(msgspec.Struct, eq=False):
     wish: int
     sequence: int
     next_ms: int
+    latest_ms: int = 0
     reply: str = ""
     json: bool = True
 

@@ -23,8 +23,8 @@ from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import ScheduleRun
-from moorage.scheduler.core.ledger.due_times import is_interval, is_too_far, next_due_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.durable.due_times import is_interval, is_too_far, latest_due_ms, next_due_ms
 from moorage.scheduler.durable.schedule_stream import Key, Run, ScheduleStream, Wish
 from moorage.scheduler.pacing.gate import Gate
 from moorage.scheduler.pacing.reminders import Reminders
@@ -102,7 +102,8 @@ class ScheduleKeeper:
         self._offered[run.key] = max(run.sequence, offered)
         if next_ms:
             self._offered_next[run.key] = run.wish, next_ms
-        self._engine.offer(ScheduleRun(tenant, name, run.wish, run.sequence, next_ms, reply, json))
+        latest_ms = latest_due_ms(row, self._engine.state.time_ms) if row is not None else 0
+        self._engine.offer(ScheduleRun(tenant, name, run.wish, run.sequence, next_ms, latest_ms, reply, json))
         self._wake()
 
     async def run(self) -> None:

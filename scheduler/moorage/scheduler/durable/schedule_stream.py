@@ -25,8 +25,8 @@ from moorage.bus.jetstream import (
 )
 from moorage.bus.server_version import check_server
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.ledger.due_times import is_interval, wrong_field
 from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.durable.due_times import is_interval, wrong_field
 from moorage.schemas.errors import refuse
 from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
 from moorage.schemas.subjects import Subjects

@@ -186,7 +186,7 @@ def _written(event: Event) -> tuple[Any, ...]:
             body = event.submit.body if event.submit is not None else b""
             return "schedule", event.tenant, msgspec.to_builtins(event.asked), body
         case ScheduleRun():
-            return "run", event.tenant, event.name, event.wish, event.sequence, event.next_ms
+            return "run", event.tenant, event.name, event.wish, event.sequence, event.next_ms, event.latest_ms
         case Wake():
             return "wake", event.tenant, event.service
         case SnapshotTaken():

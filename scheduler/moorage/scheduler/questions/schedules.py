@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final
 
 from moorage.bus.errors import BusError
+from moorage.scheduler.answers.schedules import schedule_row, schedules_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import ScheduleOrder, Submit
 from moorage.scheduler.core.operate.schedules import no_schedule
-from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import Run
 from moorage.scheduler.pacing.answering import Answering
@@ -61,7 +61,7 @@ class ScheduleVerb:
         elif asked.act == "run-now":
             self._begin(tenant, partial(self._run_now, tenant, asked, reply, json), reply, json)
         else:
-            self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json))
+            self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json, schedule_row))
             self._wake()
 
     def _submit(self, tenant: str, asked: ScheduleAsked) -> Submit:
@@ -94,7 +94,7 @@ class ScheduleVerb:
     async def _add(self, tenant: str, asked: ScheduleAsked, submit: Submit, reply: str, json: bool) -> None:
         await self._keeper.stream.ensure(self._engine.state.ran_through)
         await self._keeper.stream.check(asked.cron, asked.tz)
-        self._engine.offer(ScheduleOrder(tenant, asked, submit, reply, json))
+        self._engine.offer(ScheduleOrder(tenant, asked, submit, reply, json, schedule_row))
         self._wake()
 
     async def _run_now(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:

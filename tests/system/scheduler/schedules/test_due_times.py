@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream, StoredMessage, wall_seconds
-from moorage.scheduler.core.ledger.due_times import next_due_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.durable.due_times import next_due_ms
 from tests.servers import Server
 from tests.waiting import until
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.schedules import schedule_row, schedules_of
 from moorage.scheduler.core.events import ScheduleRun
-from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.schemas.errors import Refused
 from moorage.schemas.schedules import LABEL, SCHEDULES_MAX, ScheduleAsked
 from tests.unit.scheduler.driving import Driving, wire

@@ -14,14 +14,12 @@ import msgspec
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ScheduleOrder, ScheduleRun, Submit
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.due_times import is_too_far
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.core.outputs.schedules import schedule_row
 from moorage.schemas.codec import encode, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
-from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleAsked, ScheduleDone, ScheduleRan
+from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleDone, ScheduleRan
 
 WHY_CHARS_MAX: Final = 200
 #: in the words for a run that was left out: between the last run's job and its state
@@ -48,7 +46,7 @@ class Schedules:
             draft.add(acts.RemoveSchedule(tenant, name, event.by))
         elif changed:
             draft.add(acts.PauseSchedule(tenant, name, not row.paused, event.by))
-        return self._answer(row, asked, changed=changed)
+        return self._answer(row, event, changed=changed)
 
     def _add(self, draft: Draft, event: ScheduleOrder, submit: Submit, row: Schedule | None) -> Answer | Problem:
         asked, tenant, name = event.asked, event.tenant, event.asked.name
@@ -57,7 +55,7 @@ class Schedules:
         if row is not None:
             same = (row.cron, row.tz, row.overlap) == (asked.cron, asked.tz, asked.overlap)
             if same and same_request(row.body, submit.body):
-                return self._answer(row, asked, changed=False)
+                return self._answer(row, event, changed=False)
             return problem(
                 "conflict",
                 f"tenant {tenant} has a schedule {name} with other content",
@@ -74,7 +72,7 @@ class Schedules:
                 next="moorage schedule ls shows them; remove those that are not needed",
             )
         draft.add(acts.AddSchedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by))
-        return self._answer(self.state.schedules[tenant][name], asked, changed=True)
+        return self._answer(self.state.schedules[tenant][name], event, changed=True)
 
     def begin(self, draft: Draft, event: ScheduleRun) -> bytes | str | None:
         """Return the request of the job that a run is to make; else why it makes none, or None if nothing is to be
@@ -88,7 +86,8 @@ class Schedules:
         row = self.row(event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
             return None
-        if event.next_ms and event.next_ms <= row.next_ms and not is_too_far(row, draft.time_ms):
+        is_too_far = 0 < event.latest_ms < row.next_ms
+        if event.next_ms and event.next_ms <= row.next_ms and not is_too_far:
             return None
         jobs = ((name, self.state.job(event.tenant, name)) for name in (*row.live, row.job))
         live = {name: job.state for name, job in jobs if job is not None and job.live}
@@ -126,8 +125,10 @@ class Schedules:
     def row(self, tenant: str, name: str) -> Schedule | None:
         return self.state.schedule(tenant, name)
 
-    def _answer(self, row: Schedule, asked: ScheduleAsked, *, changed: bool) -> Answer:
-        done = ScheduleDone(name=asked.name, changed=changed, schedule=schedule_row(self.state, row))
+    def _answer(self, row: Schedule, event: ScheduleOrder, *, changed: bool) -> Answer:
+        done = ScheduleDone(name=row.name, changed=changed)
+        if event.shown is not None:
+            done = msgspec.structs.replace(done, schedule=event.shown(self.state, row))
         return Answer("schedule", 0, done)
 
 

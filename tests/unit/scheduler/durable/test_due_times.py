@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from moorage.scheduler.core.ledger.due_times import _Cron, newest_due_ms, next_due_ms, upcoming_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.durable.due_times import _Cron, newest_due_ms, next_due_ms, upcoming_ms
 
 
 def schedule(cron: str, zone: str = "") -> Schedule:

@@ -85,9 +85,14 @@ def upcoming_ms(schedule: Schedule, after_ms: int) -> int:
     return next_due_ms(schedule, after_ms) if 0 < first_ms <= after_ms else first_ms
 
 
+def latest_due_ms(schedule: Schedule, now_ms: int) -> int:
+    """Return the latest time at which the next run can be due, by any right clock; 0 if that is not known."""
+    return next_due_ms(schedule, now_ms + CLOCK_MS_MAX)
+
+
 def is_too_far(schedule: Schedule, now_ms: int) -> bool:
     """Return whether the next run is noted for later than it can be due: by a clock that was wrong."""
-    return 0 < next_due_ms(schedule, now_ms + CLOCK_MS_MAX) < schedule.next_ms
+    return 0 < latest_due_ms(schedule, now_ms) < schedule.next_ms
 
 
 def newest_due_ms(schedule: Schedule, from_ms: int, through_ms: int) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from moorage.scheduler.core.ledger.due_times import newest_due_ms, next_due_ms, upcoming_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.durable.due_times import newest_due_ms, next_due_ms, upcoming_ms
 from moorage.schemas import actors
 from moorage.schemas.codec import decode_request
 from moorage.schemas.schedules import ScheduleRow
