@@ -249,6 +249,19 @@ def test_no_new_replica_is_placed_while_too_many_came_back(monkeypatch: pytest.M
     assert running(drive, "many") == [4, 5, 6, 7]
 
 
+def test_a_replica_that_is_cancelled_while_it_waits_to_be_tried_again_never_waits_again() -> None:
+    """It stood among those that wait once its pause was over, of a job on hold for as long as that is."""
+    drive = Driving.with_hosts(3, auto=False)
+    drive.submit("many", replicas=3, gpu={}, retries=1)
+    started(drive, "many")
+    exit_with(drive, "many", {1: 1})
+    drive.engine.offer(Cancel("t", "many", "cancelled", replicas=((1, 1),)))
+    drive.order("hold", job="many")
+    drive.pass_time(2_000)
+    assert running(drive, "many") == [0, 2]
+    assert drive.engine.queue.waiting[drive.job("many").num].back == []
+
+
 def test_start_within_counts_from_the_last_placement_of_a_job_of_many() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("many", replicas=2_000, gpu={}, start_within_s=60)

@@ -159,12 +159,13 @@ class Timers:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
 
     def _end_backoff(self, come_back: ComeBack, what: int) -> None:
-        job = self._state.jobs.get(what >> REPLICA_BITS)
-        if job is None or job.over:
-            return
+        job, number = self._state.jobs.get(what >> REPLICA_BITS), what & (1 << REPLICA_BITS) - 1
+        row = job.rows.get(number) if job is not None else None
+        if job is None or row is None or row.state != QUEUED:
+            return  # it has ended in its pause
         request = self._requests.request_of(job)
         self.arm_start(job, request, job.waits_from_ms)  # its timer may have passed while nothing of it waited
-        come_back(job, what & (1 << REPLICA_BITS) - 1)
+        come_back(job, number)
 
     def _start_ms(self, job: Job) -> int:
         """Return the ledger ms until which the next replica of a job of several has to be placed; 0 for any other job.
