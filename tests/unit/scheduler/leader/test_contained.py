@@ -1030,3 +1030,26 @@ def test_a_job_that_fails_behind_its_entry_in_the_queue_is_held_and_not_placed(
     drive.order("release", job="bad")
     drive.settle()
     assert state_of(drive, "bad") == "RUNNING"
+
+
+def test_all_replicas_of_a_job_that_could_not_be_indexed_start_once_it_is_released(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them did: what waits of the job was not noted before the next takeover."""
+    from moorage.scheduler.core.schedule.indexing import Indexing
+
+    for name in ("first", "second"):
+        drive.submit(name, gpu={"count": 4})
+    drive.submit("bad", gpu={}, replicas=3)
+    cure = raises_for(monkeypatch, Indexing, "_note", lambda *given: given[1].name == "bad")
+    drive.lead()
+    assert drive.counts == {"job": 1}
+    drive.renew()
+    drive.settle()
+    assert drive.order("release", job="bad")["code"] == "internal"
+    drive.replays()
+    cure()
+    drive.order("release", job="bad")
+    drive.run_out("w0")
+    drive.settle()
+    assert len(drive.job("bad").members) == 3
