@@ -133,7 +133,7 @@ class Connection(Link):
         """Publish one message with headers; return whether it was handed to the socket. While disconnected it is
         dropped.
 
-        Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`.
+        Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`, and ValueError for a header that is none.
         """
         self._check_sendable(subject, payload, reply, headers)
         if not self._connected.is_set():
@@ -143,6 +143,8 @@ class Connection(Link):
             await client.publish(subject, payload, reply, headers=dict(headers))
         except nats.errors.BadSubjectError:
             raise BadSubject(subject, "no blanks in a subject or reply, and not empty") from None
+        except nats.errors.BadHeaderError as error:
+            raise ValueError(str(error)) from None
         except DEAD_CLIENT:
             self._on_lost(client)
             return False
@@ -246,6 +248,8 @@ class Connection(Link):
                 await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
             except nats.errors.BadSubjectError:
                 raise BadSubject(subject, "no blanks in a subject, and not empty") from None
+            except nats.errors.BadHeaderError as error:
+                raise ValueError(str(error)) from None
             except DEAD_CLIENT:  # known here first; a caller that repeats at once would keep nats-py from telling it
                 self._on_lost(client)
                 raise Disconnected(subject) from None

@@ -25,7 +25,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.roles import IMPORTED_REPLY, may_answer
-from moorage.schemas.served import is_header, too_large
+from moorage.schemas.served import is_header, is_name, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
     BAD_HEADER,
@@ -735,9 +735,10 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
-    """Return the headers of a call for another member: the caller's, and what it has been through."""
+    """Return the headers of a call for another member: the caller's that can be sent, and what it has been through."""
     own = {ENDPOINT: call.endpoint} if call.endpoint else {}
-    return {**call.headers, **own, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
+    theirs = {name: value for name, value in call.headers.items() if is_name(name)}
+    return {**theirs, **own, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
 
 
 def _foreign(headers: Mapping[str, str], without: str = "") -> dict[str, str]:

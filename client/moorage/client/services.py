@@ -36,7 +36,7 @@ from moorage.client.errors import (
 from moorage.schemas.errors import Problem
 from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
 from moorage.schemas.names import SERVICE, is_service
-from moorage.schemas.served import Answer, is_header, too_large
+from moorage.schemas.served import NAME_ALLOWED, Answer, is_header, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
     BAD_HEADER,
@@ -579,7 +579,7 @@ def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise rejected(
                 "invalid-argument",
                 f"{str(name).partition(':')[0][:80]!r} cannot be a header of a call with this value",
-                allowed="a name in ASCII without spaces and colons and none of moorage's own, and one line of text",
+                allowed=f"a name of {NAME_ALLOWED} that is none of moorage's own, and one line of text",
                 next="give its time, priority and data as such; all other headers are yours",
             )
         found[CONTENT_TYPE if name.lower() == CONTENT_TYPE.lower() else name] = value

@@ -13,8 +13,9 @@ from moorage.schemas.service import OWN_CODES, OWN_HEADERS_BYTES_MAX, RESERVED_H
 F = TypeVar("F", bound=Callable[..., Any])
 #: the mark of `endpoint`
 ENDPOINT_MARK: Final = "__moorage_endpoint__"
-#: what can be the name of a header: printable ASCII without spaces and colons
-_NAME: Final = re.compile("[!-9;-~]+")
+#: what can be the name of a header, as in HTTP: nats-py sends no other
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+NAME_ALLOWED: Final = "letters, digits and !#$%&'*+-.^_`|~"
 
 
 def endpoint(method: F) -> F:
@@ -55,8 +56,8 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not is_header(name, value):
             raise ValueError(
-                f"{name!r} cannot be a header of an answer with this value: the name must be ASCII without spaces and "
-                "colons and none of moorage's own, the value one line of text"
+                f"{name!r} cannot be a header of an answer with this value: the name must be of {NAME_ALLOWED} and "
+                "none of moorage's own, the value one line of text"
             )
     if wrong := too_large(headers):
         raise ValueError(wrong)
@@ -71,8 +72,13 @@ def too_large(headers: Mapping[str, str], of: str = "the answer") -> str:
     return f"the headers of {of} have {size} bytes, allowed are {OWN_HEADERS_BYTES_MAX}"
 
 
+def is_name(name: str) -> bool:
+    """Return whether a header may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def is_header(name: object, value: object) -> bool:
     """Return whether an answer may have this header: it is none of moorage's own, and breaks no message."""
     if not isinstance(name, str) or not isinstance(value, str) or name.lower() in RESERVED_HEADERS:
         return False
-    return _NAME.fullmatch(name) is not None and value.isprintable()
+    return is_name(name) and value.isprintable()

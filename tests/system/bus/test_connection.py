@@ -430,6 +430,17 @@ async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: st
         await server.stop()
 
 
+async def test_a_header_that_is_none_is_the_callers_fault_and_costs_no_connection(nats_url: str, unique: str) -> None:
+    """nats-py raises of it as of a dead socket."""
+    async with await connect(nats_url, "sender") as sender:
+        with pytest.raises(ValueError, match="invalid header"):
+            await sender.publish(unique, b"", "", {"a/b": "x"})
+        with pytest.raises(ValueError, match="invalid header"):
+            await sender.request(unique, b"", 1, {"a/b": "x"})
+        assert sender.is_connected
+        assert len(sender._answers) == 0
+
+
 async def test_a_flush_ends_behind_what_nats_py_has_buffered(fresh_server: EmbeddedServer, unique: str) -> None:
     """nats-py sends the PING of its flush ahead of a subscription that it still holds."""
     async with await connect(fresh_server.url, "b") as b:

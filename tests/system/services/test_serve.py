@@ -24,6 +24,7 @@ from moorage.calls.program import Program
 from moorage.calls.wire import ToProgram
 from moorage.client import AsyncClient, CallFailed, Rejected
 from tests.ports import free_ports
+from tests.raw import publish_raw
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
 from tests.waiting import until
 
@@ -124,6 +125,24 @@ async def test_no_call_costs_a_member_its_connection_by_where_it_is_to_be_answer
     async with site.serving("echo") as (caller, _):
         await caller.publish(subject, b"", "", {"Moorage-Reply": f"_R_.{'x' * 5000}"})
         assert error_of(await call(caller, subject)) == ""
+
+
+async def test_a_header_that_cannot_be_sent_costs_no_call_and_no_member_its_connection(site: Site) -> None:
+    """Some clients send names that nats-py refuses, as it refuses a dead socket: the member began a new connection."""
+    subject, gate, answers = site.subject("held"), site.gate(), asyncio.Queue[Delivery]()
+    async with site.serving("held") as (caller, [busy]):
+        await caller.subscribe(f"answer.{site.prefix}", answers.put_nowait)
+        holding = asyncio.create_task(call(caller, subject, gate.data))
+        await gate.runs()
+        headers = b"NATS/1.0\r\na/b: x\r\nMoorage-Wait-Ms: 90000\r\n\r\n"
+        sizes = b"%d %d" % (len(headers), len(headers))
+        line = b" ".join((b"HPUB", subject.encode(), b"answer.%b" % site.prefix.encode(), sizes))
+        await publish_raw(site.url, line + b"\r\n" + headers + b"\r\n")
+        async with site.serving("held"):  # it fetches what waits at the other one
+            assert error_of(await asyncio.wait_for(answers.get(), 60)) == ""
+        gate.open()
+        assert (await holding).data == gate.data
+        assert "disconnected" not in busy.said
 
 
 async def test_a_call_whose_reply_is_too_long_to_be_passed_on_is_refused_as_busy(site: Site) -> None:

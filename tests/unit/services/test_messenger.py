@@ -442,7 +442,7 @@ def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service
             await each.messenger.close()
 
     SimulatedClock().run(main())
-    for name in ("Status", "description"):
+    for name in ("Status", "description", "a/b", "a b", "ä"):
         with pytest.raises(ValueError, match="none of moorage's own"):
             checked_headers({name: "503"})
 
