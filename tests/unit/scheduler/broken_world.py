@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from unittest import mock
 
 from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.containment import STEP_PAUSE_MS
 from moorage.scheduler.core.engine import HalfFolded
 from moorage.scheduler.core.events import Event
 from moorage.scheduler.core.ledger.state import State
@@ -35,6 +36,8 @@ STARTS_MS: Final = 10_000
 JUMP_MS: Final = 5_000
 #: how long a defect lasts that is about something
 LASTS_MS: Final = (5_000, 40_000, 130_000)
+#: an order is waited for in so many records at most
+WAITS_TICKS: Final = 11
 #: a function that is not called again within so many steps raises never
 STEPS_MAX: Final = 10
 
@@ -103,6 +106,16 @@ class Defective(Driving):
     def operate(self, verb: str, worker: str, **drain: Any) -> dict[str, Any]:
         reply = self.offer_operate(verb, worker, **drain)
         self.tick()
+        answer: dict[str, Any] = self.answers.get(reply, {})
+        return answer
+
+    def order(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """As of one who waits: while the timers are left out, orders wait with them."""
+        reply = self.offer_order(verb, **arguments)
+        self.tick()
+        for _ in range(WAITS_TICKS):
+            if reply in self._asked():
+                self.tick(STEP_PAUSE_MS // (WAITS_TICKS - 1))
         answer: dict[str, Any] = self.answers.get(reply, {})
         return answer
 
