@@ -1007,6 +1007,29 @@ def test_a_sweep_that_fails_as_a_term_begins_is_whole_again_once_it_is_released(
     assert drive.states("bad") == 6 * ["ENDING"]
 
 
+def test_a_job_behind_another_one_that_fails_as_a_term_begins_hears_of_that_ones_end(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told nothing until the next leader, also once its hold was released."""
+    from moorage.scheduler.core.schedule.indexing import Indexing
+
+    drive.submit("first", gpu={})
+    drive.submit("bad", gpu={}, after=["first"])
+    cure = raises_for(monkeypatch, Indexing, "_index", lambda *given: given[1].name == "bad")
+    drive.lead()
+    cure()
+    drive.renew()
+    drive.settle()
+    assert drive.job("bad").hold is not None
+    drive.run_out("w0")
+    drive.run_out("w1")
+    drive.settle()
+    assert drive.job("bad").awaits == ()
+    drive.order("release", job="bad")
+    drive.settle()
+    assert state_of(drive, "bad") == "RUNNING"
+
+
 def test_a_job_that_fails_behind_its_entry_in_the_queue_is_held_and_not_placed(
     drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
