@@ -352,7 +352,7 @@ def _group_looked_at(raised: Exception) -> Group | None:
     """
     for frame, _ in reversed(list(traceback.walk_tb(raised.__traceback__))):
         for value in frame.f_locals.values():
-            if isinstance(value, Group):
+            if isinstance(value, Group) and hasattr(value, "jobs"):  # else it failed as it was made
                 return value
             if isinstance(value, Candidate | Claim):
                 return value.group

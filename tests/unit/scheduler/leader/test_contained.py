@@ -25,7 +25,9 @@ from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
+from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
 from tests.unit.scheduler.driving import SUBJECTS, Driving
@@ -1005,6 +1007,22 @@ def test_a_sweep_that_fails_as_a_term_begins_is_whole_again_once_it_is_released(
     assert drive.states("bad") == 6 * ["RUNNING"]
     drive.pass_time(60_000)
     assert drive.states("bad") == 6 * ["ENDING"]
+
+
+def test_a_group_that_fails_as_it_is_made_ends_no_term(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to be set aside was read of it, which it did not have yet."""
+
+    def makes(*_: Any) -> None:
+        half = Group.__new__(Group)
+        raise Poisoned(type(half).__name__)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Planner, "plan", makes)
+        assert drive.submit("good", gpu={})["kind"] == "accepted"
+    drive.pass_time(2 * STEP_PAUSE_MS)
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    assert drive.counts == {"step": 1}
 
 
 def test_a_job_behind_another_one_that_fails_as_a_term_begins_hears_of_that_ones_end(
