@@ -9,6 +9,7 @@ import pytest
 from moorage.scheduler.answers.schedules import schedule_row, schedules_of
 from moorage.scheduler.core.events import ScheduleRun
 from moorage.schemas.errors import Refused
+from moorage.schemas.job import AFTER_MAX
 from moorage.schemas.schedules import LABEL, SCHEDULES_MAX, ScheduleAsked
 from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.scheduled import offer_ask, offer_run
@@ -136,6 +137,22 @@ def test_a_run_starts_behind_all_before_it_also_where_one_that_waited_is_cancell
     drive.run_out("w0")
     drive.settle()
     assert drive.states("nightly-5") == ["RUNNING"]
+
+
+def test_a_run_that_cannot_wait_for_all_before_it_is_left_out(drive: Scheduling) -> None:
+    """The oldest of more than a hundred was forgotten: with those between cancelled, a run started beside it."""
+    drive.worker("w0", 4)
+    drive.ask("add", overlap="queue", request={"run": {"argv": ["true"]}, "gpu": {}})
+    for sequence in range(1, AFTER_MAX + 2):
+        drive.hear(sequence)
+    assert [drive.row()[name] for name in ("runs", "skipped", "job")] == [AFTER_MAX, 1, f"nightly-{AFTER_MAX}"]
+    assert drive.row()["why"].startswith(f"{AFTER_MAX} runs before it are not over")
+    assert "cancel those" in drive.answers["run"]["next"]
+    for sequence in range(2, AFTER_MAX + 1):
+        drive.cancel(f"nightly-{sequence}")
+    drive.hear(AFTER_MAX + 2)
+    drive.settle()
+    assert [drive.states(f"nightly-{number}") for number in (1, AFTER_MAX + 2)] == [["RUNNING"], ["QUEUED"]]
 
 
 def test_two_runs_in_one_record_are_one_job_where_they_must_not_overlap(drive: Scheduling) -> None:

@@ -19,11 +19,14 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.codec import encode, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
+from moorage.schemas.job import AFTER_MAX
 from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleDone, ScheduleRan
 
 WHY_CHARS_MAX: Final = 200
 #: in the words for a run that was left out: between the last run's job and its state
 _LAST_RUN: Final = ", the last run, was "
+#: and behind their number, for a run that would have to wait for too many
+_TOO_MANY: Final = " runs before it are not over, and no run is to wait for more"
 
 
 class Schedules:
@@ -81,7 +84,7 @@ class Schedules:
         After a crash nats-server publishes a run again under another number: the next one is due when it was before.
 
         While the last run goes on, a run is left out, or is to start behind all that still wait or run: one of those
-        that wait may be cancelled.
+        that wait may be cancelled. One that cannot wait for all of them is left out.
         """
         row = self.row(event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
@@ -93,7 +96,9 @@ class Schedules:
         live = {name: job.state for name, job in jobs if job is not None and job.live}
         if not live:
             return row.body
-        return _behind(row.body, live) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{live[row.job]}"
+        if row.overlap != "queue":
+            return f"job {row.job}{_LAST_RUN}{live[row.job]}"
+        return f"{len(live)}{_TOO_MANY}" if len(live) >= AFTER_MAX else _behind(row.body, live)
 
     def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
         """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
@@ -115,9 +120,7 @@ class Schedules:
             "failed-precondition",
             f"this run of schedule {row.name} made no job: {row.why or 'the schedule was changed meanwhile'}",
             job=row.job,
-            next="once it is over, run it again; or cancel it, or add the schedule with overlap queue"
-            if _LAST_RUN in row.why
-            else "run it again; if that does not help, remove the schedule and add it with another request",
+            next=_next(row.why),
         )
 
     # ------------------------------------------------------------------------------------------------------- inside
@@ -134,8 +137,16 @@ class Schedules:
 
 def _behind(body: bytes, jobs: Iterable[str]) -> bytes:
     """Return a request that starts after these jobs, whatever their ends."""
-    request = msgspec.json.decode(body)
-    return encode({**request, "after": [*request.get("after", ()), *({"job": job, "when": "any"} for job in jobs)]})
+    return encode({**msgspec.json.decode(body), "after": [{"job": job, "when": "any"} for job in jobs]})
+
+
+def _next(why: str) -> str:
+    """Return what to do about a run that made no job."""
+    if _LAST_RUN in why:
+        return "once it is over, run it again; or cancel it, or add the schedule with overlap queue"
+    if _TOO_MANY in why:
+        return "once some of them are over, run it again; or cancel those that are not needed"
+    return "run it again; if that does not help, remove the schedule and add it with another request"
 
 
 def no_schedule(tenant: str, name: str) -> Problem:
