@@ -251,6 +251,7 @@ class Connection(Link):
             except nats.errors.BadHeaderError as error:
                 raise ValueError(str(error)) from None
             except DEAD_CLIENT:  # known here first; a caller that repeats at once would keep nats-py from telling it
+                answers.abandon(token)  # nobody reads this future any more: asyncio would log its error
                 self._on_lost(client)
                 raise Disconnected(subject) from None
             return await future

@@ -331,6 +331,23 @@ async def test_a_subscription_made_while_disconnected_comes_with_the_connection(
         await until(lambda: heard)
 
 
+async def test_a_request_that_finds_the_client_dead_leaves_no_error_that_nobody_reads(
+    nats_server: Server, unique: str
+) -> None:
+    """asyncio logged "Future exception was never retrieved", once for each try."""
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    async with await connect(nats_server.url, "a") as a:
+        client: Any = a._client
+        was, client._status = client._status, Client.CLOSED
+        with pytest.raises(Disconnected):
+            await a.request(unique, b"", 60)
+        client._status = was
+        await until(lambda: a._client is not client and a.is_connected)
+    gc.collect()
+    assert logged == []
+
+
 @pytest.mark.slow
 async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
     fresh_server: EmbeddedServer, unique: str
