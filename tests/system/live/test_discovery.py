@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import nats
@@ -16,31 +17,38 @@ from moorage.scheduler.leader.discovery import SERVICE
 from moorage.schemas.subjects import API_VERBS
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, Stack, caller, stack
-from tests.waiting import until
+
+#: questions behind each one, whose answers come behind all that are for that one
+ROUNDS: Final = 3
 
 
 async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = None, id: str | None = None) -> list[Any]:
-    """Every answer of this test's own prefix within a round trip after the first: other tests may lead beside us."""
+    """Every answer of this test's own prefix that comes before those to later questions: others may lead beside us.
+
+    Whoever answers at all answers in order, so a second answer would come within the round trips of `ROUNDS` more.
+    """
     inbox = nc.new_inbox()
-    subscription = await nc.subscribe(inbox)
+    subscription = await nc.subscribe(f"{inbox}.*")
     subject = control_subject(verb, name, id, "$SRV")
-    await nc.publish(subject, reply=inbox)
     found: list[Any] = []
-
-    async def ours() -> bool:
-        try:
-            while True:
-                message = await subscription.next_msg(timeout=0.5)
-                if message.data:
-                    found.append(json.loads(message.data))
-                else:  # no responders: the leader leads, but its discovery is not subscribed yet
-                    await nc.publish(subject, reply=inbox)
-        except (TimeoutError, nats.errors.TimeoutError):
-            return any(frame["metadata"]["prefix"] == made.subjects.prefix for frame in found)
-
-    await until(ours, ANSWER_S, f"an answer to {verb.value}")
+    async with asyncio.timeout(ANSWER_S):
+        for number in range(ROUNDS + 1):
+            reply = f"{inbox}.{number}"
+            await nc.publish(subject, reply=reply)
+            is_answered = False
+            while not is_answered:
+                message = await subscription.next_msg(timeout=ANSWER_S)
+                if not message.data:  # no responders: the leader leads, but its discovery is not subscribed yet
+                    await nc.publish(subject, reply=message.subject)
+                    continue
+                frame = json.loads(message.data)
+                if frame["metadata"]["prefix"] != made.subjects.prefix:
+                    continue
+                is_answered = message.subject == reply
+                if message.subject == f"{inbox}.0":
+                    found.append(frame)
     await subscription.unsubscribe()
-    return [frame for frame in found if frame["metadata"]["prefix"] == made.subjects.prefix]
+    return found
 
 
 @pytest.mark.slow

@@ -187,7 +187,9 @@ async def test_a_call_that_may_have_run_is_tried_again_only_if_it_says_that_it_m
                 await moorage.call("die", b"die")
 
 
-async def test_who_gives_up_says_so_and_the_place_is_free(nats_url: str, unique: str, tmp_path: Path) -> None:
+async def test_who_gives_up_says_so_and_the_place_is_free(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
         client(nats_url, unique) as moorage,
         await connect(nats_url, "witness") as witness,
@@ -196,8 +198,13 @@ async def test_who_gives_up_says_so_and_the_place_is_free(nats_url: str, unique:
         await one.ready()
         gate, cancels = Gate(tmp_path), list[Delivery]()  # it stays closed: only a cancel frees the place of a call
         await witness.subscribe(f"{unique}.call.default.aheld.cancel", cancels.append)
+        giving_up = asyncio.create_task(moorage.call("aheld", gate.data, timeout=3600))
+        await gate.runs()
+        loop = asyncio.get_running_loop()
+        now_s = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now_s() + 3600)  # its time is over, once it runs
         with pytest.raises(TimedOut, match="may have run"):
-            await moorage.call("aheld", gate.data, timeout=0.3)
+            await giving_up
         await until(lambda: len(cancels) == 1)
         assert await moorage.call("aheld") == b""
         gate = Gate(tmp_path)

@@ -24,6 +24,7 @@ from moorage.system.proctree import boottime_s
 from tests.cluster import Cluster
 from tests.servers import MortalServer
 from tests.system.services.members import MemberProcess, error_of, member
+from tests.waiting import until
 
 #: at least; they go on until enough members have ended
 CALLS: Final = int(os.environ.get("MOORAGE_CALLS", "1500"))
@@ -165,15 +166,16 @@ async def test_and_on_three_servers_whose_members_and_callers_are_apart(unique: 
 
 @pytest.mark.slow
 async def test_and_through_a_restart_of_the_server(mortal_server: MortalServer, unique: str, tmp_path: Path) -> None:
+    told: Counter[str] = Counter()
+
     async def restart() -> None:
-        await asyncio.sleep(1)
+        await until(lambda: told.total() > CALLS // 4, what="a quarter of the calls are over")
         await mortal_server.kill()
         await mortal_server.start()
 
     async with Service([mortal_server.url], unique, tmp_path):
         restarting = asyncio.create_task(restart())
         left = iter(range(CALLS))
-        told: Counter[str] = Counter()
         subject = f"{unique}.call.default.noted"
         async with await connect(mortal_server.url, "caller") as connection:
             callers = [caller(connection, subject, lambda: next(left, None), told) for _ in range(AT_ONCE)]
