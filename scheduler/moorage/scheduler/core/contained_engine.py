@@ -191,10 +191,13 @@ class ContainedEngine(Engine):
         self._answer_now(event, failed("frame" if isinstance(event, FromWorker) else verb, job))
 
     def _answer_now(self, event: Any, answer: Problem) -> None:
-        if isinstance(event, Submit):
-            event.answer(answer, self._owed)
-        elif hasattr(event, "reply"):
-            self._owed.append((answer, event.reply, event.json))
+        try:
+            if isinstance(event, Submit):
+                event.answer(answer, self._owed)
+            elif hasattr(event, "reply"):
+                self._owed.append((answer, event.reply, event.json))
+        except Exception as raised:  # it costs that answer
+            self.containment.note("output", "a refusal", _asked(event)[1], raised, self.state.time_ms)
 
     def _refuse_unread(self, now_ms: int) -> None:
         """Refuse what is set aside; requests of the durable queue wait instead, and come back once that is over."""

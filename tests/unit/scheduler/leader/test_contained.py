@@ -22,6 +22,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.ledger.undo import Undo
+from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.orders import Orders
@@ -219,7 +220,6 @@ def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monke
 
 def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """A fault in one of the places that a request goes through; `poison` jobs ask for a model of that name."""
-    from moorage.scheduler.core.lifecycle.admission import Admission
     from moorage.scheduler.core.queue.queue import Queue
     from moorage.scheduler.core.schedule.placing import Placing
 
@@ -1007,6 +1007,20 @@ def test_a_sweep_that_fails_as_a_term_begins_is_whole_again_once_it_is_released(
     assert drive.states("bad") == 6 * ["RUNNING"]
     drive.pass_time(60_000)
     assert drive.states("bad") == 6 * ["ENDING"]
+
+
+def test_an_answer_that_fails_as_its_request_is_refused_ends_no_term(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in ((Admission, "submit"), (Submit, "answer")):
+        raises_for(monkeypatch, owner, name, is_poisoned)
+    drive.offer_submit(POISON, gpu={})
+    drive.offer_submit("good", gpu={})
+    drive.tick()
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    assert drive.counts["output"] == 1
+    drive.replays()
 
 
 def test_a_group_that_fails_as_it_is_made_ends_no_term(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
