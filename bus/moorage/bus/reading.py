@@ -12,8 +12,10 @@ from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import Header
 from nats.protocol import parser
 
+_VERSION: Final = "NATS/1.0"
 #: the lines of messages as the server writes them
 _WORD: Final = rb"([^ \t\r\n]+)"
 parser.MSG_RE = re.compile(rb"\AMSG %b (\d+) (%b )?(\d+)\r\n" % (_WORD, _WORD))
@@ -33,7 +35,16 @@ class Reading(Client):
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:
             return None
-        try:
-            return await super()._process_headers(headers)
-        except (UnicodeDecodeError, IndexError):
-            return None
+        first, *lines = headers.decode(errors="replace").split("\r\n")
+        found: dict[str, str] = {}
+        if len(first) > len(_VERSION):  # what the server says by itself, as `NATS/1.0 503`
+            status, _, description = first[len(_VERSION) :].strip().partition(" ")
+            if status.isdigit():
+                found[Header.STATUS] = status
+            if description:
+                found[Header.DESCRIPTION] = description
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if colon and name.isascii():
+                found[name.strip()] = value.strip()
+        return found or None
