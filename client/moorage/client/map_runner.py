@@ -6,6 +6,7 @@ that made the pickle. With a last word `check` it only loads the function. It ex
 with `CODE_NOT_LOADED` if the function cannot be loaded: so would be every other item on this host.
 """
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -59,15 +60,30 @@ def _fix(error: Exception) -> str:
 def outcome(function: Callable[[Any], Any], item: Any) -> bytes:
     """Return the value or the error of a call, as JSON."""
     try:
-        value = json.dumps({"value": function(item)}, allow_nan=False).encode()
+        # not as ASCII: a text with half a character has no UTF-8, and would be read by no client
+        value = json.dumps({"value": function(item)}, allow_nan=False, ensure_ascii=False).encode()
         if len(value) > VALUE_BYTES_MAX:
             raise ValueError(f"the value has {len(value)} bytes as JSON, of at most {VALUE_BYTES_MAX}: write a file")
         return value
     except Exception as error:
         text = traceback.format_exc()
-        sys.stderr.write(text)
-        error_of = {"kind": type(error).__name__, "message": str(error), "traceback": text}
-        return json.dumps({"error": error_of}).encode()
+        error_of = {"kind": type(error).__name__, "message": _message(error), "traceback": text}
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            sys.stderr.write(text)
+        return json.dumps({"error": {name: _readable(each) for name, each in error_of.items()}}).encode()
+
+
+def _message(error: Exception) -> str:
+    """Return an error's text. Never raises, although some errors raise when they are turned into text."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its text raises {type(broken).__name__}"
+
+
+def _readable(text: str) -> str:
+    """Return the text with what UTF-8 cannot hold as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def main(words: Sequence[str], root: Path) -> int:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from moorage.bus.jetstream import JetStream
@@ -65,6 +66,46 @@ def test_the_runner_calls_the_function_with_the_item_of_its_number(
     with travelling(spoil, "cloudpickle", items) as (words, paths):
         code, outcome = ran(Path(paths[0]), words[1:], monkeypatch, 0)
         assert (code, outcome["error"]["kind"]) == (1, "ValueError")  # JSON has no NaN
+
+
+class Unspeakable(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+def raised(error: Exception) -> Any:
+    def function(item: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        (lambda item: ["half \ud800"], "UnicodeEncodeError", "surrogates not allowed"),
+        (raised(ValueError("half \ud800")), "ValueError", "half \\ud800"),
+        (raised(Unspeakable()), "Unspeakable", "its text raises LookupError"),
+    ],
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_item_says_how_it_failed_whatever_its_texts_are(
+    function: Any, kind: str, message: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that no client could read was said to be no longer kept, and of such errors only the code was known."""
+    if closed:
+        monkeypatch.setattr(sys, "stderr", None)
+    kept = map_runner.outcome(function, 1)
+    error = msgspec.json.decode(kept)["error"]
+    assert error["kind"] == kind
+    assert message in error["message"]
+    assert kind in error["traceback"]
+
+
+def test_a_value_keeps_its_letters() -> None:
+    assert msgspec.json.decode(map_runner.outcome(lambda item: item, "é \U0001f600 \0")) == {"value": "é \U0001f600 \0"}
 
 
 def test_a_module_of_one_file_is_sent_and_an_installed_one_is_not() -> None:
