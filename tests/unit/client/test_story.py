@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from moorage.client.answers import JobInfo, told
 from moorage.client.follow.story import AHEAD_MAX, Shown, Story, shown_event
 from moorage.schemas.capabilities import Enforced
-from moorage.schemas.frames import Event, Idle, Stalled
+from moorage.schemas.frames import Event, Idle, Replicas, Stalled
 from tests.unit.client.scripted_scheduler import change, shown
 
 
@@ -108,3 +108,37 @@ def test_only_the_reason_why_a_job_waits_is_news_without_a_transition() -> None:
     assert story.take(heard(1, state="QUEUED")) is None
     assert story.take(why) is why
     assert [each.rev for each in story.changes] == [1]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_of_very_many_replicas_each_failure_comes_once_and_in_order(seed: int) -> None:
+    """One that was lost, or heard before the first answer, was never missed: the next event seemed to count it."""
+    chance = random.Random(seed)
+    story, news, told, last, failed = Story("j"), list[Event](), list[Event](), 0, set[int]()
+    while last < 200:
+        begin, last = last, last + chance.randint(1, 9)
+        failures = [rev for rev in range(begin + 1, last + 1) if chance.random() < 0.2]
+        failed.update(failures)
+        many = Replicas(2_000, {"RUNNING": 2_000}, begin)
+        told.append(Event("t", "j", last, "RUNNING", 10 * last, [change(rev) for rev in failures], replicas=many))
+        for event in [told[-1]] * chance.choice([0, 1, 1, 1, 2]) + chance.sample(told, chance.choice([0, 0, 1])):
+            if (fresh := story.take(event)) is not None:
+                news.append(fresh)
+        asked = chance.choice([last, last, max(last - 20, 1)])
+        if story.has_gap and chance.random() < 0.4 and story.rev <= asked:
+            news += accept(story, answered_of_many(asked, failed))
+    news += accept(story, answered_of_many(last, failed))
+    assert revs_of(news) == [each.rev for each in story.changes] == sorted(failed)
+    assert not story.has_gap
+
+
+def answered_of_many(rev: int, failed: set[int]) -> Shown:
+    changes = [change(each) for each in sorted(failed) if each <= rev]
+    many = {"of": 2_000, "states": {"RUNNING": 2_000}}
+    return Shown(told(JobInfo, shown("j", "RUNNING", *changes, replicas=many) | {"rev": rev}), 10 * rev)
+
+
+def test_an_event_of_very_many_of_a_leader_of_a_former_release_is_taken_as_it_comes() -> None:
+    story = Story("j")
+    assert story.take(heard(7, replicas=Replicas(2_000, {"RUNNING": 2_000}))) is not None
+    assert story.rev == 7

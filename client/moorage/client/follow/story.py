@@ -142,6 +142,9 @@ class Story:
             self.why = event.why or self.why
             return event  # no transition: why the job waits, how its share is enforced, that it is idle or stalls
         if event.replicas is not None:  # of very many: what it leaves out is counted
+            if event.replicas.after > rev:
+                self._keep_ahead(event)
+                return None
             return self._append(msgspec.structs.replace(event, changes=behind(rev, changes)))
         if len(changes) != event.rev - rev or changes[0].rev != rev + 1:
             changes = behind(rev, changes)

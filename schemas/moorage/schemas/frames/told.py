@@ -56,10 +56,14 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Replicas(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The replicas of a job with more than 1,024 of them: how many are in which state."""
+    """The replicas of a job with more than 1,024 of them: how many are in which state.
+
+    `after` is the revision behind which an event's `changes` begin.
+    """
 
     of: int
     states: dict[str, int]
+    after: int = 0
 
 
 class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -89,6 +93,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
     An event without transitions has `waiting`, `enforced`, `idle` or `stalled` instead. For a job with more than 1,024
     replicas it has `replicas`, and of the transitions only the exceptions: acts on the job, and ends without success.
+    Such an event begins behind revision `replicas.after`: who knows less of the job asks `show` for what was missed.
     """
 
     tenant: str
@@ -111,7 +116,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     idle: Idle | None = None
     #: a replica or gang that has stalled, once for each stall, or that moves again; only in events without changes
     stalled: Stalled | None = None
-    #: for a job with more than 1,024 replicas: the state of all of them now
+    #: for a job with more than 1,024 replicas: the state of all of them now, and behind which revision `changes` begin
     replicas: Replicas | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from moorage.scheduler.core.outputs.outputs import changes_since, event_of
 from moorage.schemas.codec import encode
@@ -63,3 +64,26 @@ def test_a_reason_is_told_without_what_a_terminal_obeys() -> None:
     assert changes_since(drive.state, job, 0)[-1].why == "\\x1b[2Jenough\\x9b1A\\u202e"
     job.told = 0
     assert not set(encode(event_of(drive.state, job)).decode()) & set("\x1b\x9b\u202e")
+
+
+def test_an_event_of_very_many_replicas_says_behind_which_revision_its_changes_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A follower that had missed one of its failures could not know that."""
+    drive = Driving.with_hosts(1)
+    drive.submit("many", replicas=2_000, gpu={}, max_running=4)
+    for _ in range(4):
+        drive.settle()
+        drive.run_out("w0", code=1)
+    of_it = [event for event in drive.events if event["job"] == "many" and "replicas" in event]
+    revs = [event["rev"] for event in of_it]
+    assert len(of_it) > 4
+    assert [event["replicas"].get("after", 0) for event in of_it] == [0, *revs[:-1]]
+
+    monkeypatch.setattr("moorage.scheduler.core.outputs.outputs.CHANGES_SURE", 0)
+    monkeypatch.setattr("moorage.scheduler.core.outputs.outputs.fitting", lambda changes: 1)
+    job = drive.job("many")
+    job.told = 0
+    event = event_of(drive.state, job)
+    assert event.replicas is not None
+    assert (len(event.changes), event.replicas.after) == (1, job.rev), "the others did not fit: one has to ask for all"

@@ -340,13 +340,14 @@ def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> in
 
 def event_of(state: State, job: Job) -> Event:
     """Return an event with a job's unsent changes, and mark them as sent. What does not fit is left to `history`."""
-    changes, new = changes_since(state, job, job.told), job.rev - job.told
-    if len(changes) > CHANGES_SURE:
+    after, changes = job.told, changes_since(state, job, job.told)
+    new, all_of_it = job.rev - after, len(changes)
+    if all_of_it > CHANGES_SURE:
         del changes[fitting(changes) :]
     job.told = job.rev
     if job.size > LISTED_MAX:
         simulated = were_simulated(state, job.story[-min(new, SIMULATED_LOOKS) :])
-        replicas = Replicas(job.size, job.counts)
+        replicas = Replicas(job.size, job.counts, after if len(changes) == all_of_it else job.rev)
         name = job.tenant, job.name, job.rev, job.state, state.seq
         return Event(*name, changes, _why(changes), simulated, replicas=replicas)
     simulated = were_simulated(state, job.story[-len(changes) :])
