@@ -137,8 +137,10 @@ class Job:
         """Yield the job's transitions from acceptance on, each once and in order. The iteration ends with the job.
 
         The first event has all transitions so far. This also works for a job that has ended, while its history is kept
-        (a week by default). Events without a transition say why the job waits, if this client follows fewer than 16
-        jobs. `wait` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        (a week by default). Of a job with more than 1,024 replicas there are only failures, cancels and acts, and the
+        first event has the newest of them; `show` names all replicas that failed. Events without a transition say why
+        the job waits, if this client follows fewer than 16 jobs. `wait` bounds the whole iteration. Raises `NotFound`,
+        `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client._stories, self.job, ahead=True, saw=self._saw) as watch:
             async for item in watch.follow(None if wait is None else seconds(wait)):
