@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import pytest
+
     from moorage.client import Job
 
 #: a condition is looked at so soon again at first, and as a wait lasts ever later: a look may ask three processes
@@ -38,6 +40,16 @@ async def until(
             name = what or getattr(condition, "__name__", "condition")
             raise NeverHappened(f"{name}: not within {deadline_s:g} s (last value {value!r})")
         await asyncio.sleep(min(max(_POLL_S, waited_s / 20), _POLL_S_MAX))
+
+
+def skip_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the clock of the running loop forward: what is due within so many seconds is due now.
+
+    So a long time-out ends at an event of the test's own, and never before it.
+    """
+    loop = asyncio.get_running_loop()
+    now_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now_s() + seconds)
 
 
 async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:

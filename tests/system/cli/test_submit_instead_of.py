@@ -203,7 +203,7 @@ async def test_of_a_job_in_place_of_another_it_is_said_whether_it_may_be_there(
     async def change(_: AsyncClient) -> tuple[str, Request]:
         return "gone", other
 
-    async with AsyncClient(node.url, tenant=unique, timeout="2s") as client:
+    async with AsyncClient(node.url, tenant=unique) as client:
         await client.submit(taken)
         await client.submit(msgspec.structs.replace(taken, job="gone"))
         with pytest.raises(Rejected):

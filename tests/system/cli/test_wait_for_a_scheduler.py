@@ -94,10 +94,10 @@ async def test_after_a_time_out_too_it_says_which_job_may_have_been_accepted(
     many = tmp_path / "many.json"
     many.write_text('[{"job": "one", "run": {"argv": ["true"]}}]')
     words = ("submit", "-f", str(many)) if verb == "many" else (verb, *CHANGES[verb][:2], "--", "true")
-    place = ("--nats", nats_url, "--tenant", unique, "--timeout", "500ms")
+    place = ("--nats", nats_url, "--tenant", unique)
     async with ScriptedScheduler(nats_url, unique) as scheduler:
         scheduler.will("submit", None)
-        ran = await moorage(words[0], *place, *words[1:])
+        ran = await moorage(words[0], *place, "--timeout", "3s", *words[1:])
     assert (ran.code, ran.out) == (5, "")
     told = (
         "no answer came: job one may have been accepted\n"
@@ -105,7 +105,7 @@ async def test_after_a_time_out_too_it_says_which_job_may_have_been_accepted(
         "error[no-scheduler]: "
     )
     assert told in ran.err, ran.err
-    ran = await moorage(words[0], *place, *words[1:])
+    ran = await moorage(words[0], *place, "--timeout", "500ms", *words[1:])
     assert "error[no-scheduler]: no scheduler listens" in ran.err
     assert "may have been accepted" not in ran.err, "nobody has heard it"
 

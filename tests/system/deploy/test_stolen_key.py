@@ -82,7 +82,7 @@ async def test_who_follows_a_job_with_a_key_that_is_taken_away_is_told_and_ends(
     async with everybody() as made:
         async with made.client("submitter.acme") as acme:
             await acme.ls()  # answered: a scheduler leads
-        words = ["run", "--nats", "submitter.acme", "--tenant", "acme", "--gpu", "1xT4", "--timeout", "8s"]
+        words = ["run", "--nats", "submitter.acme", "--tenant", "acme", "--gpu", "1xT4", "--timeout", "60s"]
         words += ["--job", "j", "--", "sleep", "600"]
         running = asyncio.create_task(moorage(*words, env=made.site.environment))
         async with made.client("operator.ana", "acme") as ana:

@@ -35,10 +35,15 @@ class Gate:
     def data(self) -> bytes:
         return os.fsencode(self._folder)
 
+    @property
+    def begun(self) -> int:
+        """How many calls have begun to run."""
+        noted = self._folder / "runs"
+        return noted.stat().st_size if noted.exists() else 0
+
     async def runs(self, calls: int = 1) -> None:
         """Wait until so many calls run."""
-        noted = self._folder / "runs"
-        await until(lambda: noted.exists() and noted.stat().st_size >= calls, what=f"{calls} calls run")
+        await until(lambda: self.begun >= calls, what=f"{calls} calls run")
 
     def open(self) -> None:
         """Let the calls end, and those that come later too."""

@@ -19,7 +19,7 @@ from moorage.client import AsyncClient, CallFailed, CallRefused, Client, Rejecte
 from moorage.schemas.service import INPUT_VARIABLE
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, member, waiting
-from tests.waiting import until
+from tests.waiting import skip_time, until
 
 
 def client(url: str, prefix: str, **more: Any) -> AsyncClient:
@@ -200,9 +200,7 @@ async def test_who_gives_up_says_so_and_the_place_is_free(
         await witness.subscribe(f"{unique}.call.default.aheld.cancel", cancels.append)
         giving_up = asyncio.create_task(moorage.call("aheld", gate.data, timeout=3600))
         await gate.runs()
-        loop = asyncio.get_running_loop()
-        now_s = loop.time
-        monkeypatch.setattr(loop, "time", lambda: now_s() + 3600)  # its time is over, once it runs
+        skip_time(monkeypatch, 3600)
         with pytest.raises(TimedOut, match="may have run"):
             await giving_up
         await until(lambda: len(cancels) == 1)

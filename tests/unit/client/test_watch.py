@@ -21,7 +21,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted, Answer, LogPage, Output
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown
-from tests.waiting import until
+from tests.waiting import skip_time, until
 
 
 class Following:
@@ -221,7 +221,10 @@ async def test_what_the_tenants_frames_told_alone_is_told_to_who_follows_it(nats
         assert len(scheduler.asked) == 1
 
 
-async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url: str, unique: str) -> None:
+async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "FIRST_ANSWER_S", 60.0)
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1)))
         with pytest.raises(TimedOut) as late:
@@ -240,13 +243,15 @@ async def test_a_wait_ends_by_its_timeout_though_a_question_gets_no_answer(
             await client.job("j").result("10ms")
         assert "in an unknown state" in late.value.why
         scheduler.will_show(shown("j", "RUNNING", change(1)), None)
-        waiting = asyncio.create_task(client.job("j").result("1s"))
+        waiting = asyncio.create_task(client.job("j").result("1h"))
         await until(lambda: len(scheduler.asked) == 2)
         await scheduler.say("j", "RUNNING", change(5))
+        await until(lambda: len(scheduler.asked) == 3, what="it asks for what it missed")
+        skip_time(monkeypatch, 3600)
         with pytest.raises(TimedOut) as late:
             await waiting
         assert "RUNNING" in late.value.why
-        assert len(scheduler.asked) == 3, "it asked for what it missed"
+        assert len(scheduler.asked) == 3
 
 
 async def test_a_job_that_is_over_says_so_without_time_to_wait(nats_url: str, unique: str) -> None:
