@@ -138,11 +138,6 @@ class Turns:
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
-def by_priority(group: Group) -> Key:
-    """Return the sort key of a queue group where nothing but the priority counts."""
-    return (1, -group.priority, 0)
-
-
 class QueueOrder:
     """The queue as one pass sees it.
 
@@ -170,9 +165,9 @@ class QueueOrder:
         self.failed_of = failed_of
         self.has_failed = has_failed
         self._fleet = fleet
-        self.turns: Turns | None = None  # in this pass: the order under fair share
-        #: the sort key of queue groups; equal keys are ordered by arrival
-        self.key: Callable[[Group], Key] = by_priority
+        self.turns: Turns  # in this pass
+        #: the sort key of queue groups in this pass; equal keys are ordered by arrival
+        self.key: Callable[[Group], Key]
         self._rates = Rates(fleet)
         self._ages_from: dict[int, int] = {}  # in this pass, by job: since when it waits, as the pass first saw it
         self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
@@ -180,14 +175,14 @@ class QueueOrder:
         self._full: dict[str, tuple[Group, int]] = {}
 
     def begin(self) -> None:
-        """Begin a pass: choose the sort key, and start with no placements counted."""
+        """Begin a pass with no placements counted; before the first one there are neither turns nor keys."""
         self._ages_from.clear()
         standing = None
         if self.ageing is not None:
             standing = self.standing
             self._classes = sorted({group.priority for group in self.queue.groups.values() if group.jobs})
-        self.turns = Turns(self.state, self._rates, standing) if self.is_fair() else None
-        self.key = self._choose_key()
+        self.turns = Turns(self.state, self._rates, standing)
+        self.key = self.turns.key
 
     def end(self) -> None:
         """End a pass: what it has placed counts in the ages of jobs from now on."""
@@ -197,15 +192,11 @@ class QueueOrder:
         """Forget which jobs wait for their tenants' limits; the pass finds that out again."""
         self._full.clear()
 
-    def is_fair(self) -> bool:
-        """Return whether fair share orders the queue: usage is counted, from a leader's first record on."""
-        return self.state.half_life_ms > 0
-
     def is_shared(self) -> bool:
-        """Return whether jobs of several tenants wait, which fair share then orders in this pass."""
+        """Return whether jobs of several tenants wait, which fair share then orders."""
         groups = iter(self.queue.groups.values())
         first = next(groups, None)
-        return self.turns is not None and first is not None and any(group.tenant != first.tenant for group in groups)
+        return first is not None and any(group.tenant != first.tenant for group in groups)
 
     # ------------------------------------------------------------------------------------ what still waits
 
@@ -263,14 +254,6 @@ class QueueOrder:
 
     # ------------------------------------------------------------------------------- what comes before arrival
 
-    def _choose_key(self) -> Callable[[Group], Key]:
-        if self.turns is not None:
-            return self.turns.key
-        return by_priority if self.ageing is None else self._by_age
-
-    def _by_age(self, group: Group) -> Key:
-        return (1, -self.standing(group), 0)
-
     def standing(self, group: Group) -> int:
         """Return the effective priority of a group's first job."""
         return self.standing_of(group.priority, group.jobs[0]) if group.jobs else group.priority
@@ -310,10 +293,10 @@ class QueueOrder:
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.
 
-        None without fair share, or if the tenant has no queued job. Reads every group, so it is for questions, not for
-        each record.
+        None before a leader's first record, which begins to count usage, or if the tenant has no queued job. Reads
+        every group, so it is for questions, not for each record.
         """
-        if not self.is_fair():
+        if not self.state.half_life_ms:
             return None
         turns = Turns(self.state, self._rates, self.standing if self.ageing is not None else None)
         firsts: dict[str, tuple[Key, int]] = {}
@@ -325,16 +308,15 @@ class QueueOrder:
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
     def count(self, group: Group) -> None:
-        """Let placed replicas of a group count in what their tenant uses under fair share."""
-        if self.turns is not None:
-            self.turns.forget(group.tenant)
+        """Let placed replicas of a group count in what their tenant uses."""
+        self.turns.forget(group.tenant)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
 
-        As `Turns.most`; without fair share `UNBOUNDED`.
+        As `Turns.most`.
         """
-        return UNBOUNDED if self.turns is None else self.turns.most(group, others)
+        return self.turns.most(group, others)
 
     def rate_milli(self, shape: Shape) -> int:
         """Return what a replica of this shape counts towards its tenant's share, in thousandths of a GPU."""
@@ -342,7 +324,7 @@ class QueueOrder:
 
     def mode(self, shape: Shape) -> int:
         """Return the mode of a PLACE step for this shape."""
-        return self.turns.mode(shape) if self.turns is not None else shape.mode
+        return self.turns.mode(shape)
 
     # ------------------------------------------------------------------------------------ limits of tenants
 

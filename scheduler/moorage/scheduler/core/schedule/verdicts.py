@@ -158,9 +158,9 @@ class Verdicts:
 
     def _owed_more(self, held: Reservation | None) -> frozenset[str]:
         """Return the waiting tenants that are owed more than that of the reserved job."""
-        turns = self._order.turns
-        if held is None or turns is None:
+        if held is None:
             return frozenset()
+        turns = self._order.turns
         waiting = {group.tenant for group in self._order.queue.with_jobs()}
         return frozenset(tenant for tenant in waiting if turns.is_owed(tenant, held.tenant))
 
@@ -218,8 +218,7 @@ class Verdicts:
             return True
         if held.shape.preemptible and not shape.preemptible and shape.mode <= EXCLUSIVE:
             return True  # it would end again for them as soon as it runs; for a sharer no job ends
-        turns = self._order.turns
-        if turns is not None and priority >= held.priority and turns.is_owed(tenant, held.tenant):
+        if priority >= held.priority and self._order.turns.is_owed(tenant, held.tenant):
             return True  # the priority comes before the share, here as in the queue's order
         return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.num)
 
