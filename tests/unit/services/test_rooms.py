@@ -2,7 +2,7 @@
 
 Each member is a real `Messenger` on a simulated bus; its program is played here, and so is the leader that says which
 members have their GPUs. Members rest, drain and die, and a `have` or a `want` may be lost; some run calls in batches.
-During a rollout, members have other methods than others.
+During a rollout, members have other methods than others. In some worlds the programs of two are ready late.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class Desk:
             self._on_frame = in_batches(self.messenger, cast(Program, self), Batches(site.batch, site.places))
         if site.batch is None:
             self.messenger.member.allow(site.places, ahead=4)
+        self._program, self.messenger.program = self.messenger.program, None
         self._ahead: list[tuple[int, bytes]] = []  # calls that it has, and has not begun
         self.has_gpu = True
-        self.takes = True  # it is neither to end, nor dead
+        self.takes = False  # its program is ready, and it is neither to end, nor dead
         self.free_s: float | None = None  # since when it could begin a call
         self.began_s = 0.0  # when it has begun one last: it fetches one after another, also for several places
         self._is_dead = False
@@ -183,7 +184,13 @@ class Desk:
             await asyncio.sleep(min(left_s, 1.0))
         await self.turn(True)
 
-    # -- its end
+    # -- its begin and its end
+
+    async def begin(self) -> None:
+        """Its program is ready."""
+        self.messenger.program = self._program
+        await self.messenger.take()
+        self.takes = True
 
     async def drain(self) -> None:
         self.takes = False
@@ -212,6 +219,8 @@ class Site:
         self.bus = LossyBus(seed, losses)
         self.caller = self.bus.connect("caller", on_error=self.wrong.append)
         self.places = 1 + seed % 2
+        #: members whose programs are ready late: the others have all methods until then
+        self.late: tuple[int, ...] = (0, 3) if seed % 3 == 1 else ()
         self.slow_part = (0.0, 0.02, 0.2)[seed % 3]
         self.quick_s = ((0.001, 0.005), (0.0002, 0.002))[seed // 2 % 2]
         self.is_lossy = losses > 0
@@ -280,7 +289,10 @@ class Site:
             await self.call()
 
     async def happen(self) -> None:
-        """Members rest one after another, and several at a time; one drains, one does as it rests, one dies."""
+        """Members rest one after another, and several at a time; one drains, one does as it rests, one dies.
+
+        Some begin before that, when calls come already.
+        """
         first, second, third, *stay = self.desks
 
         async def rests(desk: Desk) -> None:
@@ -294,17 +306,24 @@ class Site:
             await asyncio.sleep(self.dice.uniform(0, 0.5))
             await second.drain()
 
+        async def begins(desk: Desk) -> None:
+            await asyncio.sleep(self.dice.uniform(0.05, 0.45))
+            await desk.begin()
+
         async def later(desk: Desk, *, dies: bool) -> None:
             await asyncio.sleep(self.dice.uniform(0.5, 2))
             await (desk.die() if dies else desk.drain())
 
-        await asyncio.gather(later(first, dies=False), drains_as_it_rests(), later(third, dies=True), *map(rests, stay))
+        late = [self.desks[at] for at in self.late]
+        ends = (later(first, dies=False), drains_as_it_rests(), later(third, dies=True))
+        await asyncio.gather(*ends, *map(rests, stay), *map(begins, late))
 
     async def play(self) -> None:
         await self.caller.subscribe("answers.*", self.answered)
-        for desk in self.desks:
+        for at, desk in enumerate(self.desks):
             await desk.messenger.open()
-            await desk.messenger.take()
+            if at not in self.late:
+                await desk.begin()
         watching = asyncio.get_running_loop().create_task(self.watch())
         await asyncio.gather(self.calls(), self.happen())
         with contextlib.suppress(TimeoutError):
