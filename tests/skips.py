@@ -1,4 +1,4 @@
-"""Nothing is skipped in CI but for want of a GPU, of a kube-apiserver, of a base image, or of a package that a test
+"""Nothing is skipped in CI but for want of a kube-apiserver, of a base image, or of a package that a test
 downloads.
 
 Any other tool that is missing there is a defect of `.ci/run`, not a reason.
@@ -29,9 +29,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    may_skip = hasattr(report, "wasxfail") or any(
-        map(item.get_closest_marker, ("gpu", "cluster", "image", "downloads"))
-    )
+    may_skip = hasattr(report, "wasxfail") or any(map(item.get_closest_marker, ("cluster", "image", "downloads")))
     if report.skipped and not may_skip and _in_ci():
         _fail(report)
     return report

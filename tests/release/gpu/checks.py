@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from moorage.client.job import Job
+from moorage.schemas.answers.operators import Drift
 from moorage.schemas.gpu import GpuSpec
 from moorage.system.device_environment import MPS_LOG_DIRECTORY, MPS_PIPE_DIRECTORY
+from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.nvml import open_nvml
+from moorage.worker.devices.readers.nvml_events import WAIT_MS
 from moorage.worker.freezing.room import room_fault
 from tests.release.gpu.nvidia_smi import NoGpu, fields_of
 from tests.release.gpu.rig import HOLD, TRAIN, Failed, Rig, Skipped, mps_daemon, part
@@ -27,6 +31,10 @@ MIB: Final = 1024**2
 #: of a job that shares a GPU
 SHARE_MIB: Final = 2048
 HELD_MIB: Final = 1024
+#: how far NVML and nvidia-smi may be apart: they are asked one after the other
+NEAR_MIB: Final = 64
+#: what one process has on a device without allocating: its context
+CONTEXT_MIB_MAX: Final = 900
 #: of a job that is frozen whole, as a server of a large model is
 LARGE_MIB: Final = 32 * 1024
 #: how long an order to freeze or resume may take
@@ -60,6 +68,111 @@ async def inventory(rig: Rig) -> str:
     finally:
         found.close()
     return f"{len(told)} GPUs as nvidia-smi lists them; faults: {'; '.join(faults) or 'none'}"
+
+
+async def idle_memory(rig: Rig) -> str:
+    used = [int(mib) for [mib] in fields_of("memory.used")]
+    found = await open_nvml()
+    try:
+        whole = [slot for slot, device in enumerate(found.devices()) if not device.profile]
+        readings = await found.sample()
+        idle = [at for at, slot in enumerate(whole) if not readings[slot].processes]
+        for at in idle:
+            apart_mib = abs(readings[whole[at]].memory_used_mib - used[at])
+            if apart_mib > NEAR_MIB:
+                raise Failed(f"NVML and nvidia-smi differ by {apart_mib} MiB of GPU {at}")
+            expect(f"idle GPU {at} is free", await found.memory_is_free(whole[at]), True)
+    finally:
+        found.close()
+    return f"{len(idle)} idle GPUs are free, and use what nvidia-smi shows, within {NEAR_MIB} MiB"
+
+
+async def events(rig: Rig) -> str:
+    """What well devices say; NVML is given back only once nobody waits for their events."""
+    found = await open_nvml()
+    heard: list[tuple[int, str]] = []
+    try:
+        found.watch(lambda slot, fault: heard.append((slot, fault.detail)))
+        health = DeviceHealth(found.devices(), boot="b", now=0.0)
+        for slot, reading in enumerate(await found.sample()):
+            health.read(slot, reading, 0.0)
+        expect("devices that are not well", health.unwell(0.0), [])
+        await asyncio.sleep(2.5 * WAIT_MS / 1000)
+    finally:
+        found.close()
+    await found.closed()
+    expect("events of well devices", heard, [])
+    return "all devices are well, none had an event in two waits, and NVML was given back after that"
+
+
+async def two_gpus(rig: Rig) -> str:
+    if (gpus := len(fields_of("uuid"))) < 2:
+        raise Skipped("one GPU: two are needed")
+    both = [await rig.start("hold", str(HELD_MIB)) for _ in range(2)]
+    for job, file in both:
+        await rig.wrote(job, file)
+    leased = [uuid for job, _ in both for uuid in await rig.leased(job)]
+    expect("GPUs of two jobs", len(set(leased)), 2)
+    if gpus > 2:
+        seen, rest = await rig.answer("see", gpu=GpuSpec(count=gpus - 2))
+        await rig.ended(rest)
+        expect("those among the GPUs of a third one", set(leased) & set(seen["uuids"]), set())
+    for job, _ in both:
+        await job.cancel()
+        await rig.ended(job)
+    return f"two jobs hold two of {gpus} GPUs"
+
+
+async def next_waits(rig: Rig) -> str:
+    machine = await open_machine(MACHINE)
+    held_mib, count = min(device.memory_mib for device in machine.devices()) // 2, len(fields_of("uuid"))
+    machine.close()
+    job, file = await rig.start("below", str(held_mib), gpu=GpuSpec(count=count))
+    await rig.wrote(job, file)
+    other, at = await rig.start("see", gpu=GpuSpec(count=count))
+    expect("the state of the job that waits for all GPUs", (await other.show()).state, "QUEUED")
+    await job.cancel()
+    used_mib = (await rig.wrote(other, at))["used_mib"]
+    if len(used_mib) != count or max(used_mib) > CONTEXT_MIB_MAX:
+        raise Failed(f"the next job began with {used_mib} MiB in use")
+    return f"{held_mib} MiB were held of each first GPU; the next job began with {used_mib} MiB in use, its own context"
+
+
+async def audit(rig: Rig) -> str:
+    """An audit finds a process without a lease, and none that has one."""
+    machine = await open_machine(MACHINE)
+    uuid = machine.devices()[0].uuid
+    machine.close()
+    file = rig.folder / "foreign"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
+    foreign = await asyncio.create_subprocess_exec(
+        sys.executable, "-IS", HOLD, "hold", str(file), str(HELD_MIB), env=environment
+    )
+    try:
+        await rig.until("a process without a lease holds memory", lambda: _exists(file))
+        [found] = await _audited(rig)
+    finally:
+        foreign.kill()
+        await foreign.wait()
+    expect("what the audit found", (found.kind, found.gpu, found.pid), ("nvml-foreign", uuid, foreign.pid))
+    job, at = await rig.start("hold", str(HELD_MIB))
+    await rig.wrote(job, at)
+    await rig.until("nothing is found of a job with a lease", lambda: _is_sound(rig))
+    await job.cancel()
+    await rig.ended(job)
+    return f"a process without a lease was found: {found.name}, {found.memory_mib} MiB; one with a lease was not"
+
+
+async def _exists(file: Path) -> bool:
+    return file.exists()
+
+
+async def _audited(rig: Rig) -> list[Drift]:
+    return [row for row in (await rig.client.fleet.audit()).drift if row.kind.startswith("nvml-")]
+
+
+async def _is_sound(rig: Rig) -> bool:
+    return not await _audited(rig)
 
 
 async def inside(rig: Rig) -> str:
@@ -438,9 +551,14 @@ async def use(rig: Rig) -> str:
 #: in this order: what it shows, and its check
 CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("inventory by NVML", inventory),
+    ("memory of idle GPUs", idle_memory),
+    ("health, and a wait for events", events),
     ("a job's variables name its leased GPU and no other", inside),
     ("the kernel keeps a job to its GPUs", fence),
     ("memory seen free before a GPU returns", free_again),
+    ("no next job before memory is back", next_waits),
+    ("two jobs on two GPUs", two_gpus),
+    ("an audit of processes without a lease", audit),
     ("the limiter: at the limit and a byte beyond", limiter),
     ("the limiter: its cost", limiter_cost),
     ("the memory guard", guard),

@@ -20,13 +20,3 @@ def fields_of(query: str) -> list[list[str]]:
     if answer.returncode:
         raise NoGpu(f"nvidia-smi says {answer.stdout.strip() or answer.stderr.strip()}")
     return [[field.strip() for field in row] for row in csv.reader(answer.stdout.splitlines())]
-
-
-def asked_of_nvidia_smi(query: str) -> list[list[str]]:
-    """As `fields_of`; skips the test where there is no GPU."""
-    import pytest
-
-    try:
-        return fields_of(query)
-    except NoGpu as no:
-        pytest.skip(f"no GPU: {no}")

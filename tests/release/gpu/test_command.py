@@ -17,6 +17,7 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 SMI = """#!/bin/sh
 case "$*" in
   *index,uuid*) echo "0, {uuid}, {name}, 81559, 00000000:17:00.0" ;;
+  *memory.used*) echo "1" ;;
   *driver_version*) echo "{name}, 550.54.15" ;;
   *) echo "GPU 0: {name} (UUID: {uuid})" ;;
 esac
@@ -46,9 +47,10 @@ def test_each_check_is_made_and_prints_its_row(tmp_path: Path) -> None:
     assert (ran.returncode, "FAILED" in verdicts.values()) == (0, False), ran.stderr + ran.stdout
     not_tried = {row[0] for row in rows if row[1] == "not tried" and row[2] != "PyTorch is not here"}
     not_here = {"the kernel keeps a job to its GPUs", "a large job frozen and resumed", "mps"}
+    not_here.add("two jobs on two GPUs")
     not_here.add("mps: a job that has its GPU alone is frozen")
     assert not_tried <= not_here, "no files of devices are here, and little memory"
-    assert len(rows) == 22
+    assert len(rows) == 27
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
