@@ -1,7 +1,8 @@
 """Check, unpack and compress archives of files.
 
 An archive is a tar file with regular files, folders, and links to something below the same folder: nothing in it names
-a place outside of the folder into which it is unpacked, and nothing is written through a link.
+a place outside of the folder into which it is unpacked, and nothing is written through a link, its own or an earlier
+archive's: a link of one archive below a link of another could lead anywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Protocol, cast
 
@@ -120,17 +121,21 @@ def unpack(
 ) -> int:
     """Unpack a tar file into a folder to which no other process writes; return how many members were made.
 
+    The folder may hold what earlier archives brought. Nothing is written through a link of theirs.
+
     With `only`, just the member of that name and what lies below it are made; 0 if there is none. With `ids`,
     everything made belongs to that user and group. With `keep_modes`, a file has the archive's mode, as far as the
     umask allows; otherwise every user may read it. After an error, what was made before stays. Raises BadArchive, and
     OSError for what the disk refuses.
     """
     count = 0
+    root = str(Path(into))
+    made = {root}
     try:
         with _opened(source) as archive:
             for member in check_members(archive, bytes_max):
                 if not only or PurePosixPath(member.name).is_relative_to(only):
-                    _make(member, source, into, ids, keep_modes)
+                    _make(member, source, root, ids, keep_modes, made)
                     count += 1
     except OSError as error:
         if error.errno in _NO_SUCH_NAMES and os.path.isdir(into):
@@ -164,14 +169,21 @@ def _opened(source: IO[bytes]) -> Iterator[tarfile.TarFile]:
 
 
 def _make(
-    member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None, keep_modes: bool
+    member: tarfile.TarInfo,
+    source: IO[bytes],
+    into: str,
+    ids: tuple[int, int] | None,
+    keep_modes: bool,
+    folders: set[str],
 ) -> None:
     """Make one member that was checked. `TarFile.extract` takes three times as long for it."""
-    path = os.path.join(into, member.name)
+    parts = PurePosixPath(member.name).parts or (".",)
+    path = os.path.join(into, *parts)
+    if os.path.dirname(path) not in folders:
+        _make_folders(into, parts[:-1], ids, folders)
     if member.isdir():
-        _make_folders(path, ids)
+        _make_folders(into, parts, ids, folders)
         return
-    _make_folders(os.path.dirname(path), ids)
     if member.issym():
         os.symlink(member.linkname, path)
     else:
@@ -194,13 +206,20 @@ def _make(
         os.chown(path, *ids, follow_symlinks=False)
 
 
-def _make_folders(path: str, ids: tuple[int, int] | None) -> None:
-    if os.path.isdir(path):
-        return
-    _make_folders(os.path.dirname(path), ids)
-    os.mkdir(path, 0o755)
-    if ids is not None:
-        os.chown(path, *ids)
+def _make_folders(into: str, parts: Sequence[str], ids: tuple[int, int] | None, known: set[str]) -> None:
+    """Make a folder below `into` and those above it, but for the `known` ones. Raises BadArchive at a link."""
+    path = into
+    for part in parts:
+        path = os.path.join(path, part)
+        if path in known:
+            continue
+        if os.path.islink(path):
+            raise BadArchive(f"{part[:200]!r} is a link that was here before")
+        if not os.path.isdir(path):
+            os.mkdir(path, 0o755)
+            if ids is not None:
+                os.chown(path, *ids)
+        known.add(path)
 
 
 def empty(folder: str | Path) -> None:

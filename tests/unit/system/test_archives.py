@@ -104,6 +104,26 @@ def test_what_is_harmless_is_there_with_its_mode_and_no_more(tmp_path: Path) -> 
     assert (tmp_path / "no/folder/of/its/own").read_bytes() == b"x"
 
 
+@pytest.mark.parametrize(
+    "second", [member("in/x", b"x"), folder("in/x"), link("in/x", "y"), folder("in"), member("in")]
+)
+def test_no_archive_is_unpacked_through_a_link_of_an_earlier_one(
+    tmp_path: Path, second: tuple[tarfile.TarInfo, bytes]
+) -> None:
+    """A job may bring several. Their links could lead one another out of the folder."""
+    unpack(tar(folder("real"), link("in", "real")), tmp_path, MIB)
+    with pytest.raises(BadArchive):
+        unpack(tar(second), tmp_path, MIB)
+    assert not [*(tmp_path / "real").iterdir()]
+
+
+def test_an_archive_adds_to_the_folders_of_an_earlier_one(tmp_path: Path) -> None:
+    deep = "a/b/c/"
+    unpack(tar(member(f"{deep}x", b"x")), tmp_path, MIB)
+    unpack(tar(folder(deep), member(f"{deep}y", b"y")), tmp_path, MIB)
+    assert sorted(path.name for path in (tmp_path / deep).iterdir()) == ["x", "y"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
 def test_files_belong_to_the_jobs_user_whatever_the_archive_says(tmp_path: Path) -> None:
     held = tar(folder("src"), member("src/a", b"a", uid=0, gid=0, uname="root"), link("src/b", "a"))
