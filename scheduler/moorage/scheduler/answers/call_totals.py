@@ -16,12 +16,23 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+import msgspec
+
 from moorage.scheduler.answers.waited import OTHERS
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.scaling import SILENT_MS, member_of
 from moorage.schemas.answers.operators import ServiceCalls
 from moorage.schemas.frames import ServiceLately
-from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, MEMBERS_MAX, OTHER_CODES, MemberLoad
+from moorage.schemas.names import JOB_CHARS_MAX
+from moorage.schemas.service import (
+    BATCH_SIZES,
+    CALL_CODES_MAX,
+    CALL_MS,
+    MEMBERS_MAX,
+    OTHER_CODES,
+    CallCounts,
+    MemberLoad,
+)
 
 #: services with totals of their own, the first ones of the term; the others share one row
 SERVICES_MAX: Final = 200
@@ -34,6 +45,8 @@ FORGET_MS: Final = 600_000
 FIGURE_MAX: Final = 2**53
 #: the same of calls that are there now, and of places for them
 NOW_MAX: Final = 1_000_000
+#: characters of a member's id, and of its job's: a longer one is none
+NAME_CHARS_MAX: Final = JOB_CHARS_MAX
 #: larger totals are sent as this one: what follows them may be read as a float
 TOTAL_MAX: Final = 2**53
 #: about what is called lately, and the steps in which it moves on
@@ -41,6 +54,8 @@ LATELY_MS: Final = 60_000
 STEP_MS: Final = 10_000
 #: the part of all calls that waited or ran no longer than is said of them
 _MOST: Final = 0.9
+#: takes the place of a frame's own, which may fill all of its bytes, and take ten times as many in memory
+_NO_COUNTS: Final = CallCounts()
 #: tenant, service, and the attempt's own names or the id of a member that is none
 _Attempt = tuple[str, str, Hashable]
 _CODE: Final = re.compile(r"[0-9]{1,6}")
@@ -68,7 +83,7 @@ class _Figures(NamedTuple):
 class _Member(NamedTuple):
     """What a member said last, and when."""
 
-    load: MemberLoad
+    load: MemberLoad  # without its counts
     figures: _Figures
     at_ms: int
 
@@ -96,7 +111,7 @@ class _Service:
         key = (attempt, load.member)
         last = self._members.pop(key, None)
         begins = last is None and attempt not in self._attempts
-        self._members[key] = _Member(load, figures, now_ms)
+        self._members[key] = _Member(msgspec.structs.replace(load, counts=_NO_COUNTS), figures, now_ms)
         self._attempts[attempt] += last is None
         while len(self._members) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
             self._forget(next(iter(self._members)))
@@ -244,7 +259,10 @@ class CallTotals:
 
 
 def _figures_of(load: MemberLoad) -> _Figures | None:
-    """Return what a frame says, without classes of another number than ours; None if a number of it cannot be true."""
+    """Return what a frame says, without classes of another number than ours; None if a number or a name of it cannot be
+    true."""
+    if max(len(load.member), len(load.job)) > NAME_CHARS_MAX:
+        return None
     counts, errors = load.counts, dict[str, int]()
     for code, number in counts.errors.items():
         name = code if _CODE.fullmatch(code) else OTHER_CODES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -113,6 +115,32 @@ def test_totals_are_bounded_in_services_codes_attempts_and_size(monkeypatch: pyt
     assert (row.calls, row.members) == (1, 2), "one that was forgotten begins where it is heard again"
     most = [load(number) for _ in range(2**14) for number in (0, FIGURE_MAX)]
     assert encode(heard(CallTotals(), *most))
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        {"counts": CallCounts(waited=(1,) * 3500, ran=(1,) * 3500)},
+        {"counts": CallCounts(errors={f"c{number}": 1 for number in range(900)})},
+        {"member": "m" * 7000},
+        {"job": "j" * 7000},
+    ],
+)
+def test_a_frame_takes_no_more_room_than_a_true_one(fill: dict[str, Any]) -> None:
+    """Frames come from tenants' programs: 50 services of 1024 members each took gigabytes of the leader's memory."""
+    frame = encode(msgspec.structs.replace(load(1), **fill), json=False)
+    assert len(frame) <= LOAD_BYTES_MAX
+    totals, read = CallTotals(), msgspec.msgpack.Decoder(MemberLoad).decode
+    totals.heard("t", "s", load(0), 0)
+    tracemalloc.start()
+    try:
+        for replica in range(100):
+            totals.heard("t", "s", msgspec.structs.replace(read(frame), replica=replica), 0)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 100 * 4096
 
 
 def test_two_members_of_one_attempt_are_two() -> None:
