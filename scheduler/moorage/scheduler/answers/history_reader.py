@@ -39,9 +39,10 @@ log = logging.getLogger("moorage.history")
 #: changes in one answer
 LIMIT_DEFAULT: Final = 1000
 LIMIT_MAX: Final = 2000
-#: messages read at a time, waiting questions, and frames cached for the next question
+#: messages read at a time, waiting questions in all and of one tenant, and frames cached for the next question
 READS_MAX: Final = 4
 QUESTIONS_MAX: Final = 256
+QUESTIONS_MAX_TENANT: Final = 64
 FRAMES_KEPT: Final = 16
 #: parts of a long story read for one answer; the rest comes with the next
 PARTS_MAX: Final = 8
@@ -88,7 +89,7 @@ class HistoryReader:
         self._answer = answer
         self._frames: OrderedDict[int, asyncio.Task[Read]] = OrderedDict()
         self._slots = asyncio.Semaphore(READS_MAX)
-        self._answers = Answering("questions about finished jobs", QUESTIONS_MAX)
+        self._answers = Answering("questions about finished jobs", QUESTIONS_MAX, QUESTIONS_MAX_TENANT)
 
     async def close(self) -> None:
         """Cancel the reads in progress; their questions get no answer."""
@@ -119,7 +120,7 @@ class HistoryReader:
         if job is not None and not missing:
             return data
         make = partial(self._with_ends, tenant, name, data, rows, missing, in_memory=job is not None)
-        return self.later("show", make, reply, json, name)
+        return self.later("show", make, reply, json, tenant, name)
 
     async def _with_ends(
         self,
@@ -155,11 +156,11 @@ class HistoryReader:
             first = job.story[0][REV] if job.story else 2
             if after + 1 >= first or first <= 2:
                 return self._of_memory(job, after, limit, [])
-            return self.later("history", partial(self._of_parts, job, after, limit), reply, json, name)
+            return self.later("history", partial(self._of_parts, job, after, limit), reply, json, tenant, name)
         known = views.show(self._engine, tenant, name, follow=False)
         if isinstance(known, Problem):
             return known
-        return self.later("history", partial(self._of_stream, tenant, name, after, limit), reply, json, name)
+        return self.later("history", partial(self._of_stream, tenant, name, after, limit), reply, json, tenant, name)
 
     async def last_part(self, tenant: str, name: str) -> tuple[Frame, Found]:
         """Return the last part of the story of a job not in memory, and its frame. Raises `Gone`, `Refused`,
@@ -194,7 +195,9 @@ class HistoryReader:
             raise Refused(behind(max(1, self._engine.state.seq - job.ledger)))
         return last, request
 
-    def later(self, verb: str, make: Callable[[], Awaitable[Any]], reply: str, json: bool, name: str) -> Problem | None:
+    def later(
+        self, verb: str, make: Callable[[], Awaitable[Any]], reply: str, json: bool, tenant: str, name: str
+    ) -> Problem | None:
         """Answer with what `make` returns once the stream was read; return the problem if too many questions wait.
 
         `make` may raise `Gone`, `Refused` and `BusError`, each of which is answered as a problem.
@@ -204,9 +207,9 @@ class HistoryReader:
             with readable(name):
                 return await make()
 
-        if (full := self._answers.overloaded(job=name)) is not None:
+        if (full := self._answers.overloaded(tenant, name)) is not None:
             return full
-        self._answers.begin(made, lambda data: self._answer(verb, data, reply, json), job=name)
+        self._answers.begin(made, lambda data: self._answer(verb, data, reply, json), tenant, name)
         return None
 
     # --------------------------------------------------------------------------------------------- answers

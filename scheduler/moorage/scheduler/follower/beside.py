@@ -22,8 +22,9 @@ log = logging.getLogger("moorage.scheduler")
 
 #: a process that has told nothing for this long is ended, and another one started
 SILENT_S_MAX: Final = 60.0
-#: questions under way
+#: questions under way: in all, and of one tenant
 QUESTIONS_MAX: Final = 256
+QUESTIONS_MAX_TENANT: Final = 64
 
 Then = Callable[[dict[str, Any] | Problem], None]
 
@@ -42,7 +43,7 @@ class FollowerBeside:
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Told | None]] = {}
-        self._answers = Answering("questions about GPU time and the history", QUESTIONS_MAX)
+        self._answers = Answering("questions about GPU time and the history", QUESTIONS_MAX, QUESTIONS_MAX_TENANT)
 
     @property
     def position(self) -> Position:
@@ -76,8 +77,8 @@ class FollowerBeside:
 
     def ask(self, question: Question, then: Then) -> Problem | None:
         """Ask, and call `then` with the answer, later; return the problem if too many questions are under way."""
-        if (full := self._answers.overloaded()) is None:
-            self._answers.begin(lambda: self.asked(question), then)
+        if (full := self._answers.overloaded(question.tenant or "")) is None:
+            self._answers.begin(lambda: self.asked(question), then, question.tenant or "")
         return full
 
     async def asked(self, question: Question) -> dict[str, Any] | Problem:

@@ -19,7 +19,7 @@ class Answering:
     """The answers of one kind that are under way in a term; `what` are the questions, in words."""
 
     def __init__(self, what: str, most: int, most_tenant: int | None = None) -> None:
-        """`most` is the bound in all, `most_tenant` that of one tenant; None: `most`."""
+        """`most` is the bound in all, `most_tenant` that of one tenant, and of operators; None: `most`."""
         self._what = what
         self._most = most
         self._most_tenant = most_tenant
@@ -33,7 +33,8 @@ class Answering:
             return None
         why, allowed = f"{size} {self._what} are under way", f"{most} in all"
         if self._most_tenant is not None:
-            why, allowed = f"{why}, {mine} of tenant {tenant}", f"{allowed}, {self._most_tenant} of a tenant"
+            whose = f"tenant {tenant}" if tenant else "operators"
+            why, allowed = f"{why}, {mine} of {whose}", f"{allowed}, {self._most_tenant} of a tenant"
         return problem("overloaded", why, allowed=allowed, job=job, next="send again", retry_after_s=RETRY_AFTER_S)
 
     def begin(

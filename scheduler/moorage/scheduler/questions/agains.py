@@ -64,7 +64,7 @@ class Agains:
         known = finished_row(self._engine, tenant, asked.job, ShownJob)
         if isinstance(known, Problem):
             return known
-        return self._history.later("again", partial(self._of_history, tenant, asked), reply, json, asked.job)
+        return self._history.later("again", partial(self._of_history, tenant, asked), reply, json, tenant, asked.job)
 
     async def _of_history(self, tenant: str, asked: AgainAsked) -> AgainAnswer | Problem:
         try:

@@ -306,8 +306,8 @@ class Foresight:
                 await asyncio.sleep(0)
                 ends = time.monotonic() + question_queue.QUESTIONS_S
 
-    def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Have a copy find what would happen, and answer on `reply` then.
+    def plan(self, asker: str, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Have a copy find what would happen, and answer on `reply` then. `asker` is the tenant, "" for an operator.
 
         Raises Refused for an invalid question, if this process makes no copies, and if no copy can take it now.
         """
@@ -325,7 +325,7 @@ class Foresight:
                 found = contained(lambda: _planned(answer))
             self._plain(reply, found, json)
 
-        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned):
+        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned, asker):
             why = "too many plans are under way, or the scheduler's machine has no room for another process"
             raise refuse("overloaded", why, retry_after_s=1.0)
 

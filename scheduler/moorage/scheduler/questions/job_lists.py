@@ -38,8 +38,9 @@ PAGE_BYTES: Final = 640 * 1024
 #: frames of the history that are read for one page, and at a time
 FRAMES_MAX: Final = 64
 FRAMES_AT_ONCE: Final = 8
-#: questions under way
+#: questions under way: in all, and of one tenant
 LISTS_MAX: Final = 64
+LISTS_MAX_TENANT: Final = 16
 LS_HELP: Final = "moorage ls --help"
 
 #: what sends an answer: verb, data or problem, reply subject, whether as JSON
@@ -75,16 +76,19 @@ class JobLists:
         self._is_written = is_written
         self._answer = answer
         self._reasons = Reasons(engine)
-        self._answers = Answering("lists of jobs", LISTS_MAX)
+        self._answers = Answering("lists of jobs", LISTS_MAX, LISTS_MAX_TENANT)
 
-    def ask(self, tenant: str, asked: LsAsked, reply: str, json: bool) -> Problem | None:
-        """Answer later; return the problem if too many questions are under way. `tenant` "" is of all tenants."""
+    def ask(self, asker: str, tenant: str, asked: LsAsked, reply: str, json: bool) -> Problem | None:
+        """Answer later; return the problem if too many questions are under way.
+
+        `tenant` "" is of all tenants. `asker` is the tenant that asks, "" for an operator.
+        """
         if not reply:
             return None
-        full = self._answers.overloaded()
+        full = self._answers.overloaded(asker)
         if full is None:
             wanted = Wanted(asked, tenant)
-            self._answers.begin(lambda: self._page(wanted), lambda data: self._answer("ls", data, reply, json))
+            self._answers.begin(lambda: self._page(wanted), lambda data: self._answer("ls", data, reply, json), asker)
         return full
 
     async def close(self) -> None:

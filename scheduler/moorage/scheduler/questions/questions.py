@@ -123,11 +123,11 @@ class Questions:
             return
         if verb == "plan":
             # only while this scheduler surely leads: a former leader would plan with an old state
-            self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
+            self._ask(verb, partial(self.foresight.plan, tenant, tenant, arguments, reply, json), reply, json)
             return
         if verb == "ls":
             asked = jobs_asked(arguments, operator=False)
-            self._ask(verb, partial(self._lists.ask, tenant, asked, reply, json), reply, json)
+            self._ask(verb, partial(self._lists.ask, tenant, tenant, asked, reply, json), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
@@ -252,14 +252,14 @@ class Questions:
             self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
         elif verb == "ls":
             asked = jobs_asked(arguments, operator=True)
-            self._ask(verb, partial(self._lists.ask, asked.tenant, asked, reply, json), reply, json)
+            self._ask(verb, partial(self._lists.ask, "", asked.tenant, asked, reply, json), reply, json)
         elif verb == "plan":
             fields = dict(arguments)
             tenant = fields.pop("tenant", "")
             if not isinstance(tenant, str) or not is_tenant(tenant):
                 why = "an operator's plan names the tenant of the job that it is about"
                 raise refuse("invalid-argument", why, field="$.tenant", found=tenant, allowed=TENANT.pattern)
-            self._ask(verb, partial(self.foresight.plan, tenant, fields, reply, json), reply, json)
+            self._ask(verb, partial(self.foresight.plan, "", tenant, fields, reply, json), reply, json)
         elif verb == "tenants":
             self._ask(verb, self._tenants, reply, json)
         elif verb in ("usage", "acts"):

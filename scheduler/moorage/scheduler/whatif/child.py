@@ -25,9 +25,10 @@ log = logging.getLogger("moorage.whatif")
 
 #: a child that takes longer is killed, and its question is answered with `overloaded`
 CHILD_S_MAX: Final = 20.0
-#: how many questions are answered at once, and how many wait for one of those to end
+#: how many questions are answered at once, and how many wait for one of those to end: in all, and of one tenant
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
+WAITING_MAX_TENANT: Final = 16
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 #: how often to log that no child can be started
 TOLD_EVERY_S: Final = 60.0
@@ -152,24 +153,28 @@ def _reap(pid: int, receive: int) -> int:
 
 
 class Children:
-    """Asks children without blocking the event loop: at most `CHILDREN_MAX` at once, the rest in order of arrival."""
+    """Asks children without blocking the event loop: at most `CHILDREN_MAX` at once. Of the rest, tenants take
+    turns."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Work, Callable[[bytes | None], None]]] = deque()
+        #: by tenant, the next one first; "" is the scheduler itself, and operators
+        self._waiting: dict[str, deque[tuple[Work, Callable[[bytes | None], None]]]] = {}
         self._running: dict[int, tuple[int, asyncio.TimerHandle]] = {}  # pipe by process id
         self._loop = asyncio.get_running_loop()
         self._silent_until_s = 0.0
 
-    def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
-        """Have a child do `work` and pass the answer to `told`; return False if too many wait or none can be started.
+    def ask(self, work: Work, told: Callable[[bytes | None], None], tenant: str = "") -> bool:
+        """Have a child do `work` and pass the answer to `told`; return False if too many wait, in all or of the tenant,
+        or none can be started.
 
         The answer is `FAILED` if the work raised or its answer is too large. It is None if the child took too long or
         was killed, or if it waited and then could not be started. After False, `told` is not called.
         """
         if len(self._running) >= CHILDREN_MAX:
-            if len(self._waiting) >= WAITING_MAX:
+            mine = self._waiting.get(tenant, ())
+            if sum(map(len, self._waiting.values())) >= WAITING_MAX or len(mine) >= WAITING_MAX_TENANT:
                 return False
-            self._waiting.append((work, told))
+            self._waiting.setdefault(tenant, deque()).append((work, told))
             return True
         try:
             self._start(work, told)
@@ -202,11 +207,19 @@ class Children:
                 failed = is_too_long or (status != 0 and os.WIFEXITED(status))
                 self._tell(told, FAILED if failed else bytes(answer) if status == 0 else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
-                    next_work, next_told = self._waiting.popleft()
+                    next_work, next_told = self._next()
                     if not self.ask(next_work, next_told):
                         self._tell(next_told, None)
 
         self._loop.add_reader(receive, more)
+
+    def _next(self) -> tuple[Work, Callable[[bytes | None], None]]:
+        tenant = next(iter(self._waiting))
+        theirs = self._waiting.pop(tenant)
+        first = theirs.popleft()
+        if theirs:  # behind all others
+            self._waiting[tenant] = theirs
+        return first
 
     @staticmethod
     def _tell(told: Callable[[bytes | None], None], answer: bytes | None) -> None:

@@ -17,7 +17,7 @@ import pytest
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.answers import views
-from moorage.scheduler.answers.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.answers.history_reader import QUESTIONS_MAX_TENANT, HistoryReader
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
@@ -568,11 +568,12 @@ async def test_questions_are_bounded_and_who_is_too_many_is_told_to_ask_again(dr
     drive.submit("a")
     drive.cancel("a")
     await drive.written()
-    answers = [drive.reader.history("t", {"job": "a"}, f"r{n}", True) for n in range(QUESTIONS_MAX + 5)]
+    answers = [drive.reader.history("t", {"job": "a"}, f"r{n}", True) for n in range(QUESTIONS_MAX_TENANT + 5)]
+    assert drive.reader.later("show", asyncio.Event().wait, "r", True, "u", "a") is None, "another tenant has room"
     refused = [answer for answer in answers if answer is not None]
     assert [(answer.code, answer.retry_after_s > 0) for answer in refused] == [("overloaded", True)] * 5
     await asyncio.sleep(1)
-    assert sum(f"r{n}" in drive.answered for n in range(QUESTIONS_MAX)) == QUESTIONS_MAX
+    assert sum(f"r{n}" in drive.answered for n in range(QUESTIONS_MAX_TENANT)) == QUESTIONS_MAX_TENANT
 
 
 @scene()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 
 from moorage.scheduler.answers.counts import Counts
-from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.beside import QUESTIONS_MAX_TENANT, FollowerBeside
+from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions import relay
 from moorage.scheduler.questions.foresight import Foresight
@@ -97,6 +99,50 @@ async def test_an_answer_longer_than_allowed_is_a_failure_and_not_a_part(
     children.close()
 
 
+async def test_the_plans_of_one_tenant_leave_room_for_another_whose_turn_is_next() -> None:
+    """A tenant that asked without pause had all places, and others were refused for as long."""
+    children, order = Children(), list[str]()
+    over = asyncio.Event()
+    holding, held = os.pipe()  # in the first children `os.read` ends once nobody holds the other end
+
+    def waits() -> bytes:
+        os.close(held)
+        return os.read(holding, 1) or b"-"
+
+    def told(name: str) -> Callable[[bytes | None], None]:
+        def tell(_: bytes | None) -> None:
+            order.append(name)
+            if len(order) == child.CHILDREN_MAX + child.WAITING_MAX_TENANT + 1:
+                over.set()
+
+        return tell
+
+    for _ in range(child.CHILDREN_MAX):
+        assert children.ask(waits, told("first"), "t")
+    for _ in range(child.WAITING_MAX_TENANT):
+        assert children.ask(lambda: b"-", told("t"), "t")
+    assert not children.ask(lambda: b"-", told("t"), "t")
+    assert children.ask(lambda: b"-", told("u"), "u")
+    os.close(held)
+    async with asyncio.timeout(60):
+        await over.wait()
+    os.close(holding)
+    assert order.index("u") <= child.CHILDREN_MAX + 2
+    children.close()
+
+
+async def test_the_questions_of_one_tenant_to_the_follower_leave_room_for_others() -> None:
+    follower = FollowerBeside(None, cast(Any, None))
+
+    def ask(tenant: str | None) -> bool:
+        return follower.ask(Question("usage", 1, tenant, {}), lambda _: None) is None
+
+    assert [ask("t") for _ in range(QUESTIONS_MAX_TENANT + 1)] == [True] * QUESTIONS_MAX_TENANT + [False]
+    assert ask("u")
+    assert ask(None)
+    await follower.close()
+
+
 async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,7 +195,7 @@ async def test_a_plan_that_cannot_be_read_is_answered_as_a_defect(monkeypatch: p
     foresight = Foresight(
         drive.engine, lambda: drive.now, _fails, _fails, lambda reply, frame, json: told.set_result(frame), forks=True
     )
-    foresight.plan("t", {"request": {"run": {"driver": "noop"}}}, "_INBOX.1", True)
+    foresight.plan("t", "t", {"request": {"run": {"driver": "noop"}}}, "_INBOX.1", True)
     assert (await asyncio.wait_for(told, 60)).code == "internal"
     foresight.close()
 

@@ -181,7 +181,8 @@ async def test_a_list_of_many_jobs_is_made_in_short_turns_of_the_loop(monkeypatc
     nothing: Any = None
     lists = JobLists(nothing, SUBJECTS, drive.engine, nothing, lambda *answer: answers.append(answer))
     assert (
-        lists.ask("", jobs_asked({"limit": 1000, "labels": {"n": "3"}}, operator=True), "_INBOX.x", json=True) is None
+        lists.ask("", "", jobs_asked({"limit": 1000, "labels": {"n": "3"}}, operator=True), "_INBOX.x", json=True)
+        is None
     )
     turns: list[Counter[str]] = []
     while not answers:
@@ -195,4 +196,17 @@ async def test_a_list_of_many_jobs_is_made_in_short_turns_of_the_loop(monkeypatc
     assert total["searches"] > job_lists.SEARCHES_AT_ONCE
     assert max(turn["jobs"] for turn in turns) <= job_lists.AT_ONCE
     assert max(turn["searches"] for turn in turns) <= job_lists.SEARCHES_AT_ONCE
+    await lists.close()
+
+
+async def test_the_lists_of_one_tenant_leave_room_for_others_and_for_operators() -> None:
+    nothing: Any = None
+    lists = JobLists(nothing, SUBJECTS, Driving().engine, nothing, nothing)
+    for _ in range(job_lists.LISTS_MAX_TENANT):
+        assert lists.ask("t", "t", jobs_asked({}, operator=False), "_INBOX.x", json=True) is None
+    full = lists.ask("t", "t", jobs_asked({}, operator=False), "_INBOX.x", json=True)
+    assert full is not None
+    assert full.code == "overloaded"
+    assert lists.ask("u", "u", jobs_asked({}, operator=False), "_INBOX.x", json=True) is None
+    assert lists.ask("", "t", jobs_asked({}, operator=True), "_INBOX.x", json=True) is None
     await lists.close()

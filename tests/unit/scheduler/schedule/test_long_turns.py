@@ -541,12 +541,12 @@ async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answ
     drive = Driving()
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, told, forks=True)
     monkeypatch.setattr(foresight_module, "plan", _Fails())
-    foresight.plan("t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
+    foresight.plan("t", "t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
     await over.wait()
     assert answers == [("_INBOX.plan", "internal")], "and not that it took too long: ask again"
     over.clear()
     monkeypatch.setattr(foresight_module, "plan", lambda *_: TOO_LATE)
-    foresight.plan("t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
+    foresight.plan("t", "t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
     await over.wait()
     foresight.close()
     assert answers[1:] == [("_INBOX.plan", "overloaded")]
