@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from moorage.bus.byte_window import ByteReceiver, ByteSender, BytesLost
@@ -24,8 +24,11 @@ from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.session.member_messages import Member
 from moorage.worker.session.shell import Shell
 
-#: commands in progress at once; further callers are refused
+#: commands in progress at once, in all and of one tenant; further callers are refused
 STREAMS_MAX: Final = 64
+STREAMS_MAX_TENANT: Final = 48
+#: streams of one tenant, with those whose callers have not come or are being refused; further orders are dropped
+KNOWN_MAX_TENANT: Final = 128
 
 log = logging.getLogger("moorage.worker")
 
@@ -62,17 +65,25 @@ class CommandStreams:
         """Begin to run a command for the caller on its stream; an order that came before is ignored."""
         if asked.stream in self._streams:
             return
+        mine = [stream for stream in self._streams.values() if stream.tenant == asked.tenant]
+        if len(mine) >= KNOWN_MAX_TENANT:
+            self._shell.dropped["too-many-streams"] += 1
+            return
+        is_full = _served(mine) >= STREAMS_MAX_TENANT or _served(self._streams.values()) >= STREAMS_MAX
         stream = self._streams[asked.stream] = _Stream(
-            self._shell, self._subjects.tty(asked.tenant, self._worker, asked.stream, "out")
+            self._shell,
+            asked.tenant,
+            self._subjects.tty(asked.tenant, self._worker, asked.stream, "out"),
+            is_refused=is_full,
         )
-        self._shell.spawn(self._run(asked, stream, is_full=len(self._streams) > STREAMS_MAX))
+        self._shell.spawn(self._run(asked, stream))
 
-    async def _run(self, asked: Exec, stream: _Stream, *, is_full: bool) -> None:
+    async def _run(self, asked: Exec, stream: _Stream) -> None:
         subject = self._subjects.tty(asked.tenant, self._worker, asked.stream, "in")
         try:
             heard = await self._host.subscribe(subject, stream.on_message)
             try:
-                await self._serve(asked, stream, is_full=is_full)
+                await self._serve(asked, stream)
             finally:
                 await heard.unsubscribe()
         except (BusError, TimeoutError) as error:  # the caller did not come, or the connection is lost
@@ -80,11 +91,12 @@ class CommandStreams:
         finally:
             del self._streams[asked.stream]
 
-    async def _serve(self, asked: Exec, stream: _Stream, *, is_full: bool) -> None:
+    async def _serve(self, asked: Exec, stream: _Stream) -> None:
         size = await stream.caller()
         try:
-            if is_full:
-                raise refuse("overloaded", f"{STREAMS_MAX} commands run on {self._worker}", retry_after_s=1.0)
+            if stream.is_refused:
+                most = f"{STREAMS_MAX} in all, {STREAMS_MAX_TENANT} of a tenant"
+                raise refuse("overloaded", f"too many commands run on {self._worker}", allowed=most, retry_after_s=1.0)
             execution = await self._begin(asked, size)
         except MoorageError as error:
             stream.end(_refusal(error))
@@ -111,6 +123,10 @@ class CommandStreams:
         return await driver.execute(member.request, asked, size)
 
 
+def _served(streams: Iterable[_Stream]) -> int:
+    return sum(not stream.is_refused for stream in streams)
+
+
 def _refusal(error: MoorageError) -> CommandEnd:
     code = error.exit_code if isinstance(error, CannotExecute) else None
     return CommandEnd(code, error.problem.message, error.problem.code)
@@ -119,13 +135,16 @@ def _refusal(error: MoorageError) -> CommandEnd:
 class _Stream:
     """The worker's end of one stream."""
 
-    def __init__(self, shell: Shell, subject: str) -> None:
+    def __init__(self, shell: Shell, tenant: str, subject: str, *, is_refused: bool) -> None:
+        self.tenant = tenant
+        self.is_refused = is_refused
         self._shell = shell
         self._subject = subject
         self._loop = asyncio.get_running_loop()
         self._sender = ByteSender(self._send)
         self._receiver = ByteReceiver()
-        self._input: asyncio.Queue[bytes] = asyncio.Queue()  # its bytes are bounded by the window
+        self._input: asyncio.Queue[bytes] = asyncio.Queue()  # its bytes are bounded by the window; b"" is the end
+        self._is_at_end = False
         self._go: asyncio.Future[Terminal] = self._loop.create_future()
         self._broken: asyncio.Future[str] = self._loop.create_future()  # why the caller is lost
         self._heard_s = self._loop.time()
@@ -163,9 +182,10 @@ class _Stream:
         elif mark is Mark.INPUT and rest:
             self._receiver.take(offset, len(rest))
             self._input.put_nowait(rest)
-        elif mark is Mark.EOF:
+        elif mark is Mark.EOF and not self._is_at_end:  # once: it takes none of the window
             self._receiver.take(offset, len(rest))
             self._input.put_nowait(b"")
+            self._is_at_end = True
         elif mark is Mark.BEAT:
             self._receiver.reaches(offset)
         elif mark is Mark.ACK:
