@@ -20,15 +20,14 @@ EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 def messages_of(
     outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool], bytes_max: int
 ) -> list[Message]:
-    """Add answers and events to `outputs.messages`, and return that list, to send in one write.
+    """Return all messages of a record, to send in one write: frames for workers first, then answers and events.
 
-    So frames for workers that it still contains come first. `decided` takes the answers that the durable queue's reader
-    waits for. `bytes_max` is the most that the server accepts.
+    `outputs` stay as they are: a copy of this process may look ahead while the record is stored. `decided` takes the
+    answers that the durable queue's reader waits for. `bytes_max` is the most that the server accepts.
     """
-    messages = outputs.messages
+    messages = [*outputs.messages, *outputs.turns]
     # the reader's own marks contain a blank; subjects never do
     answers = [answer for answer in outputs.answers if " " not in answer[0] or not decided(*answer)]
-    messages += outputs.turns
     messages += coalesced(answers, bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
     for tenant, job, payload, own in outputs.events:

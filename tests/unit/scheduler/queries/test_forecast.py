@@ -13,6 +13,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder
+from moorage.scheduler.leader.outgoing import messages_of
 from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif import forecast as forecasting
@@ -243,6 +244,20 @@ def test_a_copy_takes_a_record_in_flight_as_stored_in_the_next_place(folds: bool
     Future(drive.engine, drive.now, 0)
     assert drive.state.seq == after + 1
     assert drive.job("more").ledger == after + 1
+
+
+def test_a_copy_takes_a_record_in_flight_of_which_all_messages_are_made() -> None:
+    """They have answers and events, too, not frames of workers alone: the look failed, and explain had no fix."""
+    drive = Driving.with_hosts(1)
+    drive.offer_submit("more", gpu={})
+    after = drive.state.seq
+    drive.engine.build(drive.now, drive.now)
+    outputs = drive.engine.prepare_outputs(drive.now)
+    assert outputs is not None
+    messages = messages_of(outputs, drive.engine.subjects, after + 1, lambda mark, answer: False, 1 << 20)
+    assert len(messages) > len(outputs.messages) > 0
+    Future(drive.engine, drive.now, 0)
+    assert drive.state.seq == after + 1
 
 
 def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() -> None:
