@@ -16,7 +16,8 @@ from nats.js.api import Header
 from nats.protocol import parser
 
 _VERSION: Final = "NATS/1.0"
-#: the lines of messages as the server writes them: with two blanks where one of its own has an empty reply
+#: the lines of messages as the server writes them, for all clients of this process: nats-py has no other place for it.
+#: There are two blanks where a message of the server's own has an empty reply
 _WORD: Final = rb"([^ \t\r\n]+)"
 parser.MSG_RE = re.compile(rb"\AMSG +%b +(\d+) +(%b +)?(\d+)\r\n" % (_WORD, _WORD))
 parser.HMSG_RE = re.compile(rb"\AHMSG +%b +(\d+) +(%b +)?(\d+) +(\d+)\r\n" % (_WORD, _WORD))
