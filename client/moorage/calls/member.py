@@ -48,7 +48,8 @@ HAVE_HOLDS_S: Final = 0.3
 #: calls may wait in a room that begin to run within this time, at most so many
 ROOM_MS: Final = 50.0
 ROOM_MAX: Final = 256
-#: where calls take less than this by the mean, the program has the next ones ahead: a round trip would take as long
+#: the program has the next calls ahead that take no longer than this together, by the mean: a round trip would take as
+#: long. They begin that much later than more urgent ones that come behind them could
 AHEAD_MS: Final = 2.0
 #: a call whose caller waits less longer than this goes not ahead, where nothing looks at its time
 AHEAD_LEFT_MS: Final = 50
@@ -459,8 +460,9 @@ class Member:
         Half of those that may wait stay in the room, where a more urgent one takes their place. None goes until the
         program has read of all that were taken back: it would take the number of a later one out of the pipe for them.
         """
-        ahead_max = min(self._ahead_max, self._room_max // 2)
-        if self._ahead >= ahead_max or not 0 < self._mean_ms < AHEAD_MS or self._taken_back or self.dead or self.rests:
+        if not 0 < self._mean_ms < AHEAD_MS or self._taken_back or self.dead or self.rests:
+            return False
+        if self._ahead >= min(self._ahead_max, self._room_max // 2, int(AHEAD_MS / self._mean_ms)):
             return False
         if INPUT in call.headers or call.left_ms(now_s) < AHEAD_LEFT_MS or not self._is_quick(now_s):
             return False

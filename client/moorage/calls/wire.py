@@ -16,7 +16,7 @@ from moorage.schemas.unreadable import UNREADABLE
 #: a longer line is no frame; the server's max_payload bounds the bytes behind it
 LINE_BYTES_MAX: Final = 256 * 1024
 #: calls that a program may have ahead of the one that runs
-AHEAD_MAX: Final = 4
+AHEAD_MAX: Final = 16
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 

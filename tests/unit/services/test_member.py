@@ -722,7 +722,7 @@ def test_calls_that_are_ahead_are_among_those_that_may_wait(room: int, ahead: in
     m, outside = member(1, room)
     m.allow(1, ahead=4)
     m.on_call(call("first"), 0.0)
-    m.on_end(1, 0.001)
+    m.on_end(1, 0.0001)
     for at in range(30):
         m.on_call(call(f"{at}", 1.0), 1.0)
     assert [done[0] for done in outside.take()].count("run_next") == ahead
@@ -730,6 +730,18 @@ def test_calls_that_are_ahead_are_among_those_that_may_wait(room: int, ahead: in
     if room:
         m.on_call(call("urgent", 1.0, priority=PRIORITY_MAX), 1.0)
         assert "urgent" in [each.reply for each in m.room]
+
+
+@pytest.mark.parametrize(("ran_s", "ahead"), [(0.0001, 12), (0.00024, 8), (0.0009, 2), (0.0019, 1), (0.0021, 0)])
+def test_no_more_calls_are_ahead_than_take_two_milliseconds_together(ran_s: float, ahead: int) -> None:
+    """A more urgent call that comes behind them waits for them."""
+    m, outside = member()
+    m.allow(1, ahead=12)
+    m.on_call(call("first"), 0.0)
+    m.on_end(1, ran_s)
+    for at in range(30):
+        m.on_call(call(f"{at}", 1.0), 1.0)
+    assert [done[0] for done in outside.take()].count("run_next") == ahead
 
 
 def test_a_number_that_a_program_has_left_in_the_pipe_is_passed_over() -> None:
