@@ -67,8 +67,8 @@ class Ran:
         return [run for run, job in jobs if job is None or job.over]
 
     def has_end(self, state: State, who: Asks) -> bool:
-        """Whether anybody may know when such a job ends."""
-        return who.request.workload.timeout_s is not None or bool(self.of(state, who.job.tenant))
+        """Whether anybody may know when such a job ends: replicas that have ended tell of those that still run."""
+        return who.request.workload.timeout_s is not None or any(run.tenant == who.job.tenant for run in self._runs)
 
     def longest_ms(self, state: State, who: Asks) -> int | None:
         """How long such a job surely holds its devices at most; None where nobody knows.
