@@ -490,16 +490,24 @@ def is_kept_back(world: World, who: Waiting, every: list[Waiting], closed: set[i
 def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:
     """Whether a job need not wait for another one's reservation, as it may end that one, or is due for it itself.
 
-    By priority alone: where jobs age, or tenants are guaranteed GPUs, either may come first. A gang is due later, and
-    the wait of one of several replicas begins anew as another one of them is placed.
+    By priority alone: where jobs age, or tenants are guaranteed GPUs, either may come first. A gang is due later.
     """
     config, state = world.drive.config, world.drive.state
     if config.ages is not None or who.priority <= owner.priority:
         return False
-    from_ms = who.job.may_start_ms if who.job.size == 1 else max(who.job.may_start_ms, who.job.placed_ms)
-    overdue_ms = state.time_ms - from_ms - int(config.reserve_after * 1000)
+    overdue_ms = state.time_ms - _waits_from_ms(state, who) - int(config.reserve_after * 1000)
     is_due = not any(row.guaranteed for row in state.tenants.values()) and who.together == 1 and overdue_ms > LOOK_MS
     return who.priority >= config.preempt_priority or is_due
+
+
+def _waits_from_ms(state: State, who: Waiting) -> int:
+    """Since when nothing was placed of those that are alike and come no later than it: they go on one by one."""
+    alike_ms = (
+        row.job.placed_ms
+        for row in waiting_in(state)
+        if row.job.tenant == who.job.tenant and row.job.num <= who.job.num and row.job.size > 1 and alike(row, who)
+    )
+    return max(who.job.may_start_ms, *alike_ms, 0)
 
 
 def surely_ends(world: World, who: Waiting) -> bool:
