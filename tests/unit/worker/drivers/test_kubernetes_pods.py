@@ -17,7 +17,7 @@ from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT
-from moorage.worker.drivers.kubernetes.api import _lines
+from moorage.worker.drivers.container.engine import lines_of
 from moorage.worker.drivers.kubernetes.devices import devices_of, is_ready, taken_slots
 from moorage.worker.drivers.kubernetes.pod import (
     ENDS,
@@ -146,7 +146,7 @@ def test_once_it_runs_its_time_out_is_exact() -> None:
     pod = made(run={"timeout_s": 60.0})
     began = {
         "startTime": "2026-11-23T10:00:00Z",
-        "containerStatuses": [{"state": {"running": {"startedAt": "2026-11-23T10:00:07Z"}}}],
+        "containerStatuses": [{"name": "job", "state": {"running": {"startedAt": "2026-11-23T10:00:07Z"}}}],
     }
     pod["status"] = began
     assert waited_s(pod) == 7.0
@@ -204,7 +204,7 @@ def seen(state: dict[str, Any] | None, *, made_it: bool = True, **words: Any) ->
     """What is read of a pod with a container in this state; `words` are those of the status, but for `metadata`."""
     metadata = words.pop("metadata", {})
     statuses = [] if state is None else [{"name": "job", "state": state, "containerID": "c://1" if made_it else ""}]
-    spec = {"containers": [{"image": "trainer:1"}]}
+    spec = {"containers": [{"name": "job", "image": "trainer:1"}]}
     return read({"metadata": metadata, "spec": spec, "status": {"containerStatuses": statuses} | words})
 
 
@@ -249,6 +249,21 @@ def deleted(at: str, grace_s: int = 0, ends: str | None = None) -> dict[str, Any
 )  # fmt: skip
 def test_a_pod_that_is_over(found: Seen, kind: str, code: int, why: str) -> None:
     assert (found.kind, found.code, found.why, found.is_over) == (kind, code, why, True)
+
+
+def test_a_container_that_the_cluster_added_is_not_the_jobs() -> None:
+    """A service mesh adds its own to each pod, and a cluster sorts them by name."""
+    mesh = {"name": "istio-proxy", "image": "mesh:1"}
+
+    def seen_with(own: dict[str, Any], its: dict[str, Any]) -> Seen:
+        statuses = [{"name": "istio-proxy", "containerID": "c://2", "state": its}, {"name": "job", "state": own}]
+        spec = {"containers": [mesh, {"name": "job", "image": "trainer:1"}]}
+        return read({"metadata": {}, "spec": spec, "status": {"containerStatuses": statuses}})
+
+    assert seen_with(terminated(exitCode=3), {"running": {}}).code == 3
+    assert seen_with({"running": {}}, terminated()).kind == "running"
+    found = seen_with({"waiting": {"reason": "ErrImagePull", "message": "manifest unknown"}}, {"running": {}})
+    assert (found.kind, "image trainer:1 cannot be pulled" in found.why) == ("failed", True)
 
 
 FORGOTTEN: Final = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]
@@ -350,7 +365,7 @@ def test_a_stream_is_cut_at_its_lines_and_no_line_without_an_end_is_waited_for()
             yield part
 
     async def lines(*parts: bytes) -> list[bytes]:
-        return [line async for line in _lines(chunks(*parts), 4)]
+        return [line async for line in lines_of(chunks(*parts), 4)]
 
     assert asyncio.run(lines(b"a\nb", b"c\n", b"\nd")) == [b"a\n", b"bc\n", b"\n", b"d"]
     assert asyncio.run(lines(b"abcdef", b"ghij\nk\n")) == [b"abcd", b"efgh", b"ij\n", b"k\n"]

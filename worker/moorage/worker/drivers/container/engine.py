@@ -163,6 +163,11 @@ class Engine(ABC):
             raise EngineDown("the engine does not answer") from None
         except self._errors as error:
             raise EngineDown(f"lost the engine: {error}") from None
+        except (EngineDown, EngineError):
+            raise
+        except Exception as error:  # of what cannot be read, aiohttp and the decoder raise many kinds of errors
+            why = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS_MAX]
+            raise EngineDown(f"the engine's answer cannot be read: {why}") from None
 
     @contextlib.asynccontextmanager
     async def _asked(
@@ -183,11 +188,11 @@ class Engine(ABC):
         try:
             async with self._asked(method, path, **fields) as response:
                 text = await response.read()
+                return msgspec.json.decode(text) if text.strip() else {}
         except EngineError as error:
             if error.status == 404:
                 return None
             raise
-        return msgspec.json.decode(text) if text.strip() else {}
 
     async def ping(self) -> None:
         """Return once the engine has answered the cheapest question that there is."""
@@ -213,7 +218,10 @@ class Engine(ABC):
         path, word = self.pull_at
         params = {word: with_tag(image)}
         async with self._asked("POST", path, limit_s=None, params=params, headers=headers) as response:
-            async for line in response.content:
+            async for line in lines_of(response.content.iter_any(), _PIECE_BYTES_MAX):
+                if len(line) == _PIECE_BYTES_MAX:  # it quotes what a registry has answered
+                    said = _message(line.decode(errors="replace"))
+                    raise EngineError(500, f"a message of the pull is too long: {said}")
                 message = _decoded(line)
                 if "error" in message:
                     raise EngineError(500, str(message["error"]))
@@ -234,15 +242,16 @@ class Engine(ABC):
         shown = await self._answer("GET", f"containers/{container}/json")
         if shown is None:
             return None
-        state = shown["State"]
-        return State(
-            is_new=state["Status"] in ("created", "configured", "initialized"),
-            is_over=state["Status"] in ("exited", "dead", "stopped"),
-            code=int(state.get("ExitCode", -1)),
-            is_out_of_memory=bool(state.get("OOMKilled")),
-            pid=int(state.get("Pid") or 0),
-            has_terminal=bool((shown.get("Config") or {}).get("Tty")),
-        )
+        with self._sorted():
+            state = shown["State"]
+            return State(
+                is_new=state["Status"] in ("created", "configured", "initialized"),
+                is_over=state["Status"] in ("exited", "dead", "stopped"),
+                code=int(state.get("ExitCode", -1)),
+                is_out_of_memory=bool(state.get("OOMKilled")),
+                pid=int(state.get("Pid") or 0),
+                has_terminal=bool((shown.get("Config") or {}).get("Tty")),
+            )
 
     async def read_file(self, container: str, path: str) -> bytes:
         """Return the first bytes, 1 MiB at most, of a file of a container, started or not.
@@ -332,7 +341,8 @@ class Engine(ABC):
         """Return (id, labels) of all containers that have this label, running or not."""
         filters = msgspec.json.encode({"label": [label]}).decode()
         found = await self._answer("GET", "containers/json", params={"all": "true", "filters": filters})
-        return [(each["Id"], each.get("Labels") or {}) for each in found or ()]
+        with self._sorted():
+            return [(each["Id"], each.get("Labels") or {}) for each in found or ()]
 
     async def output(
         self, container: str, since: str, follow: bool, *, is_terminal: bool = False
@@ -365,6 +375,25 @@ class Engine(ABC):
         except EngineError as error:
             if error.status != 404:
                 raise
+
+
+async def lines_of(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream with their line feeds, cut after `bytes_max` bytes; the last may be incomplete."""
+    rest = bytearray()
+    async for chunk in chunks:
+        seen = len(rest)
+        rest += chunk
+        begin = 0
+        while True:
+            end = rest.find(b"\n", max(begin, seen)) + 1
+            if not end and len(rest) - begin <= bytes_max:
+                break
+            end = min(end or len(rest), begin + bytes_max)
+            yield bytes(rest[begin:end])
+            begin = end
+        del rest[:begin]
+    if rest:
+        yield bytes(rest)
 
 
 async def _unframed(chunks: AsyncIterator[tuple[bytes, bool]]) -> AsyncIterator[Piece]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.schemas.errors import refuse
-from moorage.worker.drivers.container.engine import Piece
+from moorage.worker.drivers.container.engine import Piece, lines_of
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -105,7 +105,8 @@ class Cluster:
     async def list(self, kind: str, label: str) -> tuple[list[dict[str, Any]], str]:
         """Return the objects with this label, `NAME=VALUE`, and the version of the list, from which `watch` goes on."""
         found = await self._ask("GET", self._path(kind), {"labelSelector": label})
-        return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
+        with self._sorted():
+            return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
 
     async def create(self, kind: str, made: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object and return it. The cluster is asked to refuse fields that it does not know."""
@@ -204,7 +205,7 @@ class Cluster:
         async with self._http.stream("GET", path, params=params, timeout=self._forever) as answer:
             if answer.status_code >= 400:
                 raise _error_of(answer.status_code, await answer.aread())
-            yield _lines(answer.aiter_bytes(), bytes_max)
+            yield lines_of(answer.aiter_bytes(), bytes_max)
 
     @contextlib.contextmanager
     def _sorted(self) -> Iterator[None]:
@@ -214,27 +215,11 @@ class Cluster:
             raise ClusterDown("the API server does not answer") from None
         except self._errors as error:
             raise ClusterDown(f"lost the API server: {type(error).__name__}: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ClusterDown(f"the API server's answer is not JSON: {error}") from None
-
-
-async def _lines(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream with their line feeds, cut after `bytes_max` bytes; the last may be incomplete."""
-    rest = bytearray()
-    async for chunk in chunks:
-        seen = len(rest)
-        rest += chunk
-        begin = 0
-        while True:
-            end = rest.find(b"\n", max(begin, seen)) + 1
-            if not end and len(rest) - begin <= bytes_max:
-                break
-            end = min(end or len(rest), begin + bytes_max)
-            yield bytes(rest[begin:end])
-            begin = end
-        del rest[:begin]
-    if rest:
-        yield bytes(rest)
+        except (ClusterDown, ClusterError):
+            raise
+        except Exception as error:  # lightkube raises many kinds of errors for a program that gives no token
+            why = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS_MAX]
+            raise ClusterDown(f"no answer of the API server, or none that can be read: {why}") from None
 
 
 @contextlib.contextmanager

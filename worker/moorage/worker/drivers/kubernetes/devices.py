@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Device
 from moorage.worker.devices.readers.base import DeviceProcess, Inventory, SlotReading
 from moorage.worker.devices.readers.machine import DEVICES_MAX
@@ -118,15 +119,11 @@ class ClusterInventory(Inventory):
         now_s = asyncio.get_running_loop().time()
         if self._devices and now_s >= self._asked_s + LOOK_S:
             self._asked_s = now_s
-            cluster = self._connect()
             try:
-                node = await cluster.node(self._name)
-                pods = await cluster.pods_of_node(self._name)
-            except (ClusterDown, ClusterError) as error:
+                node, pods = await self._ask()
+            except (ClusterDown, ClusterError, MoorageError) as error:  # the last: a kubeconfig that is being written
                 log.warning("the Kubernetes node %s cannot be read: %s", self._name, error)
                 return self._readings
-            finally:
-                await cluster.close()
             if not is_ready(node):
                 self._readings = [SlotReading(health="unresponsive") for _ in self._devices]
             else:
@@ -136,6 +133,14 @@ class ClusterInventory(Inventory):
                     for slot in range(len(self._devices))
                 ]
         return self._readings
+
+    async def _ask(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the node and its pods. Raises ClusterDown, ClusterError, and Refused if the kubeconfig is invalid."""
+        cluster = self._connect()
+        try:
+            return await cluster.node(self._name), await cluster.pods_of_node(self._name)
+        finally:
+            await cluster.close()
 
     async def memory_is_free(self, slot: int) -> bool:
         """Return True: the kubelet takes a device back when its container ends, and that ends the member."""

@@ -61,6 +61,8 @@ RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
 #: how long after its grace a pod may still exist before its end is in doubt
 STUCK_S: Final = 30.0
+#: how long an API server may still carry out a request that it has not answered: a little more than its own time limit
+LATE_S: Final = 65.0
 #: pods that are created at the same time
 STARTS_MAX: Final = 16
 _BUSY: Final = 429
@@ -277,7 +279,7 @@ class KubernetesDriver(Driver):
     async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
         """Create the pod in the cluster. Raises CannotStart once it is certain that the pod does not exist."""
         loop = asyncio.get_running_loop()
-        until_s, trouble, in_doubt = loop.time() + self._own.start_within, "", False
+        until_s, trouble, in_doubt, sent_s = loop.time() + self._own.start_within, "", False, 0.0
         name = pod["metadata"]["name"]
         while True:
             if (member.asked is not None or loop.time() > until_s) and not member.is_sent:
@@ -289,8 +291,11 @@ class KubernetesDriver(Driver):
                     if await self._cluster.get("pods", name) is not None:
                         member.is_there = member.has_secret = True
                         return
-                    raise CannotStart(None, trouble or "it was asked to end before its start")
-                member.is_sent = True
+                    if not in_doubt or loop.time() > sent_s + LATE_S:
+                        raise CannotStart(None, trouble or "it was asked to end before its start")
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                member.is_sent, sent_s = True, loop.time()
                 made = await self._put("pods", pod)
             except ClusterDown as error:
                 trouble, in_doubt = str(error), in_doubt or member.is_sent
@@ -355,7 +360,9 @@ class KubernetesDriver(Driver):
     # -- inside: what the cluster shows
 
     async def _watch(self, version: str) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            began_s = loop.time()
             try:
                 if not version:
                     pods, version = await self._cluster.list("pods", self._selector)
@@ -372,16 +379,14 @@ class KubernetesDriver(Driver):
             except ClusterError as error:
                 if error.status == GONE:
                     version = ""
-                    continue
-                log.warning("the pods of the Kubernetes cluster cannot be listed: %s", error)
-                await asyncio.sleep(RETRY_S)
+                else:
+                    log.warning("the pods of the Kubernetes cluster cannot be listed: %s", error)
             except ClusterDown as error:
                 log.warning("%s", error)
-                await asyncio.sleep(RETRY_S)
             except Exception:  # a defect of moorage about one pod: the other pods must still be watched
                 log.exception("reading the pods failed; the pods of the cluster are listed again")
                 version = ""
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(max(0.0, began_s + RETRY_S - loop.time()))  # some proxies end a watch at once
 
     async def _look_for(self, member: _Member) -> None:
         """Ask for the pod by name, and report the member as stuck if it is gone.

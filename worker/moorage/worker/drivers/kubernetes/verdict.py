@@ -6,7 +6,7 @@ container. A deleted pod, or one that another part of the cluster marked as fail
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import NO_IMAGE, start_fault
 from moorage.worker.drivers.container.verdict import out_of_memory
-from moorage.worker.drivers.kubernetes.pod import ENDS
+from moorage.worker.drivers.kubernetes.pod import CONTAINER, ENDS
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 
 #: a kubelet's reasons for a container whose program it could not start
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
 def read(pod: Mapping[str, Any]) -> Seen:
     """Return the state of a member by its pod's status."""
     status = pod.get("status", {})
-    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    container = _own(status.get("containerStatuses"))
     state = container.get("state") or {}
     if (terminated := state.get("terminated")) is not None:
         return _terminated(pod, terminated)
@@ -105,7 +105,7 @@ def asked_at(pod: Mapping[str, Any]) -> datetime | None:
 def waited_s(pod: Mapping[str, Any]) -> float:
     """Return how many seconds the kubelet had the pod before its running container began; 0 if unknown."""
     status = pod.get("status", {})
-    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    container = _own(status.get("containerStatuses"))
     began = ((container.get("state") or {}).get("running") or {}).get("startedAt")
     if began is None or "startTime" not in status:
         return 0.0
@@ -125,8 +125,13 @@ def _is_forgotten(status: Mapping[str, Any]) -> bool:
     )
 
 
+def _own(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    """Return the member's own container, or its status: a cluster may add others, as a service mesh does."""
+    return next((each for each in containers or () if each.get("name") == CONTAINER), {})
+
+
 def _image(pod: Mapping[str, Any]) -> str:
-    return str(pod["spec"]["containers"][0]["image"])
+    return str(_own(pod["spec"]["containers"]).get("image", ""))
 
 
 def _text(said: Mapping[str, Any]) -> str:
