@@ -240,3 +240,24 @@ async def test_another_user_cannot_change_the_real_daemons_limits(short: Path) -
             assert "Insufficient privileges" in said
         assert await it.ask("get_default_device_pinned_mem_limit 0") == ["3G"]
         assert await it.ask("get_default_active_thread_percentage") == ["25.0"]
+
+
+async def test_a_daemon_that_answers_without_an_end_is_a_failed_one(tmp_path: Path) -> None:
+    """A job may play the daemon at the folder that its request names: the agent keeps none of it."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec yes\n")
+    program.chmod(0o755)
+    with pytest.raises(MpsFault, match="answers with more than 65536 bytes"):
+        await MpsControl(str(program), tmp_path, tmp_path).servers()
+
+
+def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A job may have put it into the folder that its request names; opening it would stop the agent."""
+    os.mkfifo(tmp_path / control.SERVER_LOG)
+    assert MpsControl("", tmp_path, tmp_path).blamed() == []
+    os.unlink(tmp_path / control.SERVER_LOG)
+    os.symlink("/dev/zero", tmp_path / control.SERVER_LOG)
+    assert MpsControl("", tmp_path, tmp_path).blamed() == []
+    os.unlink(tmp_path / control.SERVER_LOG)
+    (tmp_path / control.SERVER_LOG).write_text("Client process 7 encountered a fatal GPU error\n")
+    assert MpsControl("", tmp_path, tmp_path).blamed() == [7]

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +28,8 @@ _KILLED_S: Final = 1.0
 #: the daemon sees only its own GPU, which is number 0 to it and to its clients
 _DEVICE: Final = 0
 _ANSWER_CHARS_MAX: Final = 200
+#: most bytes of an answer: a job may play the daemon at the folder that its request names
+_ANSWER_BYTES_MAX: Final = 1 << 16
 #: most of the end of the server's log that is read
 _LOG_TAIL_BYTES: Final = 1 << 16
 #: how a server's log names the client whose error ended the work of all (the text is in libcuda 550)
@@ -81,7 +84,7 @@ class MpsControl:
     async def ask(self, command: str, timeout_s: float | None = None) -> list[str]:
         """Send one command and return the lines of the answer, within `timeout_s` seconds (None: `ASK_S`).
 
-        Raises MpsFault if the program cannot be started or fails, or if no daemon answers in time.
+        Raises MpsFault if the program cannot be started or fails, if no daemon answers in time, or answers too much.
         """
         word = command.partition(" ")[0]
         timeout_s = timeout_s or ASK_S
@@ -98,7 +101,7 @@ class MpsControl:
             raise MpsFault(f"{self.program} cannot be started: {error.strerror or error}") from None
         try:
             async with asyncio.timeout(timeout_s):
-                said, _ = await process.communicate(f"{command}\n".encode())
+                said = await _answer(process, f"{command}\n".encode())
         except TimeoutError:
             raise MpsFault(f"no answer to {word} within {timeout_s:g} s") from None
         finally:
@@ -138,7 +141,11 @@ class MpsControl:
         One such error ends the work of all clients of the server. The log may be of an earlier server too.
         """
         try:
-            with (self.log / SERVER_LOG).open("rb") as file:
+            # the log may be a job's: opening a pipe must not block
+            descriptor = os.open(self.log / SERVER_LOG, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return []
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
                 found = _FATAL.findall(file.read())
         except OSError:
@@ -185,6 +192,21 @@ class MpsControl:
         if not all(line.strip().isdecimal() for line in lines):
             raise MpsFault(f"{command} said: {_cut(lines)}")
         return [int(line) for line in lines]
+
+
+async def _answer(process: asyncio.subprocess.Process, command: bytes) -> bytes:
+    """Return what a program answers to a command until its end. Raises MpsFault for more than `_ANSWER_BYTES_MAX`."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(command)
+    process.stdin.close()
+    said = b""
+    while piece := await process.stdout.read(_ANSWER_BYTES_MAX):
+        said += piece
+        if len(said) > _ANSWER_BYTES_MAX:
+            raise MpsFault(f"the daemon answers with more than {_ANSWER_BYTES_MAX} bytes")
+    await process.wait()
+    return said
 
 
 def shows(line: str, wanted: str) -> bool:
