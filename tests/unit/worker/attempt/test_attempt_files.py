@@ -108,6 +108,13 @@ def test_what_an_earlier_build_wrote_is_stored_and_what_cannot_be_read_is_told(
     assert told in caplog.text
 
 
+def test_the_next_agent_gives_an_attempt_the_grace_of_its_own_for_its_checkpoint(tmp_path: Path) -> None:
+    AttemptFolders(WorkerSettings(tmp_path), "w1").make(NAME, 120.0, (), "ck")
+    after = AttemptFolders(WorkerSettings(tmp_path), "w1")
+    after.begin([NAME])
+    assert after.grace_s(NAME) == 120.0
+
+
 LEFT = Rescue("s", *NAME, "process")
 
 

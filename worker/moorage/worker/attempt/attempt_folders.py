@@ -76,6 +76,7 @@ class _Stored(msgspec.Struct):
     accepted_ms: int = 0
     setup: str = ""  # the folder of its setup, which it uses
     goes_on: bool = True  # whether another attempt follows an end with code 0, and needs the checkpoint
+    grace_s: float = _GRACE_S  # what storing may take once it was asked to end, at most
 
 
 class FolderUnavailable(HostAtFault):
@@ -178,7 +179,9 @@ class AttemptFolders:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep or checkpoint or setup:  # written for the next agent
-                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms, setup, goes_on)
+                stored = self._stored[name] = _Stored(
+                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s
+                )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:
             raise _no_folder(path, error) from None
@@ -320,7 +323,8 @@ class AttemptFolders:
                 self._ended[folder] = now - max(wall - mtime_s, 0.0)
         for name in self._living:
             with contextlib.suppress(FileNotFoundError):
-                self._stored[name] = _read_stored(Path(self.path(name) + _KEEP))
+                stored = self._stored[name] = _read_stored(Path(self.path(name) + _KEEP))
+                self._living[name] = stored.grace_s
 
     async def run(
         self,
