@@ -1,12 +1,33 @@
-"""A supervisor that is full refuses a member, and names the bound that it has reached."""
+"""A supervisor at a bound: one that is full refuses a member, one without a descriptor kills a container later."""
 
+import asyncio
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from moorage.worker.supervisor import jobs
+from moorage.system.proctree import Process, read_process
+from moorage.worker.supervisor import containers, jobs
 from moorage.worker.supervisor.launcher_client import Launcher
+from moorage.worker.supervisor.member import State
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
+
+
+def jobs_of(state: Path, emit: Callable[[Event], None]) -> jobs.Jobs:
+    return jobs.Jobs(
+        state=state,
+        state_mark="",
+        boot_id="boot",
+        cgroups=None,
+        fences=None,
+        descriptors=(64, 64),
+        emit=emit,
+        record=lambda record: None,
+        write_ahead=lambda records: None,
+        launcher=Launcher(),
+    )
 
 
 @pytest.mark.parametrize(("bound", "message"), [("RUNNING_MAX", "runs 0 members"), ("HELD_MAX", "holds 0 members")])
@@ -15,19 +36,34 @@ async def test_a_member_beyond_a_bound_is_told_which_one_it_was(
 ) -> None:
     monkeypatch.setattr(jobs, bound, 0)
     events: list[Event] = []
-    full = jobs.Jobs(
-        state=tmp_path,
-        state_mark="",
-        boot_id="boot",
-        cgroups=None,
-        fences=None,
-        descriptors=(64, 64),
-        emit=events.append,
-        record=lambda record: None,
-        write_ahead=lambda records: None,
-        launcher=Launcher(),
-    )
+    full = jobs_of(tmp_path, events.append)
     full.start((StartMember(key="one", argv=("true",), env={}),))
     [ended] = events
     assert isinstance(ended, Ended)
     assert (ended.reason, ended.message) == ("start-failed", f"the supervisor {message}")
+
+
+async def test_a_container_for_which_there_was_no_descriptor_is_killed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = read_process(os.getpid())
+    assert me is not None
+    refusals, killed = [OSError(errno.EMFILE, "Too many open files")], asyncio.Event()
+
+    def kill_process(process: Process) -> None:
+        if refusals:
+            raise refusals.pop()
+        killed.set()
+
+    monkeypatch.setattr(containers, "kill_process", kill_process)
+    monkeypatch.setattr(containers, "processes_of", lambda ids: {each: [me] for each in ids})
+    short = jobs_of(tmp_path, lambda event: None)
+    monkeypatch.setattr(short, "reap", lambda: None)  # this process has other children
+    short.contain(StartMember(key="one", argv=(), env={}), "a" * 64)
+    member = short.members["one"]
+    member.pid = me.pid
+    member.go(State.RUNNING)
+    short.end("one", "end", 0.0, "cancelled")
+    async with asyncio.timeout(30):
+        await killed.wait()
+    assert refusals == []

@@ -175,9 +175,8 @@ class Containers:
 
     def _look(self) -> None:
         self._timer = None
-        sought = {
-            each: member for each, member in self._members.items() if member.state in (State.ENDING, State.CLEARING)
-        }
+        ending = (State.ENDING, State.KILLING, State.CLEARING)
+        sought = {each: member for each, member in self._members.items() if member.state in ending}
         try:
             found = processes_of(sought)
             for each, member in sought.items():
@@ -198,6 +197,8 @@ class Containers:
                     kill(processes)
             elif container.is_seen or container.is_removed:
                 self._none_left(member)
+        elif member.state is State.KILLING:  # there was no descriptor to kill it with
+            kill(processes)
         elif len(processes) == 1 and init_of(processes) and takes(processes[0].pid, signal.SIGTERM) is False:
             # The kernel hides unhandled signals from an init; any other process would have ended by SIGTERM.
             kill(processes)

@@ -626,6 +626,8 @@ class Jobs:
         member.go(State.KILLING)
         self._watch(member)
         self._kill_tree(member, [member.pid])
+        if member.container is not None:
+            self._containers.look_soon()
 
     def _kill_tree(self, member: Member, roots: list[int]) -> None:
         try:
