@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,8 +73,9 @@ async def end_supervisor(tmp_path: Path) -> None:
         (Request(run=Run(driver="vm", argv=["a"]), replicas=2, gpu=GpuSpec(scheduling="gang")), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(distributed=Distributed())), "cannot meet"),
         (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(sharing="time-slice")), "ask for the mode exclusive"),
+        (Request(run=Run(driver="vm", argv=["a"]), gpu=GpuSpec(count=2)), "a VM gets one GPU"),
     ],
-    ids=["user", "image", "signal", "gang", "distributed", "shared"],
+    ids=["user", "image", "signal", "gang", "distributed", "shared", "two GPUs"],
 )
 def test_what_no_vm_gives_is_refused_for_good(tmp_path: Path, request_: Request, message: str) -> None:
     with pytest.raises(Refused, match=message) as refused:
@@ -414,3 +417,24 @@ async def test_a_guest_that_does_not_come_up_sends_the_job_elsewhere_with_its_la
     [(name, why)] = event.items
     assert name == NAME
     assert why.startswith("start-failed: boot: the VM did not come up: QEMU ended: ")
+
+
+async def test_gpus_are_given_back_once_there_is_a_descriptor_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.vm.driver.GIVE_BACK_S", 0.0)
+    refusals, asked = [OSError(errno.EMFILE, "Too many open files")], asyncio.Event()
+
+    async def take_back(spared: Collection[str]) -> list[str]:
+        if refusals:
+            raise refusals.pop()
+        asked.set()
+        return []
+
+    with Stub(tmp_path / "stub", extra=(NO_LIBRARY,)).load():
+        hands = await opened(Amd(tmp_path / "root"), tmp_path / "vm")
+    monkeypatch.setattr(hands, "away", {"0000:03:00.0"})
+    monkeypatch.setattr(hands, "take_back", take_back)
+    driver(tmp_path, VmSettings(), hands=hands)._give_back()
+    async with asyncio.timeout(30):
+        await asked.wait()

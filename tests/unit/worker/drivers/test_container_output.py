@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from moorage.worker.drivers.container.engine import Piece
 from moorage.worker.drivers.container.log_file import LogFile
 from moorage.worker.drivers.container.output import MARGIN_S, ContainerOutput, clear_marks, mark_path
@@ -77,3 +79,25 @@ def test_a_log_that_its_writer_replaced_is_read_to_its_end_and_from_its_beginnin
             Piece(True, stamp, b"b c\r\n"), Piece(False, stamp, b"\n"), Piece(False, stamp, b"x"),
         ]  # fmt: skip
         assert list(file.read()) == []
+
+
+def test_what_is_written_right_before_a_log_is_replaced_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer goes on after the reader has come to its end, and replaces it before the reader looks for that."""
+    log, stamp = tmp_path / "ctr.log", "2026-11-26T17:13:58.363678401+00:00"
+    log.write_text(f"{stamp} stdout F a\n")
+    is_replaced = LogFile._is_replaced
+
+    def replaced(file: LogFile) -> bool:
+        if not (tmp_path / "was-here").exists():
+            (tmp_path / "was-here").touch()
+            with log.open("a") as old:
+                old.write(f"{stamp} stdout F b\n")
+            (tmp_path / "new").write_text(f"{stamp} stdout F c\n")
+            (tmp_path / "new").rename(log)
+        return is_replaced(file)
+
+    monkeypatch.setattr(LogFile, "_is_replaced", replaced)
+    with LogFile(str(log)) as file:
+        assert [piece.data for piece in file.read()] == [b"a\n", b"b\n", b"c\n"]

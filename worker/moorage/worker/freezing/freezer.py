@@ -8,6 +8,7 @@ was resumed since. Only the driver knows where its memory is, and NVML does not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -32,6 +33,8 @@ from moorage.worker.freezing.room import room_fault
 LOCK_S: Final = 30.0
 #: a helper that takes longer is killed: large memories take minutes on a slow host
 HELPER_S: Final = 600.0
+#: how long to wait for one that was killed; a call that hangs in the kernel may take for ever
+KILLED_S: Final = 10.0
 
 log = logging.getLogger("moorage.worker")
 
@@ -212,8 +215,11 @@ class Freezer:
             return None
         finally:
             if helper.returncode is None:
-                helper.kill()
-                await helper.wait()
+                with contextlib.suppress(ProcessLookupError):
+                    helper.kill()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KILLED_S):
+                        await helper.wait()
 
     def _read(self) -> list[_Entry]:
         """Return what the record lists. Raises OSError and the errors of `UNREADABLE`."""

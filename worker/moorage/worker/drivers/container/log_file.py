@@ -38,14 +38,18 @@ class LogFile:
                     self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 except FileNotFoundError:  # it is not written to yet
                     return
-            while data := os.read(self._descriptor, _READ_BYTES):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    if (piece := _piece(line)) is not None:
-                        yield piece
+            yield from self._rest_of_it()
             if not self._is_replaced():
                 return
+            yield from self._rest_of_it()  # what its writer wrote between our last look at it and its replacement
             self._close()
+
+    def _rest_of_it(self) -> Iterator[Piece]:
+        while data := os.read(self._descriptor, _READ_BYTES):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                if (piece := _piece(line)) is not None:
+                    yield piece
 
     def _is_replaced(self) -> bool:
         try:

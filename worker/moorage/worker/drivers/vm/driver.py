@@ -188,7 +188,7 @@ class VmDriver(ProcessDriver):
 
     def check(self, request: Request) -> None:
         """Raise Refused for what no VM can offer, and LacksHere for an image that this worker lacks."""
-        gpu, run = request.gpu, request.workload
+        gpu, run = request.effective_gpu, request.workload
         if run.user is not None:
             raise _wrong("run.user", run.user, "a VM runs its job as the guest's root: name no user")
         if run.checkpoint_signal is not None and run.checkpoint_signal not in PASSED_ON:
@@ -204,6 +204,8 @@ class VmDriver(ProcessDriver):
             raise _wrong("gpu.scheduling", "gang", "the ranks of a gang cannot meet: a VM has no network")
         if gpu is not None and gpu.effective_sharing != "exclusive":
             raise _wrong("gpu.sharing", gpu.effective_sharing, "a VM has its GPU alone: ask for the mode exclusive")
+        if gpu is not None and gpu.count > 1:
+            raise _wrong("gpu.count", str(gpu.count), "a VM gets one GPU")
 
     # -- events of the supervisor about runners
 
@@ -334,7 +336,10 @@ class VmDriver(ProcessDriver):
         told: list[str] = []
         while self._gives_again:
             self._gives_again = False
-            faults = await self._hands.take_back(set(self._handed.values()))
+            try:
+                faults = await self._hands.take_back(set(self._handed.values()))
+            except OSError as error:  # no descriptor left
+                faults = [f"the GPUs of ended VMs cannot be given back: {error.strerror or error}"]
             if faults:
                 if faults != told:
                     log.error("%s", "; ".join(faults))
