@@ -168,8 +168,9 @@ class _Cron:
                 return at_s, is_cut, False
         while not self._is_day(now := self._local(at_s)):
             midnight = self._local(self._utc(datetime(now.year, now.month, now.day)))
-            before_s, at_s, is_cut = at_s, self._utc((now if is_cut else midnight) + timedelta(days=1)), True
-            if at_s <= before_s:
+            before_s, was_cut = at_s, is_cut
+            at_s, is_cut = self._utc((now if is_cut else midnight) + timedelta(days=1)), True
+            if was_cut and at_s <= before_s:
                 raise ValueError(f"the zone leaves out the day after {now:%Y-%m-%d}")
             if self._local(at_s).day == 1:
                 return at_s, is_cut, False

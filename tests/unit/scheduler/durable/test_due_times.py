@@ -26,6 +26,8 @@ def schedule(cron: str, zone: str = "") -> Schedule:
         ("30 2 * * *", "Europe/Berlin", "2027-03-27T12:00", "2027-03-29T02:30"),  # the clock skips it on the 28th
         ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", "2026-10-25T02:30"),
         ("30 2 * * *", "Europe/Berlin", "2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00"),  # it shows it twice
+        # the clock skips midnight: the day before it ends at 23:00 for the server, which is before the time asked about
+        ("4 * */2 * *", "America/Asuncion", "2010-10-02T23:56", "2010-10-03T23:04"),
         ("@monthly", "", "2026-12-31T23:59", "2027-01-01T00:00"),
         ("0 0 29 2 *", "", "2026-11-27T12:00", "2028-02-29T00:00"),
     ],
