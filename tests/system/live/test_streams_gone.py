@@ -255,3 +255,41 @@ async def _refill(jetstream: JetStream, stream: str, **settings: object) -> None
     update = f"$JS.API.STREAM.UPDATE.{stream}"
     answer = await jetstream._connection.request(update, msgspec.json.encode(config), ANSWER_S)
     assert "error" not in msgspec.json.decode(answer.data), answer
+
+
+@pytest.mark.slow
+async def test_a_request_whose_dead_letter_is_not_stored_yet_outlives_its_leader(
+    nats_server: Server, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
+        first = await made.scheduler(config=QUICK)
+        await acme.leader()
+        await acme.submit("taken")
+        await _refill(JetStream(connection), made.subjects.dead_letter_stream, max_msgs=1, discard="new")
+        for _ in range(2):  # the first one fills the stream
+            await acme.queue("submit", request("taken", "false"))
+        await until(lambda: "cannot be stored as a dead letter now" in first.words(), ANSWER_S, "it is refused")
+        await acme.queue("submit", request("behind"))
+        await acme.reaches("behind", "QUEUED")
+
+        async def purged() -> bool:
+            return (await JetStream(connection).stream_info(made.subjects.request_stream)).first_seq > 1
+
+        await until(purged, ANSWER_S, "what has its dead letter is purged")
+        await first.kill()
+        await _refill(JetStream(connection), made.subjects.dead_letter_stream, max_msgs=LETTERS_MAX, discard="old")
+        await made.scheduler(config=QUICK)
+
+        async def letters() -> bool:
+            return (await JetStream(connection).stream_info(made.subjects.dead_letter_stream)).messages == 2
+
+        await until(letters, 30, "its dead letter")
+        rows = (await acme.admin("dlq", {"act": "list"}))["data"]["letters"]
+        assert [(row["queued"], row["job"], row["code"]) for row in rows] == [
+            (1, "taken", "conflict"), (2, "taken", "conflict"),
+        ]  # fmt: skip
+
+        async def empty() -> bool:
+            return not (await JetStream(connection).stream_info(made.subjects.request_stream)).messages
+
+        await until(empty, ANSWER_S, "the queue is purged")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.durable.dead_letters import DeadLetters, job_in
+from moorage.scheduler.durable.look_back import LookBack
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.pacing.gate import Gate
@@ -111,7 +112,10 @@ class QueueReader:
         self._purged: dict[tuple[str, str, str], int] = {}  # by stream, tenant, verb
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem, str]] = asyncio.Queue()
-        self._unburied: Counter[str] = Counter()  # by tenant, the number in `_refused`
+        self._unburied: dict[str, set[int]] = {}  # by tenant, the sequences of those that are not stored yet
+        self._look_back = LookBack(
+            jetstream, subjects, engine, streams, lambda tenant, message: self._submit(tenant, message, "")
+        )
         #: unreadable submits: tenant, last sequence of the batch, job, why. They are told once the batch is decided, as
         #: another submit of it may make that job
         self._untold = deque[tuple[str, int, str, Problem]](maxlen=AHEAD_MAX)
@@ -167,7 +171,7 @@ class QueueReader:
 
     def unburied(self, tenant: str) -> int:
         """Return how many refused requests of a tenant are not stored as dead letters yet."""
-        return self._unburied[tenant]
+        return len(self._unburied.get(tenant, ()))
 
     def decided(self, reply: str, answer: bytes) -> bool:
         """Take an answer about a queued message or a resent dead letter; return False for any other answer.
@@ -180,10 +184,13 @@ class QueueReader:
         # None: read twice, because an earlier run of the reader failed after it
         offered = self._offered.pop(reply, None)
         if offered is not None and b'"kind":"error"' in answer:
-            self._unburied[offered[0]] += 1
             evidence = self._engine.containment.traces.pop(reply, "")
-            self._refused.put_nowait((*offered, _decode_refusal(answer), evidence))
+            self._refuse(*offered, _decode_refusal(answer), evidence)
         return True
+
+    def _refuse(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
+        self._unburied.setdefault(tenant, set()).add(message.seq)
+        self._refused.put_nowait((tenant, message, why, evidence))
 
     def made_room(self) -> None:
         """Resume reading after a fold, also for queues that had waited for room; tell what is known to be refused."""
@@ -207,6 +214,7 @@ class QueueReader:
                 group.create_task(self._bury_refused())
             group.create_task(self._sweep())
             group.create_task(self._purge())
+            group.create_task(self._bury_left())
             while True:
                 await self._some.wait()
                 self._some.clear()
@@ -235,9 +243,20 @@ class QueueReader:
             except BaseException:
                 self._refused.put_nowait((tenant, message, problem, evidence))  # for the next run
                 raise
-            self._unburied[tenant] -= 1
+            self._unburied[tenant].discard(message.seq)
             if not self._unburied[tenant]:
                 del self._unburied[tenant]
+
+    async def _bury_left(self) -> None:
+        """Have dead letters stored that an earlier leader may not have stored."""
+        while self._look_back.tenants:
+            await self._known.wait()
+            try:
+                for lost in await self._look_back.look():
+                    self._refuse(*lost)
+            except BusError as error:
+                log.warning("what an earlier leader refused of the durable queue cannot be read now: %s", error)
+                await asyncio.sleep(AGAIN_S)
 
     async def _sweep(self) -> None:
         """Find tenants with a backlog by the stream's own counts: hints are core messages and may be lost."""
@@ -432,7 +451,7 @@ class QueueReader:
             self._room.clear()
             await self._room.wait()
         room = self._room_for(tenant) if verb == "submit" else self._room_to_remember(tenant)
-        if room <= 0 or self._engine.refuses(tenant, verb) is not None or self._unburied[tenant] >= UNBURIED_MAX:
+        if room <= 0 or self._engine.refuses(tenant, verb) is not None or self.unburied(tenant) >= UNBURIED_MAX:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)
@@ -521,8 +540,10 @@ class QueueReader:
             await self.purge_read()
 
     async def purge_read(self) -> None:
-        """Delete the messages that recorded cursors have passed."""
+        """Delete the messages that recorded cursors have passed, but none whose dead letter may not be stored yet."""
         for tenant in list(self._engine.state.tenants.values()):
+            if tenant.name in self._look_back.tenants:
+                continue
             for verb, cursor in (("submit", tenant.submit_cursor), ("cancel", tenant.cancel_cursor)):
                 streams = [self._streams.of(tenant.name)]
                 if self._former is not None and self._former.messages:
@@ -535,8 +556,11 @@ class QueueReader:
         if not cursor or self._purged.get(key) == cursor:
             return
         await self._gate.recorded()  # else the record with the cursor might never be stored, and the requests be lost
+        through = min([cursor, *(seq - 1 for seq in self._unburied.get(tenant, ()))])
+        if not through or self._purged.get(key) == through:
+            return
         try:
-            await self._js.purge(stream, subject=self._subjects.request(tenant, verb), below_seq=cursor + 1)
-            self._purged[key] = cursor
+            await self._js.purge(stream, subject=self._subjects.request(tenant, verb), below_seq=through + 1)
+            self._purged[key] = through
         except BusError as error:
             log.warning("the durable queue of tenant %s cannot be purged now: %s", tenant, error)

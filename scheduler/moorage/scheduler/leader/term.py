@@ -350,6 +350,10 @@ class Term:
         messages, self._messages = self._messages, None
         if messages is None:  # the record was not folded before it was stored
             messages = self._messages_of(outputs)
+        # before anything else runs: a request that is refused is not to be purged without its dead letter
+        marked, self._marked = self._marked, []
+        for mark, answer in marked:
+            self.queue_reader.decided(mark, answer)
         if messages:
             await self._world.send(messages)
             await self._world.written()  # else the next record may be built first
@@ -357,9 +361,6 @@ class Term:
         self.schedules.follow()
         for event in outputs.fleet:
             log.log(logging.WARNING if event.what in WARNED else logging.INFO, "%s", event.words)
-        marked, self._marked = self._marked, []
-        for mark, answer in marked:
-            self.queue_reader.decided(mark, answer)
         self.gc_schedule.count_events(len(outputs.events))
 
     def count_failed_task(self, name: str, raised: Exception) -> None:

@@ -148,7 +148,7 @@ class Admission:
             if malformed is not None:
                 return malformed
             self._well_formed = request
-        answer = self._known(draft, event)
+        answer = self.known(event, draft.seq)
         if answer is not None:
             return answer
         if self._of_draft is not draft:
@@ -280,13 +280,16 @@ class Admission:
         self._plain.add(tenant)
         return True
 
-    def _known(self, draft: Draft, event: Submit) -> Accepted | Problem | None:
-        """Return the answer if the id is taken by a job in memory or one that ended recently; None if it is free."""
+    def known(self, event: Submit, of_record: int = 0) -> Accepted | Problem | None:
+        """Return the answer if the id is taken by a job in memory or one that ended recently; None if it is free.
+
+        `of_record` is the record that is being built, whose number no answer has yet.
+        """
         tenant = self.state.tenants.get(event.tenant)
         if tenant is not None:
             job = tenant.jobs.get(event.name)
             if job is not None:
-                return self._again(event, job.body, job.state, job.ledger if job.ledger != draft.seq else 0)
+                return self._again(event, job.body, job.state, job.ledger if job.ledger != of_record else 0)
         row = self._finished_lately(event.key)
         return None if row is None else self._finished(event, row[0], row[2])
 
