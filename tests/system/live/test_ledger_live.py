@@ -17,8 +17,9 @@ import pytest
 
 from moorage.bus import connection
 from moorage.bus.connection import Connection, connect
-from moorage.bus.errors import RequestTimeout
+from moorage.bus.errors import JetStreamRefused, RequestTimeout
 from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
+from moorage.bus.jetstream_answers import StreamInfo
 from moorage.bus.transport import Outgoing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
@@ -30,6 +31,7 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Position
 from moorage.scheduler.leader import service, term
+from moorage.scheduler.ledger import ledger as ledger_room
 from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
@@ -504,6 +506,37 @@ async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server:
                 assert other.state.digest == one.state.digest
         with pytest.raises(LedgerBroken, match="older backup"):
             await Ledger(here.js, here.subjects, 0).follow(ahead(one.state.seq + 10))
+
+
+class EmptyCopy(JetStream):
+    """A cluster's, where the server that answers has not fetched its copy yet."""
+
+    empty = True
+
+    async def stream_info(self, stream: str, subjects_filter: str = "", timeout_s: float = 5.0) -> StreamInfo:
+        found = await super().stream_info(stream, subjects_filter, timeout_s)
+        return msgspec.structs.replace(found, replicas=3, last_seq=0 if self.empty else found.last_seq)
+
+
+async def test_a_copy_that_is_not_fetched_yet_is_no_older_backup(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby ended as the disk of one of three servers was replaced."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        wire = EmptyCopy(here.connection)
+        ledger = Ledger(wire, here.subjects, 0)
+        with pytest.raises(JetStreamRefused, match="ends at record 0"):
+            await ledger.follow(one.state)
+        wire.empty = False
+        assert await ledger.follow(one.state) == 0
+        wire.empty = True
+        with pytest.raises(JetStreamRefused):
+            await ledger.follow(one.state)
+        monkeypatch.setattr(ledger_room, "COPY_LAGS_S", 0.0)
+        with pytest.raises(LedgerBroken, match="older backup"):
+            await ledger.follow(one.state)
 
 
 def ahead(seq: int) -> State:

@@ -52,6 +52,10 @@ BYTES_MAX: Final = 4 * 1024**3
 #: servers were back
 READ_BACK_PATIENCE_S: Final = 2.0
 
+#: how long a copy that ends before what was read may be one that its server has not fetched yet: one whose disk was
+#: replaced has been seen to answer for its stream meanwhile
+COPY_LAGS_S: Final = 30.0
+
 
 class Deposed(Exception):
     """The ledger says that another scheduler leads, or it was replaced: drop all memory and stand by."""
@@ -100,6 +104,7 @@ class Ledger:
         self.appending = AppendProgress()
         self._stalled = Reminders()  # what was logged about the current append
         self._server_ahead_s: float | None = None  # compared with this machine's monotonic clock
+        self._lags_since_s = 0.0  # since when the server asked answers with less than was read; 0 if it does not
 
     async def ensure(self, *, first_seq: int = 0) -> int:
         """Create the ledger's stream (discard new, no age limit, no deletes), or check the settings of an existing one.
@@ -161,6 +166,7 @@ class Ledger:
     async def follow(self, state: State, patience_s: float = API_TIMEOUT_S) -> int:
         """Fold the records after `state.seq` into the state. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
 
+        If the ledger ends before that, it is broken; with several copies only once that has lasted for `COPY_LAGS_S`.
         `patience_s` bounds the wait for the stream's last sequence. Returns how many records were folded; skipped ones
         do not count, as they are no sign that the leader is alive.
         """
@@ -168,10 +174,12 @@ class Ledger:
         info = await self._js.stream_info(stream, timeout_s=patience_s)
         self.note(info)
         if info.last_seq < state.seq:
-            raise LedgerBroken(
-                f"the ledger ends at record {info.last_seq}, but this scheduler has read record {state.seq}: was it"
-                " replaced by an older backup?"
-            )
+            why = f"the ledger ends at record {info.last_seq}, but this scheduler has read record {state.seq}"
+            self._lags_since_s = self._lags_since_s or time.monotonic()
+            if info.replicas > 1 and time.monotonic() - self._lags_since_s < COPY_LAGS_S:
+                raise JetStreamRefused("the copy that was asked is not up to date", 503, 0, why)
+            raise LedgerBroken(f"{why}: was it replaced by an older backup?")
+        self._lags_since_s = 0.0
         if info.last_seq == state.seq:
             return 0
         with _reading(state):
