@@ -227,7 +227,7 @@ def read_until(page: Served, path: str, cookie: str, wanted: str) -> dict[str, s
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         while line := answer.readline():
             if line.startswith(b"data: "):
-                parts |= json.loads(line[6:])
+                parts |= json.loads(line[6:])["parts"]
                 if any(wanted in html for html in parts.values()):
                     return parts
         raise AssertionError(f"the stream ended without {wanted!r}")

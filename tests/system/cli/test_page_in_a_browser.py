@@ -17,6 +17,13 @@ from tests.system.cli.pages import served
 pytestmark = pytest.mark.slow
 #: what a browser waits for
 SEEN_MS = 30_000
+#: a browser opens six connections to a host at most
+TABS: Final = 7
+#: a browser without a screen calls all of its tabs seen
+LOOKED_AT: Final = """is_seen => {
+  Object.defineProperty(document, "hidden", {configurable: true, value: !is_seen});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 @pytest.fixture(name="node", scope="module")
@@ -123,3 +130,38 @@ async def test_what_is_not_heard_any_more_is_dimmed_and_comes_back(tmp_path: Pat
             async with served("--secret-file", secret, env=node.env(), port=page.port):
                 await expect(seen.page.locator("body.away")).to_have_count(0, timeout=SEEN_MS)
                 await expect(hosts).to_have_count(2)
+
+
+async def test_a_person_may_have_more_tabs_than_a_browser_opens_connections_to_a_host(node: Node, unique: str) -> None:
+    async with browser() as running, served(env=node.env()) as page, tab(running, page.url) as seen:
+        await seen.page.goto(page.link)
+        tabs = [seen.page]
+        for _ in range(TABS):
+            await tabs[-1].evaluate(LOOKED_AT, False)
+            tabs.append(await seen.page.context.new_page())
+            await tabs[-1].goto(f"{page.url}/queue?tenant={unique}", timeout=SEEN_MS)
+        await node.run("submit", "--gpu", "1xH100", "--job", "seen", "--", "sleep", "600", tenant=unique)
+        await expect(tabs[-1].locator("#live")).to_contain_text("seen", timeout=SEEN_MS)
+        await expect(tabs[1].locator("#live")).not_to_contain_text("seen")
+        await tabs[1].evaluate(LOOKED_AT, True)
+        await expect(tabs[1].locator("#live")).to_contain_text("seen", timeout=SEEN_MS)
+        assert seen.wrong == []
+    await node.run("cancel", "seen", tenant=unique)
+
+
+async def test_nothing_stays_on_a_page_that_it_no_longer_has(node: Node, unique: str, tmp_path: Path) -> None:
+    secret = str(tmp_path / "page.key")
+    async with browser() as running:
+        async with served("--secret-file", secret, env=node.env()) as page:
+            context = await running.new_context()
+            seen = await context.new_page()
+            await seen.goto(page.link)
+            await seen.goto(f"{page.url}/job/{unique}/later")
+            await expect(seen.locator("#trouble")).to_contain_text("later", timeout=SEEN_MS)
+        await node.run("submit", "--gpu", "1xH100", "--job", "later", "--", "sleep", "600", tenant=unique)
+        async with served("--secret-file", secret, env=node.env(), port=page.port):
+            await expect(seen.locator("#facts")).to_contain_text(unique, timeout=SEEN_MS)
+            await expect(seen.locator("#trouble")).to_have_count(0)
+            ids = await seen.locator("main > div[id]").evaluate_all("all => all.map(each => each.id)")
+            assert ids == ["facts", "why", "attempts", "use", "output", "changes"]
+    await node.run("cancel", "later", tenant=unique)

@@ -2,7 +2,7 @@
 neither a key nor NATS, and loads nothing from elsewhere.
 
 Starlette and not NiceGUI: NiceGUI brings some forty packages, keeps each tab's elements on the server, draws for every
-tab, and opens its socket to pages of any origin. What it would save is the file page.js, of some fifteen lines.
+tab, and opens its socket to pages of any origin. What it would save is the file page.js, of some forty lines.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Page:
         return StreamingResponse(self._told(at, request), media_type="text/event-stream")
 
     async def _told(self, at: str, request: Request) -> AsyncIterator[bytes]:
-        """Yield the parts that have changed, four times a second at most; first all of them."""
+        """Yield the order of the parts and those that have changed, four times a second at most; first all of them."""
         sent: dict[str, str] = {}
         beat_s = time.monotonic()
         self._streams += 1
@@ -141,15 +141,16 @@ class Page:
                 while not self.ends.is_set():
                     began_s = time.monotonic()
                     parts = await self._parts(at, request) or []
+                    order = [each.id for each in parts if not each.inside and each.id != "head"]
                     changed = {
                         each.id: each.html
                         for each in parts
-                        if sent.get(each.id) != each.key and (sent or not each.inside)
+                        if sent.get(each.id) != each.key and (each.inside <= (each.id in sent))
                     }
-                    changed |= dict.fromkeys(sent.keys() - {each.id for each in parts}, Markup(""))
+                    left = sent.keys() - {each.id for each in parts}
                     sent = {each.id: each.key for each in parts}
-                    if changed:
-                        yield b"data: " + json.dumps(changed).encode() + b"\n\n"
+                    if changed or left:
+                        yield b"data: " + json.dumps({"order": order, "parts": changed}).encode() + b"\n\n"
                         beat_s = began_s
                     elif began_s - beat_s > BEAT_S:
                         yield b": still here\n\n"
