@@ -86,6 +86,14 @@ def test_a_deposed_leaders_last_frame_changes_nothing() -> None:
     assert model.view(20, AT_MS).counts.leased == 2
 
 
+def test_a_fleet_that_begins_a_new_ledger_is_shown_once_the_old_one_is_silent() -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "##"), epoch=40), 0)
+    model.hear(frame(("n1", "up", "··"), epoch=1), SILENT_MS + 1)
+    view = model.view(SILENT_MS + 2, AT_MS)
+    assert (view.epoch, view.counts.free, view.heard_ms_ago, view.troubles) == (1, 2, 1, [])
+
+
 def test_with_public_frames_alone_it_tells_troubles_fits_and_idle_workers() -> None:
     model = Model(0)
     model.hear(hello("n1", "NVIDIA H100", "NVIDIA H100", "NVIDIA H100"), 0)

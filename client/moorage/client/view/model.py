@@ -100,7 +100,9 @@ class Model:
     def hear(self, frame: FleetFrame | Hello | Load | Standing, now_ms: int) -> None:
         """Take a public frame."""
         if isinstance(frame, FleetFrame):
-            if self._frame is None or frame.epoch >= self._frame.epoch:  # a leader that was deposed may speak once more
+            # a leader that was deposed may speak once more, and a fleet may begin a new ledger, at epoch 1
+            is_old = self._frame is not None and frame.epoch < self._frame.epoch
+            if not is_old or now_ms - self._frame_ms > SILENT_MS:
                 self._frame, self._frame_ms = frame, now_ms
         elif isinstance(frame, Hello):
             self._hellos[frame.worker] = frame
