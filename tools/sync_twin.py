@@ -29,7 +29,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -40,7 +40,7 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
-from moorage.client.loop_thread import called
+from moorage.client.loop_thread import called, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
 from moorage.client.request_builder import What
@@ -197,6 +197,7 @@ HANDLES: Final = {
 #: by class and member, what is more than a call
 BODIES: Final[dict[str, str]] = {
     "AsyncClient.submit_many": """
+        many = read_here(many)
         try:
             accepted = self._thread.call(CALL)
         except BatchRejected as refused:
@@ -205,8 +206,15 @@ BODIES: Final[dict[str, str]] = {
         return [SyncJob(self._thread, job) for job in accepted]
         """,
     "AsyncClient.map": """
+        items = read_here(items)
         mapped = CALL
         return SyncJob(self._thread, self._thread.call(mapped))
+        """,
+    "Service.map": """
+        more: dict[str, Any] = {"timeout": timeout, "idempotent": idempotent, "return_exceptions": return_exceptions}
+        if isinstance(items, AsyncIterable | Collection):
+            return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
+        return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
         """,
     "Job.again": """
         again = self._thread.call(CALL)
@@ -238,6 +246,7 @@ NOTES: Final[dict[str, list[str]]] = {
     "AsyncClient.as_completed": ["The handles are those that were given."],
     "AsyncClient.lease": ["The client must be open; `on_asked_back` is called in the private thread."],
     "AsyncClient.submit_many": ["The `jobs` of a `BatchRejected` are `SyncJob`s too."],
+    "Service.map": ["Items that are read one by one are read in this thread, which meanwhile yields no answers."],
     "Job.result": ["`on_progress` is called in the private thread."],
 }
 

@@ -7,7 +7,8 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -174,6 +175,26 @@ class LoopThread:
         finally:
             self._finish(cast("AsyncGenerator[T, None]", items), loop)
 
+    def in_order(self, works: Iterator[Coroutine[Any, Any, T]], at_once: int) -> Iterator[T]:
+        """Run coroutines, at most `at_once` at the same time, and yield their results in order. They are read in the
+        caller's thread, as what makes them may call the client. If the caller stops early, cancel those that run."""
+        refuse_inside_loop()
+        loop = self._checked()
+        running: deque[asyncio.Task[T]] = deque()
+        try:
+            for work in works:
+                running.append(self.call(_begun(work)))
+                if len(running) >= at_once:
+                    yield self.call(_result(running.popleft()))
+            while running:
+                yield self.call(_result(running.popleft()))
+        finally:
+            if running and self._loop is loop and not self.is_of_parent:
+                if _is_in_loop():  # the garbage collector called this
+                    loop.call_soon_threadsafe(_cancel, running)
+                else:
+                    self.call(_cancelled(running))
+
     def _finish(self, items: AsyncGenerator[Any, None], loop: asyncio.AbstractEventLoop) -> None:
         """Close the iterator. In the loop's own thread, where the garbage collector may call this, do not wait."""
         if self._loop is not loop or self._pid != os.getpid():
@@ -196,6 +217,24 @@ async def _next(items: AsyncIterator[T]) -> T | object:
     return await anext(items, _END)
 
 
+async def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def _result(task: asyncio.Task[T]) -> T:
+    return await task
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    _cancel(tasks)
+    await asyncio.wait(tasks)
+
+
 async def _close(items: AsyncGenerator[Any, None]) -> None:
     await items.aclose()
 
@@ -207,6 +246,11 @@ def _hand_over(over: asyncio.Task[T], done: concurrent.futures.Future[T]) -> Non
         done.set_exception(error)
     else:
         done.set_result(over.result())
+
+
+def read_here(items: Iterable[T]) -> Iterable[T]:
+    """Return the items, read in this thread: what makes them may call the client, which its own thread cannot."""
+    return list(items) if isinstance(items, Iterable) and not isinstance(items, Collection) else items
 
 
 def _is_in_loop() -> bool:

@@ -10,8 +10,16 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -294,24 +302,54 @@ class Service:
 
         At most `at_once` calls wait at the same time. The first error ends the iteration, and the calls that wait. With
         `return_exceptions`, an item whose call failed has its `ClientError` in place of an answer, and the others go
-        on.
+        on. An answer is yielded while the next item has not come: it may rest on that answer.
         """
-        if at_once < 1:
-            raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
-        waiting: deque[asyncio.Task[Any]] = deque()
-        loop = asyncio.get_running_loop()
+        _check_at_once(at_once)
+        loop, room = asyncio.get_running_loop(), asyncio.Semaphore(at_once)
+        begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()  # None behind the last one
+
+        async def begin() -> None:
+            try:
+                async for item in _each(items):
+                    await room.acquire()
+                    call = self._answer(item, timeout, idempotent=idempotent, or_error=return_exceptions)
+                    begun.put_nowait(loop.create_task(call))
+            finally:
+                begun.put_nowait(None)
+
+        beginning = loop.create_task(begin())
+        waiting: asyncio.Task[Any] | None = None
         try:
-            async for item in _each(items):
-                if len(waiting) >= at_once:
-                    yield await _answer(waiting.popleft(), or_error=return_exceptions)
-                waiting.append(loop.create_task(self.call(item, timeout=timeout, idempotent=idempotent)))
-            while waiting:
-                yield await _answer(waiting.popleft(), or_error=return_exceptions)
+            while (waiting := await begun.get()) is not None:
+                answer = await waiting
+                room.release()
+                yield answer
+            await beginning  # raises what the items raised
         finally:
-            for task in waiting:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+            left = [waiting, *(begun.get_nowait() for _ in range(begun.qsize()))]
+            ending = [task for task in left if task is not None]
+            for task in ending:
                 task.cancel()
-            if waiting:
-                await asyncio.wait(waiting)
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    def _each(
+        self, items: Iterable[Any], at_once: int, *, timeout: Duration | None, idempotent: bool, return_exceptions: bool
+    ) -> Iterator[Coroutine[Any, Any, Any]]:
+        """Yield the call of each item, for who awaits them elsewhere."""
+        _check_at_once(at_once)
+        for item in items:
+            yield self._answer(item, timeout, idempotent=idempotent, or_error=return_exceptions)
+
+    async def _answer(self, item: Any, timeout: Duration | None, *, idempotent: bool, or_error: bool) -> Any:
+        """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
+        try:
+            return await self.call(item, timeout=timeout, idempotent=idempotent)
+        except ClientError as error:
+            if not or_error:
+                raise
+            return error
 
     async def stream(self, data: Any = None, *, timeout: Duration | None = None) -> AsyncIterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part.
@@ -552,14 +590,9 @@ class NotSent(Disconnected):
     """The connection is down, and the call was not sent."""
 
 
-async def _answer(calling: asyncio.Task[Any], *, or_error: bool) -> Any:
-    """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
-    try:
-        return await calling
-    except ClientError as error:
-        if not or_error:
-            raise
-        return error
+def _check_at_once(at_once: int) -> None:
+    if at_once < 1:
+        raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
 
 
 async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

@@ -8,7 +8,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -19,7 +19,7 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.follow.story import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
-from moorage.client.loop_thread import called
+from moorage.client.loop_thread import called, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
 from moorage.client.request_builder import What
@@ -407,12 +407,13 @@ class SyncService(Handle["Service"]):
         idempotent: bool = False,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """Call the service with each item, and yield the answers in the order of the items."""
-        return self._thread.iterate(
-            self._twin.map(
-                items, at_once=at_once, timeout=timeout, idempotent=idempotent, return_exceptions=return_exceptions
-            )
-        )
+        """Call the service with each item, and yield the answers in the order of the items. Items that are read one
+        by one are read in this thread, which meanwhile yields no answers.
+        """
+        more: dict[str, Any] = {"timeout": timeout, "idempotent": idempotent, "return_exceptions": return_exceptions}
+        if isinstance(items, AsyncIterable | Collection):
+            return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
+        return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
 
     def stream(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""
@@ -656,6 +657,7 @@ class Client(ClientBase):
         **fields: Unpack[Fields],
     ) -> SyncJob:
         """Submit one job that has a replica for each item: a text, a number, or a mapping of columns."""
+        items = read_here(items)
         mapped = self._twin.map(what, items, gpu, job, how=how, python=python, check=check, **fields)
         return SyncJob(self._thread, self._thread.call(mapped))
 
@@ -687,6 +689,7 @@ class Client(ClientBase):
         """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request
         order. The `jobs` of a `BatchRejected` are `SyncJob`s too.
         """
+        many = read_here(many)
         try:
             accepted = self._thread.call(self._twin.submit_many(many, gpu, **fields))
         except BatchRejected as refused:

@@ -119,7 +119,15 @@ def test_the_twin_without_await(nats_server: Any, unique: str, tmp_path: Path) -
     def call() -> None:
         with Client(nats_server.url, tenant="default", prefix=unique) as moorage:
             assert moorage.call("echo", {"a": 1}) == {"a": 1}
-            assert list(moorage.service("echo").map("abc")) == ["a", "b", "c"]
+            echo = moorage.service("echo")
+            assert list(echo.map("abc")) == ["a", "b", "c"]
+            assert list(echo.map(echo.map("abc"), at_once=2)) == ["a", "b", "c"], "read here, and not in the loop"
+            assert list(echo.map(moorage.call("echo", each) for each in range(3))) == [0, 1, 2]
+            with pytest.raises(Rejected, match="at_once must be at least 1"):
+                next(echo.map(iter("abc"), at_once=0))
+            mapping = echo.map(iter("abcdef"), at_once=2)
+            assert next(mapping) == "a"
+            mapping.close()  # type: ignore[attr-defined]
             assert list(moorage.service("echo").stream("abc")) == ["abc"]
 
     asyncio.run(serving(call))

@@ -64,6 +64,44 @@ async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> No
 
 
 @in_virtual_time
+async def test_a_map_yields_an_answer_on_which_the_next_item_rests() -> None:
+    answers: asyncio.Queue[str] = asyncio.Queue()
+    is_closed = asyncio.Event()
+
+    async def turns() -> AsyncIterator[str]:
+        try:
+            yield "a"
+            while True:
+                yield await answers.get() + "a"
+        finally:
+            is_closed.set()
+
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("same", lambda data: data)
+        mapping = moorage.service("same").map(turns())
+        async with asyncio.timeout(60):
+            while (answer := await anext(mapping)) != "aaa":
+                answers.put_nowait(answer)
+        assert not is_closed.is_set()
+        await mapping.aclose()  # type: ignore[attr-defined]
+        assert is_closed.is_set()
+
+
+@in_virtual_time
+async def test_a_map_whose_items_fail_yields_what_came_before() -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise OSError("the disk is gone")
+
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("same", lambda data: data)
+        mapping = moorage.service("same").map(items(), at_once=2)
+        assert [await anext(mapping) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(OSError, match="the disk is gone"):
+            await anext(mapping)
+
+
+@in_virtual_time
 async def test_an_answer_of_a_member_that_took_none_of_the_data_is_none() -> None:
     async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
         link, answering = moorage._wire.link, set[asyncio.Task[bool]]()
