@@ -473,10 +473,9 @@ class Messenger:
         if call.started_s < 0:  # its batch has not begun: the program cannot know of it
             return
         wrong = too_large(head.headers)
-        if head.part and wrong:  # the rest of the answer is not sent
+        if head.part and wrong:
             self._fail(call, TOO_LARGE, wrong)
-            call.cancelled = True
-            self.stop(number)
+            self._end_early(number, call)
             return
         if head.part:
             at = self._parts[number] = self._parts.get(number, 0) + 1
@@ -495,6 +494,11 @@ class Messenger:
             self._answer(call, body, {**_foreign(head.headers), **headers, **end})
         self.member.on_end(number, now_s)
         self._look()
+
+    def _end_early(self, number: int, call: Call) -> None:
+        """Stop a call whose answer has failed in its middle: the rest is not sent."""
+        call.cancelled = True
+        self.stop(number)
 
     # -- Outside: what the member wants done
 
@@ -675,6 +679,10 @@ class Messenger:
             why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
             body, headers = self._failure(TOO_LARGE, why)
             await self._connection.publish(message.subject, body, "", headers)
+            if PART in message.headers:  # its caller, which has heard of an error, sends no cancel
+                running = self.member.running.items()
+                for number, call in [each for each in running if each[1].reply == message.subject]:
+                    self._end_early(number, call)
 
     # -- time
 

@@ -40,11 +40,14 @@ class Desk:
         self.caller = bus.connect("caller")
         self.running: list[int] = []
         self.heads: list[ToProgram] = []
+        self.stopped: list[int] = []
         self.loads: list[MemberLoad] = []
         self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1, queue=queue)
         self.messenger.program = cast(Program, self)
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
+        if head.cancel:
+            self.stopped.append(head.cancel)
         if head.call:
             self.heads.append(head)
             self.running.append(head.call)
@@ -524,6 +527,21 @@ async def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_he
     desk.answer()
     await running
     assert desk.messenger.member.load(0).waited_ms == 0
+
+
+@played_by(member)
+async def test_a_part_that_is_too_large_ends_its_call_and_what_runs_for_it(desk: Desk) -> None:
+    """The caller has its error, and an endless function held the place for ever."""
+    asked = await desk.full()
+    desk.messenger.on_frame(FromProgram(part=1), bytes(MAX_PAYLOAD_BYTES + 1))
+    await asked
+    assert error_of(asked) == "too-large"
+    assert b"answer in parts" in asked.result().data
+    await asyncio.sleep(0)
+    assert desk.stopped == [1]
+    desk.messenger.on_frame(FromProgram(part=1), b"more")
+    desk.messenger.on_frame(FromProgram(error=1, kind="CancelledError"), b"")
+    assert desk.messenger.member.is_empty
 
 
 def test_headers_that_are_too_large_fail_their_call_alone() -> None:
