@@ -7,9 +7,9 @@ from typing import Final
 _OPTION: Final = re.compile(r"--[a-z-]+")
 #: a verb of ours, and the words that people who come from elsewhere type for it
 _SAID_FOR: Final = {
-    "run": "srun",
+    "run": "srun salloc",
     "submit": "sbatch qsub create launch enqueue apply sweep",
-    "show": "describe inspect info",
+    "show": "describe inspect info scontrol",
     "ls": "squeue qstat sacct queue ps jobs list status",
     "logs": "tail output",
     "attach": "sattach",
@@ -20,19 +20,29 @@ _SAID_FOR: Final = {
     "follow": "notify alert webhook",
     "explain": "why pending reason",
     "plan": "whatif what-if estimate eta",
-    "again": "rerun retry resubmit repeat",
+    "again": "rerun retry resubmit repeat restart",
     "cancel": "scancel qdel kill stop delete rm abort terminate",
     "fleet": "sinfo pbsnodes nodes workers hosts gpus nvidia-smi",
     "uncordon": "undrain resume",
     "schedule add": "cron crontab",
     "call": "invoke request req",
     "doctor": "health ping diagnose",
+    "admin freeze": "pause suspend",
+    "admin limit": "quota quotas",
+    "admin priority": "prio renice",
 }
 OURS: Final = {
     **{word: verb for verb, words in _SAID_FOR.items() for word in words.split()},
     "schedule list": "schedule ls",
     **dict.fromkeys(("schedule rm", "schedule delete", "schedule cancel"), "schedule remove"),
     **dict.fromkeys(("schedule create", "schedule new"), "schedule add"),
+    **dict.fromkeys(("schedule run", "schedule trigger"), "schedule run-now"),
+    **dict.fromkeys(("admin quota", "admin quotas"), "admin limit"),
+}
+#: words for which a whole line says more than the verb
+LINES: Final = {
+    "salloc": "moorage run -it --gpu -- bash",
+    **dict.fromkeys(("sbatch", "qsub"), "moorage submit --with job.sh -- bash job.sh"),
 }
 #: the options of sbatch, and those of submit
 SBATCH: Final = (

@@ -16,6 +16,9 @@ from moorage.cli.verbs import OF_SERVER, all_verbs, below, find
 #: what a write to stdout ends with where its disk is full or its quota used up (write(2))
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+#: how much of an unknown verb has to be that of a known one (difflib's ratio) to be told as meant
+NEAR_VERB: Final = 0.7
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code. Without `argv`, the line is that of the process."""
@@ -118,20 +121,50 @@ def _is_text(word: str) -> bool:
 
 
 def _unknown(words: Sequence[str]) -> int:
-    from moorage.cli.habits import OURS
-    from moorage.schemas.nearest import nearest
+    import shlex
+
+    from moorage.cli.habits import LINES, OURS
 
     if words[0] in ("-v", "version"):
         return _refuse("unknown-verb", f"no verb {words[0]!r}", words, ("moorage --version",))
     if words[0].startswith("-"):
         return _refuse_options_first(words)
-    word = " ".join(words[:2]) if below(words[0]) else words[0]
-    known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
-    alone = words[1] if word != words[0] and words[1] in known else ""  # as in `admin drain`
-    near = OURS.get(word) or alone or nearest(word, known)
-    return _refuse(
-        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near} --help" if near else "moorage --help",)
-    )
+    count = 2 if below(words[0]) else 1
+    word = " ".join(words[:count])
+    near = OURS.get(word) or _nearest(word)
+    line = [*near.split(), *words[count:]]
+    fixes = [" ".join(["moorage", *(near or " ".join(words[: count - 1])).split(), "--help"])]
+    if word in LINES:
+        fixes.insert(0, LINES[word])
+    elif (words[count:] or near in ("ls", "fleet")) and _can_be_read(line):
+        fixes.insert(0, shlex.join(["moorage", *line]))
+    return _refuse("unknown-verb", f"no verb {word!r}", words, tuple(fixes))
+
+
+def _nearest(word: str) -> str:
+    """Return the verb, or the group of verbs, that an unknown word means or resembles; "" if there is none."""
+    from moorage.schemas.nearest import nearest
+
+    known = all_verbs()
+    group, _, of = word.rpartition(" ")
+    if of in known:  # as in `admin drain`
+        return of
+    if group:
+        near = nearest(of, [verb.name.removeprefix(f"{group} ") for verb in below(group)], NEAR_VERB)
+        return f"{group} {near}" if near else ""
+    if len(whole := [name for name in known if name.endswith(f" {word}")]) == 1:  # as in `hold`
+        return whole[0]
+    return nearest(word, dict.fromkeys(name for verb in known for name in (verb, verb.partition(" ")[0])), NEAR_VERB)
+
+
+def _can_be_read(words: Sequence[str]) -> bool:
+    from moorage.cli.framework.arguments import CannotRead, read
+
+    verb, rest = find(words)
+    try:
+        return verb is not None and read(verb.name, verb.load(), rest) is not None
+    except CannotRead:
+        return False
 
 
 def _refuse_options_first(words: Sequence[str]) -> int:

@@ -137,6 +137,16 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["help", "nodes"], 3, "not-found", "moorage help fleet"),
         (["schedule", "rm", "nightly"], 2, "unknown-verb", "moorage schedule remove --help"),
         (["schedule", "list"], 2, "unknown-verb", "moorage schedule ls --help"),
+        (["kill", "train-42"], 2, "unknown-verb", "fix: moorage cancel train-42"),
+        (["schedule", "rm", "nightly"], 2, "unknown-verb", "fix: moorage schedule remove nightly"),
+        (["schedule", "run", "nightly"], 2, "unknown-verb", "fix: moorage schedule run-now nightly"),
+        (["hold", "train-42"], 2, "unknown-verb", "fix: moorage admin hold train-42"),
+        (["admin", "quota", "--tenant", "a", "--gpus", "2"], 2, "unknown-verb", "admin limit --tenant a --gpus 2"),
+        (["schedule", "nightly"], 2, "unknown-verb", "fix: moorage schedule --help"),
+        (["squeue"], 2, "unknown-verb", "fix: moorage ls"),
+        (["pause", "train-42"], 2, "unknown-verb", "fix: moorage admin freeze train-42"),
+        (["salloc", "--gres=gpu:2"], 2, "unknown-verb", "moorage run -it --gpu -- bash"),
+        (["sbatch", "train.sh"], 2, "unknown-verb", "moorage submit --with job.sh -- bash job.sh"),
         (["schedule", "add", "n", "--every", "3s", "--", "x"], 2, "invalid-argument", "--cron '@every 3s'"),
         (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
         (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),
@@ -181,6 +191,11 @@ def test_a_bad_command_line_is_told_in_one_clear_line(
     assert any(line.startswith("fix: ") and fix in line for line in rest), ran.err
     assert "Traceback" not in ran.err
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("word", ["ray", "deploy", "remote", "scale"])
+def test_a_word_that_resembles_no_verb_leads_to_the_help_and_to_no_other_verb(command: Command, word: str) -> None:
+    assert "fix: moorage --help" in command(word).err
 
 
 @pytest.mark.parametrize("verb", ["submit", "show", "wait", "drain", "plan"])
