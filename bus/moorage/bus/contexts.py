@@ -374,6 +374,8 @@ def _file_named(name: str, file: Path, key: str, value: str, env: Mapping[str, s
 
 def _nearest(name: str, env: Mapping[str, str]) -> str:
     known = list_contexts(env)
+    if of_name := [one for one in known if one.endswith(f".{name}")]:  # a tenant's name, as in submitter.vision
+        return f"there are {', '.join(sorted(of_name, key=lambda one: one.startswith('service.')))}"
     if near := nearest(name, known):
         return f"the nearest is {near}"
     return f"there are: {', '.join(known[:20])}" if known else "`nats context add` makes one"

@@ -1,5 +1,5 @@
-"""Words of other tools (Slurm, PBS, Kubernetes, Docker, a shell) and what does the same here: the answer to an unknown
-verb, or to an option of sbatch."""
+"""Words of other tools (Slurm, PBS, Kubernetes, Docker, Ray, a shell) and what does the same here: the answer to an
+unknown verb or option."""
 
 import re
 from typing import Final
@@ -72,7 +72,38 @@ SBATCH: Final = (
     ("SLURM_ARRAY_TASK_ID", "MOORAGE_INDEX; the others: MOORAGE_JOB, MOORAGE_ATTEMPT, RANK, WORLD_SIZE"),
 )
 
+#: the short options of sbatch whose letters mean nothing else
+_SHORT: Final = {
+    "-J": "--job-name", "-G": "--gpus", "-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-t": "--time",
+    "-a": "--array", "-b": "--begin", "-C": "--constraint", "-A": "--account", "-p": "--partition", "-D": "--chdir",
+    "-o": "--output",
+}  # fmt: skip
+#: options of Ray, docker, kubectl and others, and what to write for them
+_ELSEWHERE: Final = {
+    "--name": "--job NAME: the job's id",
+    **dict.fromkeys(("--num-gpus", "--gpus-per-task"), "--gpu 2xH100"),
+    "--num-cpus": "--cpu 8",
+    **dict.fromkeys(("--working-dir", "--workdir", "--work-dir"), dict(SBATCH)["--chdir=DIR"]),
+    **dict.fromkeys(
+        ("--volume", "--mount", "-v"), "--with DIR brings its content to the job's folder; --cwd /shared/DIR"
+    ),
+    **dict.fromkeys(("--detach", "-d"), "moorage submit, which returns once the job is recorded"),
+    "-e": "--env NAME=VALUE",
+    "--tag": "--label KEY=VALUE",
+    **dict.fromkeys(("--depends", "--depends-on", "--needs"), "--after JOB"),
+    **dict.fromkeys(("--retry", "--max-retries"), "--retries 2"),
+    **dict.fromkeys(("--runtime-env", "--pip"), "--setup CMD prepares each worker once; --env NAME=VALUE; --with PATH"),
+    "--cron": "moorage schedule add NAME --cron '0 3 * * *' -- COMMAND",
+    **dict.fromkeys(
+        ("--worker", "--host", "--node", "--nodelist", "-w", "--exclude", "-x"),
+        "--requires LABEL=VALUE: a label that the worker has, as moorage worker --label gives it",
+    ),
+}
 
-def as_in_sbatch(option: str) -> str:
-    """Return an option of sbatch and what to write for it; "" if there is no such option, or nothing like it here."""
+
+def as_elsewhere(option: str) -> str:
+    """Return what to write for an option of another tool; "" if it is none, or nothing here is like it."""
+    if option in _ELSEWHERE:
+        return _ELSEWHERE[option]
+    option = _SHORT.get(option, option)
     return next((f"{theirs} of sbatch: {ours}" for theirs, ours in SBATCH if option in _OPTION.findall(theirs)), "")

@@ -201,6 +201,30 @@ def test_an_option_of_sbatch_is_told_as_what_does_the_same_here(line: str, fix: 
 
 
 @pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("submit -J train -- true", "--job train: the job's id"),
+        ("submit -p gpu -- true", "--tenant NAME"),
+        ("submit -N 2 -- true", "--hosts 4 --gpu 8xH100"),
+        ("run --name train -- true", "--job NAME"),
+        ("run --num-gpus 1 -- true", "--gpu 2xH100"),
+        ("run --detach -- true", "moorage submit"),
+        ("run -e A=1 -- true", "--env NAME=VALUE"),
+        ("run --working-dir . -- true", "--with DIR"),
+        ("run --host n07 -- true", "--requires LABEL=VALUE"),
+        ("submit --depends-on prep -- true", "--after JOB"),
+    ],
+)
+def test_an_option_of_another_tool_is_told_as_what_does_the_same_here(line: str, fix: str) -> None:
+    """--detach was told as --each, --host as --hosts, and the others as nothing."""
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead, match="no option -") as caught:
+        read(verb.name, verb.load(), rest)
+    assert fix in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "submit --time-limit 60 -- x",

@@ -133,11 +133,12 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(name: str, text: str | 
     assert refused.value.fixes
 
 
-def test_a_misspelt_option_of_a_file_is_told_with_the_one_that_is_meant() -> None:
-    Path("a.yaml").write_text("command: echo\ngpus: 2\n")
+@pytest.mark.parametrize(("line", "meant"), [("gpus: 2", "gpu"), ("name: train", "job"), ("depends-on: a", "after")])
+def test_a_misspelt_option_of_a_file_is_told_with_the_one_that_is_meant(line: str, meant: str) -> None:
+    Path("a.yaml").write_text(f"command: echo\n{line}\n")
     with pytest.raises(Rejected) as refused:
         read_job_file("a.yaml")
-    assert refused.value.fixes == ("write gpu in place of gpus",)
+    assert refused.value.fixes == (f"write {meant} in place of {line.partition(':')[0]}",)
 
 
 def test_a_variable_that_is_no_text_is_not_shown() -> None:

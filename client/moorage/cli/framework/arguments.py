@@ -295,10 +295,11 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
     near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
     if "--gpu" in known and not (near and option.startswith(f"--{near}")):
-        from moorage.cli.habits import as_in_sbatch
+        from moorage.cli.habits import as_elsewhere
 
-        if said := as_in_sbatch(option):
-            return CannotRead(f"no option {option}", said, "moorage help sbatch")
+        if said := as_elsewhere(option):
+            more = "moorage help sbatch" if " of sbatch: " in said else f"moorage {verb} --help"
+            return CannotRead(f"no option {option}", said, more)
     if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
     end = list(words).index("--") if "--" in words else len(words)  # behind it is the job's command, as it is

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from moorage.cli.framework.arguments import CannotRead, Parameter, read
 from moorage.cli.framework.files import cannot_read, read_within
+from moorage.cli.habits import as_elsewhere
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.nearest import nearest
@@ -137,7 +138,8 @@ def _meant(why: str, plain: Iterable[str]) -> str:
     """Return which option a misspelt key most likely means, as a fix; "" if `why` is another error, or none is near."""
     options = [field.name.strip("_").replace("_", "-") for field in fields(JobFlags)]
     wrong = next((key for key in plain if why == f"no option --{key}"), "")
-    near = nearest(wrong, options) if wrong else ""
+    near = nearest(wrong, options) or as_elsewhere(f"--{wrong}").partition(" ")[0].removeprefix("--") if wrong else ""
+    near = near if near in options else ""
     return f"write {near} in place of {wrong}" if near else ""
 
 
