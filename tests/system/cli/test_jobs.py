@@ -178,6 +178,9 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
     none = await node.run("explain", "none", tenant=unique)
     assert dict(none.rows)["why"].startswith("not-here: no program no-such-program in PATH ")
     assert none.err == "fix: give its full path, or bring it with --with and write ./NAME\n"
+    kept = await node.run("logs", "none", "--no-follow", tenant=unique)
+    assert (kept.code, kept.out) == (0, "")
+    assert kept.err.startswith("no output of job none, which is FAILED: not-here: no program no-such-program in PATH ")
     assert (await node.run("errors", "start-failed")).code == 0
 
 

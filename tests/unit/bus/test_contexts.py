@@ -243,6 +243,15 @@ async def test_a_whole_key_is_no_damaged_one(home: Home, key: str) -> None:
     resolve(None, {}).check_login()
 
 
+def test_the_name_of_a_tenant_leads_to_the_contexts_of_its_keys(home: Home) -> None:
+    """It led to service.vision, the key of the tenant's jobs."""
+    for name in ("operator.ana", "service.vision", "submitter.vision"):
+        home.context(name, url="nats://a:4222")
+    with pytest.raises(BadContext) as raised:
+        resolve("vision", home.env)
+    assert raised.value.problem.next == "there are submitter.vision, service.vision"
+
+
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"null", b'{"url": "\xff"}', b"[" * 60_000, b"x" * 70_000])
 def test_a_file_that_is_no_context(home: Home, raw: bytes) -> None:
     file = home.context("bad", raw=raw)

@@ -284,11 +284,13 @@ async def _kept(
     from moorage.client.replicas import replicas_of
 
     progress = Progress(job, quiet=options.json or named, labelled=labelled, named=named, replicas=replicas)
-    joiner, given = Joiner(client._wire.read, job, tail), 0
+    joiner, given, wrote = Joiner(client._wire.read, job, tail), 0, False
     only = replicas_of(replica)
-    newest = await joiner.newest(await client.job(job).show(), only)
+    shown = await client.job(job).show()
+    newest = await joiner.newest(shown, only)
     async for piece in joiner.kept_of(newest, only, attempt):
         given += 1
+        wrote = wrote or bool(piece.text) or bool(piece.dropped)
         if options.json:
             emit(_told(job, piece) if named else piece)
         else:
@@ -299,6 +301,8 @@ async def _kept(
         raise joiner.trouble
     if joiner.trouble is not None:
         say(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
+    elif not wrote and not options.json:
+        say(f"no output of job {job}, which is {shown.state}{f': {shown.why}' if shown.why else ''}")
     return 0
 
 
