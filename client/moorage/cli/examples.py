@@ -13,7 +13,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "serve": (
         "moorage serve embedder:embed --name embed",
-        "moorage submit --service e:8 --with e.py -- /opt/m/bin/moorage serve e:embed",
+        "moorage submit --service e:8 --with e.py -- moorage serve e:embed",
         "moorage serve --name resize -- node resize.js",
     ),
     "logs": ("moorage logs train-42", "moorage logs last", "moorage logs --label sweep=lr"),

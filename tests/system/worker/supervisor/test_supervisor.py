@@ -222,6 +222,18 @@ async def test_a_start_that_fails_says_what_it_looked_for_and_where(rig: Rig, tm
 
 
 @rigged
+async def test_the_worker_s_own_moorage_is_found_where_the_path_of_a_job_has_none(rig: Rig, tmp_path: Path) -> None:
+    """A service's member is `moorage serve`: its command named the path that moorage has on the submitting machine."""
+    ended = await rig.run(StartMember(key="own", argv=("moorage", "--version"), env={"PATH": "/nowhere"}))
+    assert (ended.message, ended.exit_code) == ("", 0)
+    named = tmp_path / "moorage"
+    named.write_text("#!/bin/sh\nexit 7\n")
+    named.chmod(0o755)
+    ended = await rig.run(StartMember(key="named", argv=("moorage",), env={"PATH": str(tmp_path)}))
+    assert ended.exit_code == 7
+
+
+@rigged
 async def test_a_failed_start_does_not_hurt_its_batch(rig: Rig) -> None:
     members = [sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)]
     await rig.client.start(members)

@@ -20,6 +20,8 @@ OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
 UID_NONE: Final = (1 << 32) - 1
 #: most characters of a program, folder or PATH in a message; all of them together fit a report's detail
 TOLD_CHARS_MAX: Final = 60
+#: the worker's own `moorage`, which a job runs as `moorage` where its PATH has none: its members of services need one
+OWN: Final = os.fsencode(os.path.join(os.path.dirname(sys.executable), "moorage"))
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 
@@ -177,7 +179,8 @@ def _bytes(text: str) -> bytes:
 def _paths(program: bytes, search: str) -> list[bytes]:
     if b"/" in program:
         return [program]
-    return [os.path.join(folder or b".", program) for folder in os.fsencode(search).split(b":")]
+    paths = [os.path.join(folder or b".", program) for folder in os.fsencode(search).split(b":")]
+    return [*paths, OWN] if program == b"moorage" else paths
 
 
 def resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:
