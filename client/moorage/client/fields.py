@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, Protocol, TypedDict
 
 from moorage.client.durations import Duration
 from moorage.schemas.items import ItemsFile
@@ -43,6 +43,17 @@ class _RunFields(TypedDict, total=False):
     ports: int
 
 
+class HasId(Protocol):
+    """A handle on a job, or what is known of one: `job` is its id."""
+
+    @property
+    def job(self) -> str: ...
+
+
+#: a job after which another one starts: the id of one that succeeds, a handle on it, or also which end of it counts
+Earlier = str | HasId | Mapping[str, str] | After
+
+
 class Fields(_RunFields, total=False):
     """The keyword arguments of `submit` beside `what`, `gpu` and `job`: fields of a request and of its `run`, as on the
     wire. Only `limit` has another name there: it is `timeout_s` of `run`, how long an attempt may run."""
@@ -64,7 +75,7 @@ class Fields(_RunFields, total=False):
     if_seq: int
     events: Literal["job", "tenant"]
     labels: dict[str, str]
-    after: Sequence[str | Mapping[str, str] | After]
+    after: Earlier | Sequence[Earlier]
     start_after_s: float
     qos: Literal["low", "medium", "high", "critical"]
     preemptible: bool

@@ -18,7 +18,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request, Run, check_command, names_a_program
+from moorage.schemas.job import After, Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
 
 _TEXT: Final = frozenset({str})
@@ -79,7 +79,7 @@ def build_request(
     `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. Arguments replace the fields
     of the request. Raises `Rejected` (invalid-argument, with the field), and TypeError for an unknown field.
     """
-    named = dict(fields or {})
+    named = dict(_by_ids(fields or {}))
     if not named.keys() <= FIELDS:
         from moorage.client.keywords import check_keywords
 
@@ -109,6 +109,20 @@ def merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]
             held = (body.get("run") or {}) if name == "env" else body
             changed[name] = {**(held.get(name) or {}), **msgspec.to_builtins(changed[name], enc_hook=plainer)}
     return changed
+
+
+def _by_ids(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with a list of ids in place of the handles, or of the one job, in `after`."""
+    after = fields.get("after")
+    if after is None:
+        return fields
+    several = isinstance(after, Iterable) and not isinstance(after, str | Mapping)
+    return {**fields, "after": [_id_or_end(one) for one in (after if several else (after,))]}
+
+
+def _id_or_end(one: object) -> object:
+    id = None if isinstance(one, After) else getattr(one, "job", None)
+    return id if isinstance(id, str) else one
 
 
 def _body(what: object) -> dict[str, Any]:
@@ -278,7 +292,8 @@ class RequestBuilder:
 
         Jobs with equal requests share one `Request` object, so its `job` may be the id of another job.
         """
-        checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
+        fields = _by_ids(fields or {})
+        checked = self._checked_before(what, gpu, fields) if isinstance(what, COMMAND) else None
         if checked is None or not (job is None or (isinstance(job, str) and is_job(job))):
             request = build_request(what, gpu, job, fields)  # raises the error that says what is wrong
             assert request.job is not None

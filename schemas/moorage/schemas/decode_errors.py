@@ -40,7 +40,8 @@ _WAYS_ON: Final = {
     "env must have at most": "put them into a file among the job's files (--with), which the command reads",
     "env must have names": "name it as MY_VARIABLE; a function of a shell goes into a script among the job's files",
     "job must match": "name it with 1..64 letters, digits, - and _, as train-42",
-    "after must match": "name each job by its id in full, as train-42",
+    "after must match": "name each job by its id in full, as train-42; another end than SUCCEEDED counts with"
+    " {'job': 'train-42', 'when': 'any'}, --after train-42:any",
     "after must name at most": "let it start after one job that starts after some of them",
 }
 #: how the other bounds are kept, by the verb of their sentence

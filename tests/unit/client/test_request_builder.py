@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, job_ids, request_builder
+from moorage.client import AsyncClient, Gpu, GpuSpec, Rejected, Request, Secret, job_ids, request_builder
 from moorage.client.durations import seconds
 from moorage.client.job_ids import fresh_job_id
 from moorage.client.request_builder import RequestBuilder, build_request
@@ -281,5 +281,10 @@ def test_jobs_that_go_first_are_ids_or_say_which_end_counts() -> None:
     request = build_request(["eval"], fields={"after": said})
     assert request.after == [After("prep"), After("tidy", "any"), After("old", "failed")]
     assert build_request(request, job="b").after == request.after
+    assert build_request(["eval"], fields={"after": After("tidy", "any")}).after == [After("tidy", "any")]
+    for alone in ("prep", AsyncClient().job("prep")):
+        assert build_request(["eval"], fields={"after": alone}).after == [After("prep")]
+        prepared = RequestBuilder().build(["eval"], fields={"after": [alone, "tidy"]})
+        assert prepared.after == [After("prep"), After("tidy")]
     with pytest.raises(Rejected, match="each job once"):
         build_request(["eval"], fields={"after": ["prep", "prep"]})
