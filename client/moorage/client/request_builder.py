@@ -37,6 +37,9 @@ _NEXT: Final = {
     "run.image": "give a driver that runs images",
     "run.stall_s": "ask for a GPU, or leave it out",
     "run.on_stall": "say how long, as stall_s=600 or --stall 10m; or leave it out",
+    "run.checkpoint_signal": "write it as SIGUSR1",
+    "run.checkpoint_before_s": "it is 60 s unless you say less: checkpoint_before_s=5, --checkpoint-before 5s; or give "
+    "the job longer, with limit= or --time-limit",
     "retries": "leave out retries, or restart; max_restarts bounds the further attempts of restart",
     "run.max_restarts": 'add restart: "on-failure" or "always", or leave it out',
     "run.restart": "leave out the gang, or restart; retries start all ranks of a gang again",

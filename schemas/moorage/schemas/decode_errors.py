@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from moorage.schemas.errors import Problem, Refused, problem
-from moorage.schemas.job import Request
+from moorage.schemas.job import Request, Run
 from moorage.schemas.nearest import nearest
 
 T = TypeVar("T")
@@ -43,6 +43,25 @@ _WAYS_ON: Final = {
     "after must match": "name each job by its id in full, as train-42; another end than SUCCEEDED counts with"
     " {'job': 'train-42', 'when': 'any'}, --after train-42:any",
     "after must name at most": "let it start after one job that starts after some of them",
+}
+#: how a field of a request is written that got a value of another type
+_WRITTEN: Final = {
+    "$.gpu": '{"count": 2, "model": "H100"}',
+    "$.run": '{"argv": ["nvidia-smi", "-L"]}',
+    "$.run.argv": '["sh", "-c", "echo hello"]',
+    "$.run.env": '{"SEED": "7"}',
+    "$.after": '["train-42"]',
+    "$.labels": '{"team": "vision"}',
+    "$.resources": '{"cpu_milli": 4000, "memory_mib": 16384}',
+}
+#: names that a field of a request has elsewhere
+_CALLED: Final = {
+    "name": "job",
+    "id": "job",
+    **dict.fromkeys(("command", "cmd", "args"), "run.argv"),
+    **dict.fromkeys(("timeout", "time_limit"), "run.timeout_s"),
+    "cpu": "resources.cpu_milli",
+    "memory": "resources.memory_mib",
 }
 #: how the other bounds are kept, by the verb of their sentence
 _KEPT: Final = {"be ": "give", "have ": "let it have", "match ": "write it as", "name ": "name", "list ": "list"}
@@ -78,6 +97,8 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
         message, field = f"{key}: {message}", field.replace(ANY_KEY, f".{key}", 1)
     if near:
         next_step = f"the nearest field is {near}"
+    elif kind is Request and unknown is None and rule is None and field in _WRITTEN:
+        next_step = f"write it as {_WRITTEN[field]}"
     elif field.endswith("_s") and allowed.startswith("float"):
         next_step = "say it in seconds, as a number: 3600 is an hour"
     return problem(
@@ -161,6 +182,10 @@ def _nearest(name: str, kind: Any, path: str) -> str:
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
+    if kind is Request and path == "$":
+        run = msgspec.structs.fields(Run)
+        if meant := _CALLED.get(name) or next((f"run.{one.encode_name}" for one in run if one.encode_name == name), ""):
+            return meant
     return nearest(name, sorted(known))
 
 

@@ -86,6 +86,9 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "an unknown verb": Mistake(
         "unknown-verb", 2, ("sbmit", {}), lambda m: m._wire.read("sbmit", {}), ["sbmit"], says="submit"
     ),
+    "a verb of other tools": Mistake(
+        "unknown-verb", 2, ("kill", {}), lambda m: m._wire.read("kill", {}), ["kill"], says="cancel"
+    ),
     "a bad job id": submitted("invalid-argument", 2, job(job="a.b"), "$.job"),
     "a bad tenant": Mistake(
         "invalid-argument", 2, None, lambda m: _other_tenant(m, "No_Body"), ["ls", "--tenant", "No_Body"],

@@ -77,6 +77,10 @@ def test_the_value_of_a_variable_is_never_quoted() -> None:
         ({"resources": {"memory": 1}}, "memory_mib"),
         ({"run": {"argv": ["a"], "env": {"A": {"sekret": "b"}}}}, "secret"),
         ({"prioritie": 7}, "priority"),
+        ({"env": {"A": "b"}}, "run.env"),  # a field of `run`
+        ({"command": ["true"]}, "run.argv"),
+        ({"time_limit": "1h"}, "run.timeout_s"),
+        ({"name": "train"}, "job"),
     ],
 )
 def test_the_nearest_field_is_one_of_that_object(fields: dict[str, Any], near: str) -> None:
@@ -103,6 +107,20 @@ def test_of_a_duration_it_is_told_how_it_is_said() -> None:
     assert refused(deadline_s="1h").next == "say it in seconds, as a number: 3600 is an hour"
     assert refused(run={"argv": ["a"], "grace_s": "10"}).next == refused(deadline_s="1h").next
     assert refused(deadline_s=-1).next.startswith("give 0..")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"gpu": "2xH100"}, 'write it as {"count": 2, "model": "H100"}'),
+        ({"gpu": 1}, 'write it as {"count": 2, "model": "H100"}'),
+        ({"run": {"argv": "echo hello"}}, 'write it as ["sh", "-c", "echo hello"]'),
+        ({"run": {"argv": ["a"], "env": ["SEED=7"]}}, 'write it as {"SEED": "7"}'),
+        ({"after": "train-42"}, 'write it as ["train-42"]'),
+    ],
+)
+def test_a_field_of_another_type_is_told_as_it_is_written(fields: dict[str, Any], says: str) -> None:
+    assert refused(**fields).next == says
 
 
 LONG = 70_000 * "x"

@@ -31,6 +31,7 @@ from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
+from moorage.schemas.nearest import nearest
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import MemberLoad
@@ -38,6 +39,11 @@ from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
 
 log = logging.getLogger("moorage.intake")
 
+#: names that verbs have elsewhere
+_CALLED: Final = {
+    "status": "show", "get": "show", "list": "ls", "jobs": "ls", "run": "submit", "create": "submit",
+    **dict.fromkeys(("stop", "kill", "delete"), "cancel"),
+}  # fmt: skip
 #: the most messages of workers and operators that wait for decoding, the same for tenants, and the most of one tenant:
 #: the rest is kept for other tenants
 WAITING_MAX: Final = 100_000
@@ -288,7 +294,9 @@ class Intake:
             else:
                 self._on_read(tenant, verb, arguments, delivery.reply, json)
         else:
-            raise refuse("unknown-verb", f"no verb {verb}", found=verb, allowed=", ".join(API_VERBS))
+            near = _CALLED.get(verb) or nearest(verb[:32], API_VERBS)
+            step = f"ask {near}" if near else ""
+            raise refuse("unknown-verb", f"no verb {verb}", found=verb, allowed=", ".join(API_VERBS), next=step)
 
     def _submit(self, tenant: str, delivery: Delivery) -> None:
         self.counters["api.submit"] += 1
