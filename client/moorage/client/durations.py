@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from moorage.client.errors import rejected
@@ -27,9 +28,17 @@ def seconds(duration: Duration) -> float:
             f"not a duration: {duration!r}",
             found=str(duration),
             allowed="0s..366d",
-            next="write it as 90s, 10m, 1h30m or 2d",
+            next=_of_clock(duration) or "write it as 90s, 10m, 1h30m or 2d",
         )
     return value
+
+
+def _of_clock(duration: Duration) -> str:
+    """Return how a duration of Slurm, as `1-12:00:00`, is written here; "" for any other."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", str(duration))
+    parts = zip(found.groups("0"), "dhms", strict=True) if found is not None else ()
+    ours = "".join(f"{int(number)}{unit}" for number, unit in parts if int(number))
+    return f"write it as {ours}" if ours else ""
 
 
 def age(milliseconds: float | None) -> str:

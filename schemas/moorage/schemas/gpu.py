@@ -358,8 +358,8 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     if found is None and (swapped := _COUNT_BEHIND.fullmatch(text)):
         with_unit = f"{swapped['model']}:{swapped['count']}G{swapped['rest'] or ''}"
         is_count = not numbers and int(swapped["count"]) <= GPUS_PER_REPLICA_MAX
-        as_count = f"; or a count, in front: {swapped['count']}x{swapped['model']}" if is_count else ""
-        raise ValueError(f"not a GPU token: {token!r}; memory has a unit: {with_unit}{as_count}")
+        as_count = f"a count stands in front: {swapped['count']}x{swapped['model']}; and " if is_count else ""
+        raise ValueError(f"not a GPU token: {token!r}; {as_count}memory has a unit: {with_unit}")
     if not text or found is None:
         raise ValueError(f"not a GPU token: {token!r}; {_LOOKS_LIKE}")
     if re.fullmatch(r"\d+x\d+", text):

@@ -181,6 +181,10 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
             ran = await node.run("submit", "--instead-of", *words, tenant=unique)
             assert (ran.code, found in ran.err) == (code, True), (words, ran.err)
             assert "Traceback" not in ran.err
+        over = await client.submit(["true"], job="over")
+        await over.result()
+        ran = await node.run("submit", "--instead-of", "over", "--gpu", "1", tenant=unique)
+        assert "fix: moorage again over, with the same options" in ran.err
         assert (await waits.show()).state == "QUEUED"
         assert (await runs.show()).state == "RUNNING"
         await client.admin.limit(gpus=0, jobs=2, tenant=unique)

@@ -71,7 +71,7 @@ async def test_a_running_job_is_shown_with_its_use_and_an_ended_one_is_refused(n
     await until(is_read, deadline_s=60, what="a renewal brings what the job uses")
     told = await node.run("use", "j", tenant=unique)
     header, *rows = told.rows
-    assert header == ["AT", "WORKER", "WATTS", "OF", "USE", "%", "MEMORY", "MIB"]
+    assert header == ["AT", "WORKER", "WATTS", "USE", "%", "MEMORY", "MIB", "OF"]
     assert len(rows) == 2
     assert all(" sim" in each[1] for each in rows), "simulated GPUs say so"
     listed = await node.run("ls", tenant=unique)

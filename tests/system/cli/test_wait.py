@@ -101,8 +101,11 @@ async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, u
     frames = await start("events", "--json", env=node.env(unique))
     lines, json_lines = Lines(text.stdout), Lines(frames.stdout)
     heard = asyncio.gather(lines.until("SUCCEEDED"), json_lines.until("SUCCEEDED"))
+    assert text.stderr is not None
+    said = f"telling the state changes of tenant {unique} from now on; Ctrl-C ends it\n"
+    assert (await text.stderr.readline()).decode() == said
     at = 0
-    while not heard.done():  # they do not say when they begin to listen
+    while not heard.done():  # they say so before they listen
         at += 1
         await node.run("submit", "--job", f"e{at}", "--driver", "noop", tenant=unique)
     await heard

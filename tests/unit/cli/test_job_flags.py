@@ -116,6 +116,8 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"array": "0-9%4", "max_running": 4}, "--array NUMBERS%N and --max-running say the same", "take one"),
         ({"array": "0-9", "replicas": "4"}, "--replicas: replicas must be left out", ""),
         ({"max_failed": "none"}, "--max-failed must be a number from 1 on, or all", "leave it out"),
+        ({"time_limit": "1-12:30:00"}, "--time-limit: not a duration: '1-12:30:00'", "write it as 1d12h30m"),
+        ({"time_limit": "12:00:00"}, "--time-limit: not a duration: '12:00:00'", "write it as 12h"),
         ({"time_limit": "soon"}, "--time-limit: not a duration: 'soon'", "write it as 90s"),
         (
             {"time_limit": "0"},

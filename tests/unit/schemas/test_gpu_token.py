@@ -140,7 +140,7 @@ def test_other_ways_to_write_a_token_are_read(token: str, meant: str) -> None:
         ("3x2", "a model is missing: 3x2xany"),
         ("1xA100,L40S", "alternatives are split by |: did you mean 1xA100|L40S"),
         ("1xA100:80", "memory has a unit: 1xA100:80G"),
-        ("A100:8", "memory has a unit: A100:8G; or a count, in front: 8xA100"),
+        ("A100:8", "a count stands in front: 8xA100; and memory has a unit: A100:8G"),
         ("1xA100:80X", "the unit of memory is G or M, found 'X'"),
         ("model=A100", "a model has no =; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%"),
     ],

@@ -22,6 +22,7 @@ from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request, merged
 from moorage.schemas.gpu import GpuSpec, said_anew
 from moorage.schemas.job import QUEUED, TERMINAL
+from moorage.schemas.names import word_of
 from moorage.schemas.plan import Plan
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 "failed-precondition",
                 f"job {name} is {shown.state}: only a waiting job can be changed, or a service that runs",
                 found=name,
-                next="submit another job, or cancel this job first",
+                next=f"moorage again {word_of(name)}, with the same options"
+                if shown.state in TERMINAL
+                else "submit another job, or cancel this job first",
             )
         request = changed(shown.asked, flags, command, dict(fields), together, fresh)
         if flags.with_:

@@ -32,8 +32,8 @@ _ASCII: Final = "_.-:=+*#"
 #: replicas whose workers are asked
 ROWS_MAX: Final = 64
 #: the first is replica and GPU, as 0/3
-_COLUMNS: Final = ("AT", "WORKER", "WATTS", "OF", "USE", "%", "MEMORY", "MIB")
-_NUMBERS: Final = ("WATTS", "OF", "%", "MIB")
+_COLUMNS: Final = ("AT", "WORKER", "WATTS", "USE", "%", "MEMORY", "MIB", "OF")
+_NUMBERS: Final = ("WATTS", "%", "MIB", "OF")
 #: seconds between two looks with --watch: a worker reads its devices once a second
 WATCH_S: Final = 2.0
 #: errors that --watch outlasts: no replica runs, as between two attempts, or its worker is away
@@ -144,11 +144,11 @@ def _cells(row: UseRow, stream: TextIO) -> list[Any]:
         f"{row.replica}/{line.index}",
         page.worker + (" sim" if page.simulated else ""),
         _newest(line.power_w),
-        line.memory_total_mib or None,
         spark(line.percent, 100, stream),
         shared(_newest(line.percent), line.shared_by),
         spark(line.memory_mib, full, stream),
         _newest(line.memory_mib),
+        line.memory_total_mib or None,
     ]
 
 

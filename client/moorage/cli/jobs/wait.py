@@ -194,6 +194,7 @@ def events(
         if fleet:
             if job is not None:
                 raise rejected("invalid-argument", "--fleet is about no job", next="leave out the job, or --fleet")
+            say("telling what happens to the fleet from now on; Ctrl-C ends it")
             async for told in client.fleet.events():
                 if not options.shown(told, [told]):
                     tell(f"{utc_ms(told.time_ms)}\t{told.words}")
@@ -205,6 +206,7 @@ def events(
                 _tell(event, options, rows)
             return None
         rows = _rows(JOB_WIDTH)
+        say(f"telling the state changes of tenant {client.tenant} from now on; Ctrl-C ends it")
         async for event in client.events():
             _tell(event, options, rows)
         return None
