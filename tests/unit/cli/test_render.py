@@ -484,6 +484,13 @@ def test_long_job_ids_cut_no_column_without_a_word_and_turn_no_table_into_cards(
     assert len(table_of_events.line(["21:48:05.123", "short", *cells[2:]]).splitlines()) == 1
 
 
+def test_members_that_a_service_does_not_need_are_not_told_as_waiting() -> None:
+    row = {"job": "s", "state": "RUNNING", "reason": "scaled", "waiting": 3}
+    row["replicas"] = {"of": 4, "states": {"RUNNING": 1, "QUEUED": 3}}
+    assert job_rows.why_cell(row_of(row)) == "running 1  at most 4"
+    assert job_rows.why_cell(row_of({**row, "reason": "busy"})) == "running 1  waiting 3"
+
+
 def test_the_table_of_usage_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")

@@ -118,11 +118,13 @@ def test_with_public_frames_alone_it_tells_troubles_fits_and_idle_workers() -> N
 
 def test_a_service_that_rests_is_none_that_waits() -> None:
     model = Model(0)
-    rests = job("a", "rests", "QUEUED", 9, reason="scaled")
+    rests = job("a", "rests", "QUEUED", 9, reason="scaled", replicas={"of": 4, "states": {"QUEUED": 4}})
     some = job("a", "some", "RUNNING", 9, reason="scaled", waiting=3)
+    model.hear(frame(("n1", "up", "#·"), queued=8), 0)
     told(model, rests, some, job("a", "waits", "QUEUED", 5, reason="busy"))
     view = model.view(0, AT_MS)
     assert ([(row.job, row.jobs, row.reason) for row in view.waiting], view.waits) == ([("waits", 1, "busy")], 1)
+    assert view.queued == 1, "the frame counts each replica that does not run"
     assert model.oldest() == [("a", "waits")]
     assert {row.job for row in view.jobs} == {"rests", "some", "waits"}, "they are listed as jobs"
     told(model, rests)

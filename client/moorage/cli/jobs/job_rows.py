@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
-from moorage.cli.jobs.replica_words import shown_words
+from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
 from moorage.schemas.errors import is_as_asked
 from moorage.schemas.job import QUEUED, RUNNING, TERMINAL
@@ -107,7 +107,13 @@ def stopped_words(row: ShownJob) -> str:
 
 
 def _replicas_words(row: JobRow) -> str:
-    """Return how many replicas run, wait and are done, how many are ready, and why they wait if all do."""
+    """Return how many replicas run, wait and are done, how many are ready, and why they wait if all do.
+
+    Members that a service does not need wait for nothing: it is said how many there may be."""
+    if row.replicas is not None and row.reason == SCALED.name:
+        states = {name: count for name, count in row.replicas.states.items() if name != QUEUED}
+        running = replica_words(states, row.replicas.ended)
+        return GAP.join(filter(None, (running, ready_cell(row), f"at most {row.replicas.of}")))
     why = row.why if row.hold is not None else row.reason
     waits = row.replicas is not None and row.state == QUEUED
     return GAP.join(filter(None, (shown_words(row.replicas), ready_cell(row), why if waits else "")))

@@ -176,7 +176,7 @@ class Model:
             epoch=0 if frame is None else frame.epoch,
             heard_ms_ago=None if frame is None else now_ms - self._frame_ms,
             simulated="all" if simulated and all(simulated) else "some" if any(simulated) else "",
-            queued=0 if frame is None else frame.queued,
+            queued=0 if frame is None else max(0, frame.queued - self._resting()),
             running=0 if frame is None else frame.running,
             counts=counted(workers),
             use=self._use(workers),
@@ -193,6 +193,11 @@ class Model:
             unseen=list(self.unseen),
             sees_fleet=self.sees_fleet,
         )
+
+    def _resting(self) -> int:
+        """Return how many replicas of the listed services the frame counts as waiting, though no calls need them."""
+        counts = ((row, row.replicas.states if row.replicas is not None else {QUEUED: 1}) for row in self._jobs or ())
+        return sum(row.waiting or counted.get(QUEUED, 0) for row, counted in counts if _is_scaled(row))
 
     def _leads(self, now_ms: int) -> str:
         """Return the scheduler that leads: who said so lately, or else who answered; "" if neither is known."""
