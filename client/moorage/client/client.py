@@ -125,6 +125,13 @@ class AsyncClient:
         self._calls: Calls | None = None
         self._logs_warnings = True  # of submits; the command prints them itself
 
+    if not TYPE_CHECKING:  # for a type checker it is an error
+
+        def __getattr__(self, name: str) -> Any:
+            from moorage.client.keywords import no_attribute
+
+            raise no_attribute(self, name)
+
     def __repr__(self) -> str:
         return repr(self._wire).replace("Connected", type(self).__name__, 1)
 

@@ -65,6 +65,13 @@ class Job:
         "_began_s", "_client", "_gpu", "_request", "_result", "_story", "_valued", "accepted", "job", "state", "worker",
     )  # fmt: skip
 
+    if not TYPE_CHECKING:  # for a type checker it is an error
+
+        def __getattr__(self, name: str) -> Any:
+            from moorage.client.keywords import no_attribute
+
+            raise no_attribute(self, name)
+
     def __init__(
         self,
         client: Connected,

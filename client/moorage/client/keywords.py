@@ -1,4 +1,4 @@
-"""Check the keyword arguments of the SDK's methods that take fields of a request, and explain unknown ones."""
+"""Explain unknown keyword arguments of the SDK's methods that take fields of a request, and unknown attributes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,28 @@ _HERE: Final = {
     "memory": "host memory is resources=Resources(memory_mib=16384), a GPU's own is gpu='1xH100:80G'",
     "errors": "it is an argument of the job's answers: job.answers(errors='return')",
     "environment": "it is env={'NAME': 'value'}",
+    "array": "copies are replicas=10, and a replica for each value is map(command, values)",
+}
+#: how much of an unknown keyword has to be that of a known one (difflib's ratio) to be told as the nearest
+_NEAR: Final = 0.7
+#: what people look for on a job, and what has it here
+_OF_JOB: Final = {
+    **dict.fromkeys(("id", "name", "job_id"), "its id is job.job"),
+    **dict.fromkeys(("status", "done", "finished"), "job.show().state says how it is"),
+    **dict.fromkeys(("wait", "get", "join", "value"), "job.result() waits for its end"),
+    **dict.fromkeys(("stop", "kill", "terminate", "delete"), "job.cancel() ends it"),
+    **dict.fromkeys(("log", "output", "stdout", "stderr", "tail"), "job.logs() has its output"),
+    **dict.fromkeys(("code", "exit_code", "returncode"), "job.result().code is its exit code"),
+    **dict.fromkeys(("retry", "rerun", "restart"), "job.again() runs it again"),
+}
+#: methods of a job
+_JOBS_OWN: Final = ("cancel", "logs", "events", "show", "result", "explain", "exec", "forward", "files", "again")
+#: and on a client
+_OF_CLIENT: Final = {
+    **dict.fromkeys(("jobs", "list", "list_jobs"), "client.ls() lists the jobs"),
+    **dict.fromkeys(("get", "get_job"), "client.job('ID') is a handle on a job"),
+    **dict.fromkeys(("nodes", "workers", "hosts", "gpus"), "client.fleet.show() has the workers"),
+    "schedule": "client.schedules.add(…) makes one",
 }
 
 
@@ -44,6 +66,19 @@ def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "
             continue
         if name in _HERE and not beside:
             raise TypeError(f"no keyword {name!r} here: {_HERE[name]}")
-        near = nearest(name, known)
+        near = nearest(name, known, _NEAR)
         there = f"the nearest is {near!r}" if near else f"there are {', '.join(sorted(known))}"
         raise TypeError(f"no keyword {name!r} here{beside and f', {beside}'}: {there}")
+
+
+def no_attribute(of: object, name: str) -> AttributeError:
+    """Return the error for an attribute that a job, a client or another object of the SDK lacks, with what has it."""
+    kind = type(of).__name__
+    told = ""
+    if kind in ("Job", "SyncJob"):
+        told = _OF_JOB.get(name, "")
+    elif kind in ("AsyncClient", "Client") and not name.startswith("_"):
+        told = _OF_CLIENT.get(name, "")
+        if not told and (name in _OF_JOB or name in _JOBS_OWN):
+            told = f"with job = client.job('ID'), {_OF_JOB.get(name, f'it is job.{name}(…)')}"
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{told and f': {told}'}", name=name, obj=of)

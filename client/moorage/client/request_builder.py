@@ -141,7 +141,9 @@ def _body(what: object) -> dict[str, Any]:
             f"a command is a list of words, not {'a string' if isinstance(what, str | bytes) else type(what).__name__}",
             field="$.run.argv",
             found=str(what),
-            next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
+            next="map(function, items) runs it for each item"
+            if callable(what)
+            else "use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
         )
     return {"run": {"argv": _argv(what)}}
 

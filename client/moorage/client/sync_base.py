@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from moorage.client.client import AsyncClient
 from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
@@ -27,6 +27,13 @@ class Handle(Generic[T]):
     def __init__(self, thread: LoopThread, twin: T) -> None:
         self._thread = thread
         self._twin = twin
+
+    if not TYPE_CHECKING:  # for a type checker it is an error
+
+        def __getattr__(self, name: str) -> Any:
+            from moorage.client.keywords import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return repr(self._twin).replace(f"<{type(self._twin).__name__}", f"<{type(self).__name__}", 1)

@@ -129,3 +129,30 @@ def test_a_target_and_a_transport_exclude_each_other(fleet: SimFleet) -> None:
     for client in (AsyncClient, Client):
         with pytest.raises(TypeError, match="exclude each other"):
             client("nats://127.0.0.1:1", transport=fleet)
+
+
+def test_a_name_that_a_job_or_a_client_lacks_is_told_with_what_has_it() -> None:
+    job = AsyncClient().job("j")
+    for of, name, says in (
+        (job, "id", "its id is job.job"),
+        (job, "wait", "job.result() waits for its end"),
+        (job, "status", "job.show().state says how it is"),
+        (AsyncClient(), "jobs", "client.ls() lists the jobs"),
+        (Client(), "cancel", "with job = client.job('ID'), it is job.cancel(…)"),
+        (Client(), "status", "with job = client.job('ID'), job.show().state says how it is"),
+        (Client().fleet, "nodes", "'SyncFleet' object has no attribute 'nodes'"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            getattr(of, name)
+        assert str(caught.value).endswith(says)
+        assert not hasattr(of, "_repr_png_")
+
+
+async def test_a_keyword_that_resembles_none_is_told_as_none(fleet: SimFleet) -> None:
+    """array was told as ready."""
+    async with AsyncClient(transport=fleet) as client:
+        with pytest.raises(TypeError, match="copies are replicas=10"):
+            await client.submit(["true"], array="0-9")  # type: ignore[call-arg]
+        with pytest.raises(Rejected) as refused:
+            await client.submit(len)  # type: ignore[arg-type]
+        assert refused.value.fixes[0].startswith("map(function, items)")
