@@ -1,7 +1,8 @@
 """A leader's engine, which one request, worker or timer that makes the core raise does not stop.
 
 What raised is taken back from the state (`ledger/undo.py`), what was at hand is set aside, all tables (queue,
-reservation, fleet, timers) are made anew from the state, as in a takeover, and the record is built again:
+reservation, fleet, timers) are made anew from the state, as in a takeover, and the record is built again. What only
+this term knows stays, such as the stalls that were reported:
 
 - a request is answered `internal`, or becomes a dead letter. From the second time within a minute on, the same tenant's
   requests of that verb are refused unread for a minute, since the tables cost the time of all tenants;
@@ -24,7 +25,8 @@ from __future__ import annotations
 import itertools
 import traceback
 from contextlib import suppress
-from typing import Any, Final
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.containment import (
     PARTS_OF_PLACING,
@@ -41,6 +43,9 @@ from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job, Member, Worker
+from moorage.scheduler.core.lifecycle.sessions import KNOWN
+from moorage.scheduler.core.lifecycle.stalls import Stall
+from moorage.scheduler.core.lifecycle.starts import FailedStarts
 from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import Group
@@ -59,6 +64,14 @@ WHY_HELD: Final = "internal: the scheduler failed as it placed it"
 WHY_CORDONED: Final = "internal: the scheduler failed twice on what this worker sends"
 
 
+class _Known(NamedTuple):
+    """What is known of one term beside the ledger, that no worker reports again, as of the end of a record."""
+
+    stalls: dict[int, dict[int, Stall]]
+    starts: FailedStarts
+    no_guests: dict[int, int]
+
+
 class ContainedEngine(Engine):
     """The engine of a leader. `containment` has the failures, for the log, the metrics and `doctor`."""
 
@@ -72,7 +85,7 @@ class ContainedEngine(Engine):
         super().__init__(*begins)
 
     def build(self, time_ms: int, mono_ms: int, *, folds: bool = True) -> bytes:
-        now_ms, failures = max(time_ms, self.state.time_ms), 0
+        now_ms, failures, known = max(time_ms, self.state.time_ms), 0, self._known()
         while True:
             self._refuse_unread(now_ms)
             try:
@@ -87,7 +100,7 @@ class ContainedEngine(Engine):
                 self._take_back()
                 for event in at_fault:
                     self._refuse(event)
-                self._rebuild(mono_ms, self.fleet.left | self.fleet.hosts)
+                self._rebuild(mono_ms, self.fleet.left | self.fleet.hosts, known)
                 continue
             assert self._in_flight is not None
             self._in_flight.replies += self._owed
@@ -283,14 +296,23 @@ class ContainedEngine(Engine):
 
     # ----------------------------------------------------------------------------------------------------- rebuild
 
-    def _rebuild(self, mono_ms: int, hosts: dict[int, Host]) -> None:
-        """Rebuild all tables from the state and from what workers reported in this term, as `hosts` have it."""
-        sessions, moved_seq = self.sessions, self.admission.moved_seq
+    def _known(self) -> _Known:
+        return _Known(self.sessions.stalls.told, deepcopy(self.lifecycle.starts.known), dict(self.fleet.no_guests))
+
+    def _rebuild(self, mono_ms: int, hosts: dict[int, Host], known: _Known) -> None:
+        """Rebuild all tables from the state and from what this term knows besides: `known`, what workers reported, as
+        `hosts` have it, and what was measured.
+
+        All else is reported again within seconds, or costs no more than a search that is made again.
+        """
+        sessions, moved_seq, swaps = self.sessions, self.admission.moved_seq, self.sleeping.swaps
         self._make_parts()
-        self.admission.moved_seq = moved_seq
-        self.sessions.ahead.update(sessions.ahead)
-        self.sessions.reports.update(sessions.reports)
-        self.sessions.hostless.update(sessions.hostless)
+        self.admission.moved_seq, self.sleeping.swaps = moved_seq, swaps
+        self.fleet.no_guests = dict(known.no_guests)
+        self.lifecycle.starts.known = deepcopy(known.starts)
+        self.sessions.stalls.told = known.stalls
+        for name in KNOWN:
+            setattr(self.sessions, name, getattr(sessions, name))
         for job in self.state.jobs.values():
             job.shape = None
         self._indexing.resume(mono_ms, again=True)
@@ -303,6 +325,7 @@ class ContainedEngine(Engine):
             host.closed = host.closed or ("worker", host.worker.id) in self.containment.until
             try:
                 self.fleet.refresh(host)
+                self.sessions.stalls.heard(host)
             except Exception as raised:
                 self._index_failed(host.worker, raised)
         for event in itertools.chain(self.pending.submits, *self._wait.values()):
@@ -335,7 +358,7 @@ class ContainedEngine(Engine):
             super()._follow(flight, folded, out, mono_ms)
         except Exception as raised:
             self.containment.note("output", f"after record {self.state.seq}", "", raised, self.state.time_ms)
-            self._rebuild(mono_ms, self.fleet.hosts)
+            self._rebuild(mono_ms, self.fleet.hosts, self._known())
 
     def _frames_failed(self, of: Worker, raised: Exception) -> None:
         self.containment.note("output", "frames", f"worker {of.id}", raised, self.state.time_ms)

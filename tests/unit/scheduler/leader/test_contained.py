@@ -31,8 +31,11 @@ from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
+from moorage.schemas.reasons import STARTS_FAIL
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.honest_worker import Worker
+from tests.unit.scheduler.lifecycle.test_stalls import IDLE, SPINS, renew, told
+from tests.unit.scheduler.lifecycle.test_starts_fail import failing, is_bad
 from tests.unit.scheduler.scheduled import offer_ask, offer_run
 
 #: what the faults below look for in a request
@@ -1108,3 +1111,55 @@ def test_all_replicas_of_a_job_that_could_not_be_indexed_start_once_it_is_releas
     drive.run_out("w0")
     drive.settle()
     assert len(drive.job("bad").members) == 3
+
+
+# ----------------------------------------------------------------------------- what the term knows beside the ledger
+
+
+@pytest.mark.parametrize("when", ["as it stalls", "later"])
+def test_a_stall_that_was_reported_before_a_failure_is_taken_back_once_the_job_moves(
+    when: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients kept "stalled" for good: the tables that were made anew knew of no stall."""
+    break_submits(drive, monkeypatch, "admission")
+    drive.submit("j", gpu={"count": 2}, run={"driver": "noop", "stall_s": 60})
+    drive.settle()
+    assert told(drive) == []
+    if when == "as it stalls":
+        drive.offer_submit(POISON)
+    renew(drive, (60, [IDLE, IDLE]))
+    assert [each["seconds"] for each in told(drive)] == [60]
+    if when == "later":
+        drive.offer_submit(POISON)
+        drive.tick(1000)
+    assert drive.counts == {"request": 1}
+    assert told(drive) == [], "it still stalls"
+    renew(drive, (0, [IDLE, SPINS]))
+    assert told(drive) == [{"seconds": 0, "why": "it moves again"}]
+    drive.replays()
+
+
+def test_jobs_that_failed_to_start_on_a_host_count_once_whatever_fails_between(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each failure the count began at 0, so a host that starts nothing was not closed, or for a minute only."""
+    break_submits(drive, monkeypatch, "admission")
+    for name in ("w0", "w1"):
+        drive.operate("cordon", name)
+    bad = failing(drive, "bad", is_bad)
+    drive.worker("keeper", 8)
+    closed = []
+    for number in range(12):
+        drive.submit(f"j{number}", gpu={})
+        drive.offer_submit(POISON, tenant=f"t{number}")
+        drive.settle()
+        drive.pass_time(2_000)
+        drive.settle()
+        drive.run_out("keeper")
+        if drive.state.workers["bad"].flag == STARTS_FAIL.name:
+            closed.append(round((drive.state.workers["bad"].until_ms - drive.state.time_ms) / 60_000))
+            drive.pass_time(closed[-1] * 60_000, step=5_000)
+    assert closed == [1, 2, 4, 8]
+    assert bad.tried == 12
+    assert drive.counts == {"request": 12}
+    drive.replays()

@@ -33,7 +33,7 @@ def test_a_worker_that_says_goodbye_leaves_no_count_of_its_joins_behind() -> Non
         worker = drive.worker(f"w{number}", 1)
         drive.send(worker.id, Goodbye(worker.session))
     drive.tick()
-    assert not drive.engine.sessions._joins
+    assert not drive.engine.sessions.joins
 
 
 def test_a_worker_that_only_joins_gets_no_jobs_though_its_sessions_are_lost_in_between() -> None:

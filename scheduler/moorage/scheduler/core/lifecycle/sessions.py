@@ -48,6 +48,8 @@ MISSED_MAX: Final = 3
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})
 #: a worker that joins so often in a row without a frame of its session counts as not heard from
 JOINS_UNPROVEN_MAX: Final = 2
+#: the tables of a term that are neither in the ledger nor reported again
+KNOWN: Final = ("former", "reports", "ahead", "hostless", "joins")
 _OVER: Final = frozenset({"exited", "ran", "refused", "withdrawn", "not-held"})
 
 
@@ -81,7 +83,7 @@ class Sessions:
         self.hostless: dict[int, int] = {}
         #: by worker number (below WORKERS_MAX): how often it has joined since a frame named its session. A goodbye
         #: names it, a loss does not, so the count survives a loss, and a worker that only joins gets no jobs in between
-        self._joins: dict[int, int] = {}
+        self.joins: dict[int, int] = {}
 
     # -------------------------------------------------------------------------------------------- join
 
@@ -226,14 +228,14 @@ class Sessions:
 
     def forget(self, num: int) -> None:
         """Drop what is known of a worker that the ledger has forgotten."""
-        for table in (self.former, self.ahead, self.reports, self._joins):
+        for table in (self.former, self.ahead, self.reports, self.joins):
             table.pop(num, None)
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, frame.session):
             return session_over(event.worker)
-        self._joins.pop(worker.num, None)
+        self.joins.pop(worker.num, None)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, GOODBYE, frozenset())
         return None
@@ -246,7 +248,7 @@ class Sessions:
         """
         host = self.fleet.join(worker, members)
         self.lending.joined(worker)
-        joins = self._joins[worker.num] = self._joins.get(worker.num, 0) + 1
+        joins = self.joins[worker.num] = self.joins.get(worker.num, 0) + 1
         host.heard = joins <= JOINS_UNPROVEN_MAX
         host.last_ms = mono_ms
         self.fleet.refresh(host)
@@ -262,7 +264,7 @@ class Sessions:
         worker = self.state.workers.get(event.worker)
         if not self._is_current(worker, frame.session):
             return session_over(event.worker)
-        self._joins.pop(worker.num, None)
+        self.joins.pop(worker.num, None)
         last = folded.get(worker.num, worker.no)
         if frame.no <= last:
             return FactAck(last, self.state.epoch)
@@ -308,7 +310,7 @@ class Sessions:
         if not host.heard and self._is_ahead(worker, self._known_by(worker, frame)):
             return no_leader()
         every = (1 << len(host.cls.devices)) - 1
-        self._joins.pop(worker.num, None)
+        self.joins.pop(worker.num, None)
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens

@@ -118,7 +118,7 @@ class Sleeping:
         self._lifecycle = lifecycle
         self._heard: dict[AttemptName, _Heard] = {}
         self._looked_ms = 0
-        self._swaps = Swaps()
+        self.swaps = Swaps()
         #: whether to look in the next record: a call waits in a member that sleeps, one was told to run on, or has
         #: ended the calls of its turn
         self.is_called = False
@@ -139,14 +139,14 @@ class Sleeping:
     def waking(self, member: Member, began_ms: int = 0) -> str:
         """Return what it takes to have a frozen member's memory back on its GPUs, of which `began_ms` are over; "" if
         nothing is known of it."""
-        swap = self._swaps.of(member.replica.job.num)
+        swap = self.swaps.of(member.replica.job.num)
         size = f"{swap.mib / 1024:.3g} GiB from RAM" if swap.mib else ""
         takes = f"about {max(1, math.ceil((swap.in_ms - began_ms) / 1000))} s" if swap.in_ms > began_ms else ""
         return f"waking: {', '.join(filter(None, (size, takes)))}" if size or takes else ""
 
     def waits(self, member: Member) -> Wait:
         """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long from now."""
-        swap, waking, job = self._swaps.of(member.replica.job.num), self.waking(member), member.replica.job
+        swap, waking, job = self.swaps.of(member.replica.job.num), self.waking(member), member.replica.job
         if job.hold is not None or self._state.read_tenant(job.tenant).hold is not None:
             return Wait(None, "is held")
         if is_over_limit(self._state.read_tenant(job.tenant), member):
@@ -196,7 +196,7 @@ class Sleeping:
             return 0
         least_ms = round(1000 * request.service.awake_s)
         if member.replica.state == FROZEN:
-            waking_ms = self._swaps.of(member.replica.job.num).in_ms - self._wakes_ms(member)
+            waking_ms = self.swaps.of(member.replica.job.num).in_ms - self._wakes_ms(member)
             return max(0, waking_ms) + least_ms
         if heard is None:
             return 0
@@ -207,7 +207,7 @@ class Sleeping:
 
     def _out_ms(self, member: Member) -> int:
         """Return how long a member takes to leave its GPUs, less what is over of it."""
-        heard, out_ms = self._heard.get(member.name), self._swaps.of(member.replica.job.num).out_ms
+        heard, out_ms = self._heard.get(member.name), self.swaps.of(member.replica.job.num).out_ms
         since_ms = heard.freezes_ms if heard is not None and member.freeze else None
         return out_ms if since_ms is None else max(0, out_ms - (self._looked_ms - since_ms))
 
@@ -217,7 +217,7 @@ class Sleeping:
 
     def _turn_ms(self, member: Member) -> int:
         """Return how long a turn of a frozen member takes, from its resume to the next one's."""
-        swap, request = self._swaps.of(member.replica.job.num), self._lifecycle.request_of(member.replica.job)
+        swap, request = self.swaps.of(member.replica.job.num), self._lifecycle.request_of(member.replica.job)
         return swap.in_ms + swap.out_ms + round(1000 * (request.service.awake_s if request.service else 0))
 
     def refused(self, member: Member) -> bool:
@@ -235,7 +235,7 @@ class Sleeping:
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
         self._looked_ms = mono_ms
-        self._swaps.keep(self._state.jobs)
+        self.swaps.keep(self._state.jobs)
         self._let_guests_again(mono_ms)
         self._find_silent(mono_ms)
         stuck = self._fleet.stuck = {}
@@ -274,7 +274,7 @@ class Sleeping:
             if state == FROZEN:  # once it runs on, for whatever reason, it counts anew
                 heard.asked, heard.called_ms, heard.vain = False, mono_ms, 0
                 if heard.freezes_ms is not None:
-                    self._swaps.left(member.replica.job.num, mono_ms - heard.freezes_ms)
+                    self.swaps.left(member.replica.job.num, mono_ms - heard.freezes_ms)
                 heard.freezes_ms, heard.is_frozen = None, True
             gives_way = state == RUNNING and self._is_needed(member)  # it is first to be frozen for another one
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
@@ -286,11 +286,11 @@ class Sleeping:
         if state != RUNNING:
             return
         if heard.is_frozen and (since_ms := _leased_ms(member)) is not None:
-            self._swaps.came(member.replica.job.num, draft.time_ms - since_ms)
+            self.swaps.came(member.replica.job.num, draft.time_ms - since_ms)
         heard.freezes_ms, heard.is_frozen = None, False
         if heard.awake_ms is None:
             heard.awake_ms, heard.began = mono_ms, False
-        self._swaps.has(member.replica.job.num, self._used_mib(member))
+        self.swaps.has(member.replica.job.num, self._used_mib(member))
         request = self._lifecycle.request_of(member.replica.job)
         spec = request.service
         assert spec is not None

@@ -52,12 +52,13 @@ class Stalls:
         self._fleet = fleet
         self._lifecycle = lifecycle
         self._still: dict[int, dict[AttemptName, AttemptUse]] = {}  # by worker number, by the last renewal
-        self._told: dict[int, dict[int, Stall]] = {}  # by job number and replica, or GANG
+        #: those that were told, by job number and replica, or GANG; each look puts another table in its place
+        self.told: dict[int, dict[int, Stall]] = {}
 
     @property
     def watches(self) -> bool:
         """Whether attempts with a `stall_s` are still now, so that time alone may make them stall."""
-        return bool(self._still or self._told)
+        return bool(self._still or self.told)
 
     def heard(self, host: Host) -> None:
         """Take what a host's renewal says of attempts that are still."""
@@ -68,12 +69,12 @@ class Stalls:
 
     def of_job(self, job: Job) -> list[Stalled]:
         """Return the stalls of a job, by replica."""
-        found = self._told.get(job.num) if job.live else None
+        found = self.told.get(job.num) if job.live else None
         return [] if found is None else [stall.told for _, stall in sorted(found.items())]
 
     def jobs(self) -> Iterator[tuple[Job, list[Stalled]]]:
         """Yield the jobs that stall, by number."""
-        for num in sorted(self._told):
+        for num in sorted(self.told):
             if (job := self._state.jobs.get(num)) is not None and (found := self.of_job(job)):
                 yield job, found
 
@@ -81,12 +82,12 @@ class Stalls:
         """Tell stalls that began and that are over, and end the attempts that are to end. Call it once a second."""
         if not self.watches:
             return
-        before, self._told = self._told, {}
-        for (num, which), ranks in self._stalled().items():
+        stalled, told_now = self._stalled(), dict[int, dict[int, Stall]]()
+        for (num, which), ranks in stalled.items():
             job = ranks[0].member.replica.job
             attempts = frozenset(each.member.name for each in ranks)
             told = _words(ranks, which)
-            known = before.get(num, {}).pop(which, None)
+            known = self.told.get(num, {}).get(which)
             run = self._lifecycle.request_of(job).workload
             if run.on_stall == "end":
                 why = f"stalled: no output and no work of its GPUs for {run.stall_s:g} s; {told.why}"
@@ -95,10 +96,12 @@ class Stalls:
                 continue  # without room it is ended a second later
             if known is None or known.attempts != attempts:
                 draft.stalls.append((job, told))
-            self._told.setdefault(num, {})[which] = Stall(attempts, told)
-        for num, rest in before.items():
-            for which, stall in rest.items():
-                self._take_back(draft, num, which, stall)
+            told_now.setdefault(num, {})[which] = Stall(attempts, told)
+        for num, before in self.told.items():
+            for which, stall in before.items():
+                if (num, which) not in stalled:
+                    self._take_back(draft, num, which, stall)
+        self.told = told_now
 
     def _stalled(self) -> dict[tuple[int, int], list[Still]]:
         """Return what stalls now, by job number and replica: one attempt, or all ranks of a gang in their order."""

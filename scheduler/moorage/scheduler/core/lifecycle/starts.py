@@ -10,7 +10,7 @@ Which jobs failed where is known to this process alone. That a host is closed, a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.config import FAILED_KEPT_MAX
 from moorage.scheduler.core.draft import Draft
@@ -33,14 +33,19 @@ WHY_CHARS_MAX: Final = 120
 _NOWHERE: Final[frozenset[int]] = frozenset()
 
 
-class _Failed:
+class _Failed(NamedTuple):
     """A job that failed to start on a host: its tenant, and whether it has started on another host since."""
 
-    __slots__ = ("started", "tenant")
+    tenant: str
+    started: bool = False
 
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        self.started = False
+
+class FailedStarts(NamedTuple):
+    """What failed on workers, by their numbers, since the last start there."""
+
+    failed: dict[int, dict[int, _Failed]]  # by job number, the newest `FAILED_KEPT_MAX` jobs
+    times: dict[int, int]  # how often it was closed
+    why: dict[int, str]  # why the last job failed
 
 
 class Starts:
@@ -50,15 +55,12 @@ class Starts:
         self._state = state
         self._fleet = fleet
         self._most = most
-        #: by worker number: by job number, the newest `FAILED_KEPT_MAX` jobs that failed there since the last start
-        self._failed: dict[int, dict[int, _Failed]] = {}
-        self._times: dict[int, int] = {}  # by worker number: how often it was closed since the last start there
-        self._why: dict[int, str] = {}  # by worker number: why the last job failed there
+        self.known = FailedStarts({}, {}, {})
 
     @property
     def watches(self) -> bool:
         """Whether starts must be told to `heard`: some host has failed to start a job since its last start."""
-        return bool(self._failed or self._times)
+        return bool(self.known.failed or self.known.times)
 
     def heard(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
@@ -71,10 +73,10 @@ class Starts:
                 self._started(draft, member.replica.job)
 
     def _started(self, draft: Draft, job: Job) -> None:
-        for num, row in list(self._failed.items()):
+        for num, row in list(self.known.failed.items()):
             failed = row.get(job.num)
             if failed is not None and not failed.started:
-                failed.started = True
+                row[job.num] = failed._replace(started=True)
                 self._judge(draft, self._state.worker_by_num[num])
 
     def failed(self, draft: Draft, member: Member, why: str) -> None:
@@ -82,24 +84,25 @@ class Starts:
         if draft.time_ms - began_ms(member, 0) > SOON_MS:
             return
         worker, job = member.worker, member.replica.job
-        row = self._failed.setdefault(worker.num, {})
+        row = self.known.failed.setdefault(worker.num, {})
         row[job.num] = row.pop(job.num) if job.num in row else _Failed(job.tenant)
         if len(row) > FAILED_KEPT_MAX:
             del row[next(iter(row))]
-        self._why[worker.num] = why
+        self.known.why[worker.num] = why
         self._judge(draft, worker)
 
     def failed_of(self, num: int) -> frozenset[int]:
         """Return the numbers of the workers on which this job failed to start, and nothing has started since."""
-        return frozenset(worker for worker, row in self._failed.items() if num in row) if self._failed else _NOWHERE
+        failed = self.known.failed
+        return frozenset(worker for worker, row in failed.items() if num in row) if failed else _NOWHERE
 
     def has_failed(self, num: int) -> bool:
         """Return whether any job failed to start on this worker (by number), and nothing has started there since."""
-        return num in self._failed
+        return num in self.known.failed
 
     def left(self, worker: Worker) -> None:
         """Forget what failed on a worker: a job has started there, its session is over, or an operator opens it."""
-        for table in (self._failed, self._times, self._why):
+        for table in self.known:
             table.pop(worker.num, None)
 
     def mended(self, draft: Draft, worker: Worker) -> None:
@@ -114,7 +117,7 @@ class Starts:
                 self.mended(draft, worker)
 
     def _judge(self, draft: Draft, worker: Worker) -> None:
-        row = self._failed[worker.num].values()
+        row = self.known.failed[worker.num].values()
         tenants = {failed.tenant for failed in row}
         is_the_hosts = sum(failed.started for failed in row) >= self._most or (
             len(row) >= self._most and len(tenants) > 1
@@ -122,9 +125,9 @@ class Starts:
         open_now = worker.flag == "open" and worker.session
         if not is_the_hosts or not open_now:
             return
-        times = self._times.get(worker.num, 0)
+        times = self.known.times.get(worker.num, 0)
         until_ms = draft.time_ms + min(CLOSED_MS << min(times, 16), CLOSED_MS_MAX)
-        why = shown(self._why[worker.num])[:WHY_CHARS_MAX]
+        why = shown(self.known.why[worker.num])[:WHY_CHARS_MAX]
         set_flag(draft, self._fleet, worker, Shut(worker.num, until_ms, why))
-        self._times[worker.num] = times + 1
-        del self._failed[worker.num]
+        self.known.times[worker.num] = times + 1
+        del self.known.failed[worker.num]
