@@ -38,7 +38,16 @@ from moorage.scheduler.core.containment import (
     unread,
 )
 from moorage.scheduler.core.engine import Engine, HalfFolded
-from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, QueueRead, ScheduleRun, Submit
+from moorage.scheduler.core.events import (
+    Cancel,
+    Event,
+    FromWorker,
+    Order,
+    QueueRead,
+    ScheduleRun,
+    SnapshotTaken,
+    Submit,
+)
 from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
@@ -207,6 +216,8 @@ class ContainedEngine(Engine):
         try:
             if isinstance(event, Submit):
                 event.answer(answer, self._owed)
+            elif isinstance(event, SnapshotTaken):
+                event.is_refused = True
             elif hasattr(event, "reply"):
                 self._owed.append((answer, event.reply, event.json))
         except Exception as raised:  # it costs that answer

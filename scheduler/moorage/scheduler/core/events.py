@@ -237,11 +237,12 @@ class Wake(msgspec.Struct, eq=False):
 
 
 class SnapshotTaken(msgspec.Struct, eq=False):
-    """A follower has written a snapshot of the state at `seq`; the next record names it."""
+    """A follower has written a snapshot of the state at `seq`; the next record names it, unless the core refuses it."""
 
     name: str
     seq: int
     digest: str
+    is_refused: bool = False
 
 
 class Resign(msgspec.Struct, eq=False):

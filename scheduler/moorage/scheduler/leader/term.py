@@ -518,7 +518,10 @@ class Term:
             except BusError as error:
                 log.warning("old records of the ledger cannot be deleted now: %s", error)
             newest, _ = self._recorded_snapshots
-            if taken is not None and (newest is None or newest[0] != taken.name):
+            if taken is not None and taken.is_refused:
+                taken = None
+                await asyncio.sleep(SNAPSHOT_RETRY_S)
+            elif taken is not None and (newest is None or newest[0] != taken.name):
                 continue  # the record that names it is not stored yet
             last = newest[1] if newest is not None else 0
             if state.seq - last >= scheduler.snapshot_records:
