@@ -243,24 +243,6 @@ def test_a_variable_that_is_no_text_is_named_and_its_value_is_not_told() -> None
         assert "4711" not in msgspec.json.encode(refused.value.problem).decode()
 
 
-def test_ids_of_a_forked_child_are_its_own() -> None:
-    """Also those of the millisecond in which it began: it does not count on where its parent does."""
-    reader, writer = os.pipe()
-    job_ids._last = 2**69  # as if it were made in a time to come, so that this process counts up
-    try:
-        if not (child := os.fork()):
-            os.write(writer, fresh_job_id().encode() + job_ids._chance.randbytes(16))
-            os._exit(0)
-        os.waitpid(child, 0)
-        with os.fdopen(reader, "rb") as drawn:
-            os.close(writer)
-            told = drawn.read()
-        assert fresh_job_id() > told[:15].decode()
-        assert told[15:] != job_ids._chance.randbytes(16)
-    finally:
-        job_ids._last = 0
-
-
 @pytest.mark.parametrize(("fields", "field"), IMPOSSIBLE)
 def test_what_no_worker_could_do_is_refused_before_it_is_sent(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(Rejected) as refused:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -163,29 +162,6 @@ async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_with
     assert (await asyncio.wait_for(told, 60)).state == "QUEUED"
     assert not unasked
     foresight.close()
-
-
-async def test_who_asks_why_a_job_waits_is_answered_in_time_though_the_copy_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drive = Driving.with_hosts(1)
-    drive.submit("hog", gpu={})
-    drive.submit("waits", gpu={})
-    answers: asyncio.Queue[Any] = asyncio.Queue()
-
-    def answered(answer: Callable[[], Any], reply: str, json: bool) -> None:
-        answers.put_nowait(answer())
-
-    monkeypatch.setattr(foresight_module, "ANSWERED_S", 0.0)
-    monkeypatch.setattr(foresight_module, "foresee", lambda *_, **__: time.sleep(60))
-    foresight = Foresight(drive.engine, lambda: drive.now, answered, _fails, _fails, forks=True)
-    for _ in range(2):
-        assert foresight.explain("t", "waits", "_INBOX.1", True) is None
-        told = await asyncio.wait_for(answers.get(), 30)
-        assert (told.reason, told.starts_unknown) == ("busy", foresight_module.LOOKING)
-    foresight.close()
-    await asyncio.sleep(0)
-    assert answers.empty()
 
 
 async def test_a_plan_that_cannot_be_read_is_answered_as_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -258,33 +255,6 @@ def test_a_copy_takes_a_record_in_flight_of_which_all_messages_are_made() -> Non
     assert len(messages) > len(outputs.messages) > 0
     Future(drive.engine, drive.now, 0)
     assert drive.state.seq == after + 1
-
-
-def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() -> None:
-    def fails() -> bytes:
-        raise RuntimeError("on purpose")
-
-    def sleeps() -> bytes:
-        time.sleep(60)
-        return b""
-
-    before = set(os.listdir("/proc/self/fd"))
-    assert child.ask(fails) is None
-    assert child.ask(sleeps, limit_s=0.2) is None
-    assert child.ask(lambda: b"x" * 1_000_000) == b"x" * 1_000_000
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_children_have_one_limit_together(tmp_path: Path) -> None:
-    """Each had the whole limit, and those of a busy machine took longer than who asked had waited."""
-
-    def sleeps(number: int) -> bytes:
-        (tmp_path / str(number)).touch()
-        time.sleep(60)
-        return b""
-
-    assert child.ask_all([partial(sleeps, number) for number in range(6)], limit_s=0.5) == [None] * 6
-    assert len(list(tmp_path.iterdir())) <= child.CHILDREN_MAX
 
 
 def test_a_forecast_without_a_look_in_time_is_empty_and_fails_nothing() -> None:

@@ -142,7 +142,6 @@ async def on_real(url: str, scene: Scene) -> None:
             await each.close()
 
 
-@pytest.mark.slow
 def test_who_does_not_read_is_cut_alone_and_comes_back(run: Callable[[Scene], None], unique: str) -> None:
     async def scene(reader: Reader, connect: Callable[[str], Coroutine[Any, Any, Any]]) -> None:
         sender, other = await connect("sender"), await connect("other")
@@ -163,7 +162,7 @@ def test_who_does_not_read_is_cut_alone_and_comes_back(run: Callable[[Scene], No
         await reader.stop()
         for number in range(1, FRAMES + 1):
             await sender.send([(f"{unique}.{number}", FRAME, "")])
-        await until(lambda: len(others) == FRAMES + 1, 90, "all, for whoever reads")
+        await until(lambda: len(others) == FRAMES + 1, 60, "all, for whoever reads")
         await other.close()
 
         async def is_cut() -> bool:
@@ -175,11 +174,11 @@ def test_who_does_not_read_is_cut_alone_and_comes_back(run: Callable[[Scene], No
                 return False
             raise AssertionError("nobody answers here")
 
-        await until(is_cut, 90, "the server cuts it")
+        await until(is_cut, 60, "the server cuts it")
         reader.go_on()
         with pytest.raises(Disconnected):
             await asked
-        await until(lambda: reader.connection.is_connected and reader.connection.reconnects == 1, 90)
+        await until(lambda: reader.connection.is_connected and reader.connection.reconnects == 1, 60)
         before = len(heard)
         assert heard == list(range(before))
         assert before <= FRAMES
@@ -188,7 +187,7 @@ def test_who_does_not_read_is_cut_alone_and_comes_back(run: Callable[[Scene], No
             await sender.send([(f"{unique}.{FRAMES + 2}", b"", "")])
             return heard[before:] != []
 
-        await until(is_back, 90, "its subscription")
+        await until(is_back, 60, "its subscription")
         assert set(heard[before:]) == {FRAMES + 2}
         assert reader.connection.reconnects == 1
 
