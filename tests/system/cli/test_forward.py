@@ -78,7 +78,9 @@ async def _sum(port: int, sent: bytes) -> bytes:
     return got
 
 
-def test_many_connections_have_their_own_bytes(node: Node, node_loop: asyncio.AbstractEventLoop, job: str) -> None:
+def test_many_connections_to_a_notebook_port_have_their_own_bytes(
+    node: Node, node_loop: asyncio.AbstractEventLoop, job: str
+) -> None:
     async def work() -> None:
         async with forwarded(node, job, "PORT") as (calling, port):
             stalled = await asyncio.open_connection("127.0.0.1", port)  # reads nothing, and stops no other

@@ -77,23 +77,23 @@ async def all_of(items: AsyncIterator[Any]) -> None:
 
 
 async def _result(client: AsyncClient) -> None:
-    await (await client.submit(["true"])).result(30)
+    await (await client.submit(["true"])).result(60)
 
 
 async def _events(client: AsyncClient) -> None:
-    await all_of((await client.submit(["true"])).events(30))
+    await all_of((await client.submit(["true"])).events(60))
 
 
 async def _logs(client: AsyncClient) -> None:
-    await all_of((await client.submit(["echo", "hello"])).logs(30))
+    await all_of((await client.submit(["echo", "hello"])).logs(60))
 
 
 async def _run(client: AsyncClient) -> None:
-    await client.run(["echo", "hello"], wait=30)
+    await client.run(["echo", "hello"], wait=60)
 
 
 async def _wait(client: AsyncClient) -> None:
-    await client.wait(await client.submit_many([["true"]] * 3), 30)
+    await client.wait(await client.submit_many([["true"]] * 3), 60)
 
 
 async def _frames(client: AsyncClient) -> None:

@@ -92,7 +92,7 @@ async def test_an_agent_that_is_killed_ends_the_stream_and_not_the_job(
 
         async def taken() -> bool:
             try:
-                async with asyncio.timeout(30.0), Command.of(client._wire, "j", [], attach=True) as again:
+                async with asyncio.timeout(60.0), Command.of(client._wire, "j", [], attach=True) as again:
                     await _shows(again, b"begun")  # the newest bytes come first
                     await again.write(b"7\n")
                     while await again.read() is not None:

@@ -93,7 +93,7 @@ async def member(
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), 60)
         if process.returncode is None:
             process.kill()
             await process.wait()

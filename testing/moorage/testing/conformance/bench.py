@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -78,6 +79,11 @@ class Bench:
         """Wait until the worker has joined `joins` times; take the driver's name and capabilities from its hello."""
         await self.leader.joined(WORKER, joins, START_TIMES * self.slack_s)
         [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
+
+    async def restartable(self) -> None:
+        """Wait until an agent without a journal would count its next join higher: it counts joins in seconds."""
+        last = self.seat.joins[-1].n
+        await until(lambda: int(time.time()) > last, self.slack_s, "the next second of the wall clock")
 
     def name(self, job: str = "a", replica: int = 0) -> AttemptName:
         """Return the name of a first attempt, with a fence that no other attempt of this bench has."""

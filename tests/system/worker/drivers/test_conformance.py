@@ -42,6 +42,8 @@ Job = dict[str, Any]
 IMAGE: Final = "moorage-test:checks"
 #: no other process of this host sleeps so long
 CHILD_S: Final = f"1{os.getpid():07d}"
+#: a process that a container leaves behind is looked for while the container runs, so many seconds
+SEEN_S: Final = 3
 HOW_TO: Final = (DOCS / "how-to" / "write-your-own-driver.md").read_text()
 
 
@@ -59,7 +61,6 @@ class Processes(DriverChecks):
     """How a job of processes does each thing."""
 
     slack_s = 60.0
-    ready_s = 1.5
 
     def exits(self, code: int) -> Job:
         return shell(f"exit {code}")
@@ -68,7 +69,7 @@ class Processes(DriverChecks):
         return {"run": {"argv": ["sleep", "600"]}}
 
     def ignores_the_end(self) -> Job:
-        return shell("trap '' TERM; while :; do sleep 600; done")
+        return shell("trap '' TERM; echo ready; while :; do sleep 600; done")
 
     def prints(self, text: str) -> Job:
         return {"run": {"argv": ["echo", text]}}
@@ -83,10 +84,10 @@ class Processes(DriverChecks):
         return shell(f"setsid sleep 600 & echo $! > {path}; wait")
 
     def leaves_behind(self, path: Path) -> Job:
-        return shell(f"env -i setsid sleep 600 & echo $! > {path}; sleep {self.ready_s}")
+        return shell(f"env -i setsid sleep 600 & echo $! > {path}")
 
     def saves(self, text: str) -> Job:
-        return shell(f"trap 'echo {text}; exit 0' USR1; while :; do sleep 0.1; done")
+        return shell(f"trap 'echo {text}; exit 0' USR1; echo ready; while :; do sleep 0.1; done")
 
     def takes_memory(self, mib: int) -> Job:
         return {"run": {"argv": ["python3", "-c", f"len(bytearray({mib} << 20))"]}}
@@ -103,7 +104,6 @@ class Containers(Processes):
     """How a job in a container does each thing that it does otherwise."""
 
     slack_s = 90.0
-    ready_s = 3.0
 
     async def _place(self, bench: Bench, name: AttemptName, kind: str, *words: Any, **fields: Any) -> None:
         fields["run"] = {"image": IMAGE} | fields.get("run", {})
@@ -116,7 +116,7 @@ class Containers(Processes):
         return shell(f"setsid sleep {CHILD_S} & wait")
 
     def leaves_behind(self, path: Path) -> Job:
-        return shell(f"env -i setsid sleep {CHILD_S} & sleep {self.ready_s}")
+        return shell(f"env -i setsid sleep {CHILD_S} & sleep {SEEN_S}")
 
     def child(self, path: Path) -> int:
         """A container's pids are its own: it is found on this host by what it runs."""
@@ -227,11 +227,13 @@ class Functions:
         await self.goes_on.wait()
 
     async def ignore(self, context: HandlerContext) -> None:
+        context.progress(0.0, "ready")
         while not self.goes_on.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await self.goes_on.wait()
 
     async def save(self, context: HandlerContext) -> None:
+        context.progress(0.0, "ready")
         await context.until_checkpoint()
         context.progress(1.0, context.arguments[0])  # its value is not kept: it was asked to end
 
@@ -292,7 +294,6 @@ class Vm(Processes):
 
     driver = "vm"
     slack_s = 120.0
-    ready_s = 5.0
     open_jobs = 2
     dashes: ClassVar[dict[str, str]] = {
         "children": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",

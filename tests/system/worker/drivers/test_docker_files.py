@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +54,8 @@ async def test_a_container_has_the_files_of_its_job_and_the_next_agent_keeps_wha
             (folder / "src" / "go").touch()
             (container,) = docker.containers()
             await until(lambda: not docker.inspect(container)["State"]["Running"], 60)
-            await asyncio.sleep(1.1)  # joins count in seconds
+            last = leader.seat("w1").joins[-1].n
+            await until(lambda: int(time.time()) > last, 60, "joins count in seconds")
             running = await start(settings, nats_url)
             try:
                 assert (await leader.heard("w1", "exited", name, 60)).code == 0

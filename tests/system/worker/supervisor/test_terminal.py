@@ -13,11 +13,11 @@ from moorage.worker.supervisor.child import StartRefused
 from moorage.worker.supervisor.client import SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Attach
-from moorage.worker.supervisor.terminal import PENDING_BYTES_MAX, RECENT_BYTES, HeldTerminal
+from moorage.worker.supervisor.terminal import LOST_S, PENDING_BYTES_MAX, RECENT_BYTES, HeldTerminal
 from tests.system.worker.supervisor_rig import arguments_of, poll, rig_at, sh
+from tests.waiting import skip_time
 
 PROOFS = ["cgroup", "walk", "forked"]
-LOST_S = 0.05
 
 
 class Held:
@@ -108,14 +108,16 @@ async def test_a_member_without_a_terminal_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["nobody came", "lost", "left"])
-async def test_the_end_of_input_follows_a_lost_holder_and_not_one_that_left(how: str) -> None:
+async def test_the_end_of_input_follows_a_lost_holder_and_not_one_that_left(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outer, inner = os.openpty()
     os.set_blocking(outer, False)
     shown, out = os.pipe()
     reading = await asyncio.create_subprocess_exec("cat", stdin=inner, stdout=asyncio.subprocess.PIPE)
     assert reading.stdout is not None
     try:
-        it = HeldTerminal(outer, lost_s=LOST_S)
+        it = HeldTerminal(outer)
         it.begin(lambda _: None)
         if how != "nobody came":
             it.hold(out, lambda _: None)
@@ -123,11 +125,12 @@ async def test_the_end_of_input_follows_a_lost_holder_and_not_one_that_left(how:
                 it.hold(out, lambda _: None)
             it.leave(lost=how == "lost")
         if how == "left":
-            await asyncio.sleep(2 * LOST_S)  # a timer of the terminal's own would be due before, in the same loop
+            skip_time(monkeypatch, 2 * LOST_S)  # a timer of the terminal's own would be due now
             os.write(outer, b"still there\n")
             assert await reading.stdout.readline() == b"still there\n", "no end of input came before this line"
             it.hold(out, lambda _: None)
             it.leave(lost=True)
+        skip_time(monkeypatch, 2 * LOST_S)
         assert await asyncio.wait_for(reading.wait(), 60.0) == 0
         it.end(0)
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ class Service:
 
     def __init__(self, made: Stack, state: Path) -> None:
         self.seen: list[HandlerContext] = []
-        self.is_heard = threading.Event()
+        self.heard: list[str] = []
         settings = WorkerSettings(state, "service", made.subjects.prefix, simulate="2xL40S")
         self.worker = EmbeddedWorker(made.url, settings)
         for function in (self.echo, self.large, self.steps, self.nothing, self.broken):
@@ -47,12 +46,13 @@ class Service:
         return bytes(context.input)
 
     async def steps(self, context: HandlerContext) -> str:
-        while not self.is_heard.is_set():  # what was said before its caller listened is not said again
+        while "begun" not in self.heard:  # what was said before its caller listened is not said again
             context.progress(0.0, "begun")
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.02)
         for step in range(3):
-            await asyncio.sleep(0.3)  # progress is thinned out to some five a second
-            context.progress((step + 1) / 4, f"step {step}")
+            context.progress((step + 1) / 4, text := f"step {step}")
+            while text not in self.heard:  # noqa: ASYNC110 - progress is thinned out to some five a second
+                await asyncio.sleep(0.02)
         return "done"
 
     async def nothing(self, context: HandlerContext) -> None:
@@ -62,7 +62,7 @@ class Service:
         """Return what notes the progress of `steps`, which begins once somebody hears it."""
 
         def on_progress(progress: Progress) -> None:
-            self.is_heard.set()
+            self.heard.append(progress.text)
             if progress.text != "begun":
                 told.append(progress)
 
