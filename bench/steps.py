@@ -343,8 +343,8 @@ def a_stick_s() -> float:
 STEPS_HEAD = """# The scheduler's CPU a job, by step
 
 Written by `bench/steps.py --before <revision>`: the endpoint's question without a socket, on one core, both trees in
-turns, scaled by the stick beside each round (see `bench/steps.py`). What NATS costs the scheduler's process comes on
-top: `make bench` has the whole of it.
+turns, scaled by the stick beside each round (see `bench/steps.py`). The cost of NATS in the scheduler's process comes
+on top: `make bench` has the whole of it.
 
 """
 #: before and after are measured in turns, so that both meet the same machine

@@ -75,15 +75,15 @@ HEAD = """# Results beside others
 Written by `python -m bench.peers.run`: all on one machine, in turn in each round; min, median and max. The settings
 stand in each peer's runner in `bench/peers`; a few were tried for each, not all that there are.
 
-- Ours is durable (fsynced before a submit is answered) and the peers are not: Ray and Dask keep nothing, HyperQueue
+- Ours is durable: a submit is fsynced before it is answered. The peers are not: Ray and Dask keep nothing, HyperQueue
   runs without its journal, and Slurm saves its state now and then.
-- GPUs are made up everywhere. Ours are simulated workers' where no process is started, so 2,048 slots cost nothing but
-  their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
-  slots ours is bound by them: a slot is busy for two records of the ledger at least.
-- A function with a result returns a small JSON value, and the caller checks it: ours is synced to the server's disk
+- GPUs are made up everywhere. Where no process is started, ours are slots of simulated workers, so 2,048 of them cost
+  only their bookkeeping. A peer has a process or a thread for each slot, and was measured with 8. With 8 slots ours is
+  bound by them: a slot is busy for two records of the ledger at least.
+- A function with a result returns a small JSON value, and the caller checks it. Ours is synced to the server's disk
   before its job has succeeded. p50 and p99 are from the call to the checked value, one call in flight.
 - submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
-  it. Where a process is started, that job is {stick}.
+  it. If a process is started, the job is {stick}.
   For the rate, ours and HyperQueue's jobs are that program and Slurm's a shell script. /bin/true, whose C library takes
   0.3 to 0.9 ms of a processor to start on a virtual machine, is a row of its own.
 - HyperQueue's wait for a job never returns if the job is over already, so the job's own stamp is waited for. Its p50

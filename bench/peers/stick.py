@@ -33,5 +33,5 @@ def told() -> str:
     """What the job was, for the page."""
     if stick() == SHELL:
         return "a shell that asks date(1), for want of gcc: its own start is in the figure"
-    bare = " without a C library, whose start would cost more than the kernel's" if BARE else ""
-    return f"one small static program{bare}, the same for all, that reads the clock first"
+    bare = ". It has no C library, whose start would cost more than the kernel's" if BARE else ""
+    return f"one small static program that reads the clock first, the same for all{bare}"

@@ -189,9 +189,10 @@ def report(found: Found, published: Published, names: list[str], options: argpar
         [
             "# Results: placement",
             "",
-            "Written by `python -m bench.placement.run`. Allocated GPUs in percent once 100 % were asked for; the",
-            "experiment is described in `bench/placement/openb.py`, the policies in `docs/explanation/ranking.md`;",
-            "lists whose names begin with `made-` are made from the others (`bench/placement/relatives.py`).",
+            "Written by `python -m bench.placement.run`. The tables have allocated GPUs in percent once 100 % were",
+            "asked for. `bench/placement/openb.py` describes the experiment, `docs/explanation/ranking.md` the",
+            "policies. Lists whose names begin with `made-` are made from the others",
+            "(`bench/placement/relatives.py`).",
             "",
             f"- trace {shown}, seeds {seeds}, runs paired by seed; s.e. is the standard error of the paired difference",
             f"- {os.cpu_count()} cores of {model}, Python {platform.python_version()}, "

@@ -24,12 +24,12 @@ T = TypeVar("T")
 GAP: Final = "  "
 #: the state of a service that has no members, as no calls come
 ASLEEP: Final = "asleep: the first call starts it"
-#: what the last column should have, and with what it is still better cut than told in a line of its own
+#: the wished width of the last column; the least one at which its text is cut and not put into a line of its own
 LAST_COLUMN_MIN: Final = 12
 LAST_COLUMN_LEAST: Final = 4
 #: how narrow a column may become whose cells lose their middle
 SHORTENED_MIN: Final = 14
-#: what a last column that goes on in further lines should have
+#: the wished width of a last column whose text goes on in further lines
 WRAPPED_COLUMN_MIN: Final = 24
 
 _STATE_STYLE: Final = {
