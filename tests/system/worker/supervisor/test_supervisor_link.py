@@ -16,7 +16,7 @@ import pytest
 
 from moorage.system.proctree import boottime_s
 from moorage.worker.drivers.supervisor_link import START_MEMBERS_MAX, SupervisorLink, SupervisorMissing
-from moorage.worker.supervisor import client
+from moorage.worker.supervisor import client, protocol
 from moorage.worker.supervisor.client import Answer, Supervised, SupervisorRefused
 from moorage.worker.supervisor.protocol import Done, Event, StartMember
 from tests.system.worker.supervisor_rig import arguments_of, rig_at, sh
@@ -82,6 +82,39 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             await until(after.exists, what="the later start")
             assert not mark.exists(), "it started although it was told lost"
             assert "a" not in told.events
+        finally:
+            last = link._supervised
+            assert last is not None
+            await last.shutdown(0.0)
+            await link.close("w1")
+
+
+@pytest.mark.parametrize("before_it_is_known", [True, False])
+async def test_an_end_asked_for_while_the_connection_is_lost_reaches_the_same_supervisor(
+    before_it_is_known: bool,
+) -> None:
+    """The supervisor lives, and so does its member: nobody asks for that end again."""
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = GatedLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        link.start([StartMember(key="w1|a", argv=("/bin/sleep", "600"), env={"PATH": "/bin:/usr/bin"})])
+        link.start([StartMember(key="w1|b", argv=("/bin/true",), env={"PATH": "/bin:/usr/bin"})])
+        await until(lambda: told.events.count("a") == 1 and told.events.count("b") == 2, what="one runs, one is over")
+        link.gate = asyncio.Event()
+        first = link._supervised
+        assert first is not None
+        assert first._transport is not None
+        try:
+            first._transport.abort()
+            if not before_it_is_known:
+                await until(lambda: link._supervised is None, what="the link knows that its connection is lost")
+            link.end("w1|a", 0.0, "cancelled")
+            link.forget(["w1|b"])
+            link.gate.set()
+            await until(lambda: told.events.count("a") == 2, what="its end")
+            found = await link.listed("w1")
+            assert found is not None
+            assert [key for key, _, _ in found] == ["a"], "the other one is forgotten"
         finally:
             last = link._supervised
             assert last is not None
@@ -214,6 +247,25 @@ async def test_what_is_refused_of_a_long_start_is_told_and_nothing_else(tmp_path
     await until(lambda: told.events, what="the refusal")
     assert told.events == [str(START_MEMBERS_MAX)]
     assert not link._unanswered
+
+
+async def test_members_that_are_too_large_for_one_frame_start_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of secrets count, and no bound of a request is about these."""
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = SupervisorLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        try:
+            monkeypatch.setattr(protocol, "FRAME_BYTES_MAX", 4096)
+            keys = [str(number) for number in range(20)]
+            link.start([StartMember(key=f"w1|{key}", argv=("/bin/true",), env={"A": "a" * 1000}) for key in keys])
+            link.start([StartMember(key="w1|large", argv=("/bin/true",), env={"A": "a" * 5000})])
+            await until(lambda: all(told.events.count(key) == 2 for key in keys), what="each has begun and ended")
+            assert told.events.count("large") == 1, "it is refused alone"
+        finally:
+            last = link._supervised
+            assert last is not None
+            await last.shutdown(0.0)
+            await link.close("w1")
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import DRIVER_DEFAULT
@@ -51,6 +52,11 @@ UNASKED: Final = {SHUTS_DOWN: WORKER_STOPPED, UPGRADED: UPGRADED, "fence": "fenc
 START_MEMBERS_MAX: Final = 512
 #: members that wait for a supervisor to come back; further starts fail at once
 PENDING_MAX: Final = 4096
+#: requests that wait for it: several of each of the members that a supervisor has; the oldest is dropped first
+AGAIN_MAX: Final = 65536
+
+#: sends a request
+_Ask: TypeAlias = Callable[[Supervised], "asyncio.Future[Answer]"]
 
 log = logging.getLogger("moorage.worker")
 
@@ -109,8 +115,8 @@ def name_of(key: str) -> AttemptName:
 class SupervisorLink:
     """The connection to the supervisor, shared by its owners: drivers of workers, named by `owner_of`.
 
-    Each `open` needs its `close`. A request made while the supervisor is away is dropped; a member to start
-    is then refused, or missing in `on_listed`.
+    Each `open` needs its `close`. A request made while the supervisor is away is made again once it is back, for it may
+    be the same one; a member to start is then refused, or missing in `on_listed`.
     """
 
     def __init__(
@@ -135,7 +141,9 @@ class SupervisorLink:
         self._fences: dict[str, tuple[float, float]] = {}
         self._fence: tuple[float, float] | None = None
         self._pending: list[StartMember] = []
-        self._unanswered: dict[asyncio.Future[Answer], Callable[[str], None]] = {}
+        #: what to call if each is refused, and the request to make again if the supervisor is lost first
+        self._unanswered: dict[asyncio.Future[Answer], tuple[Callable[[str], None], _Ask | None]] = {}
+        self._again: deque[_Ask] = deque(maxlen=AGAIN_MAX)
         self._pump: asyncio.Task[None] | None = None
         self._sweeps: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -250,6 +258,7 @@ class SupervisorLink:
                 task.cancel()
                 await asyncio.wait((task,))  # its exception was passed on already
         self._pump = self._sweeps = None
+        self._again.clear()
         if self._supervised is not None:
             with contextlib.suppress(SupervisorError, TimeoutError):
                 async with asyncio.timeout(RETRY_S):
@@ -266,13 +275,23 @@ class SupervisorLink:
             self._start_refused(members[room:], "the supervisor is away")
             return
         for at in range(0, len(members), START_MEMBERS_MAX):
-            part = members[at : at + START_MEMBERS_MAX]
-            try:
-                self._heed(self._supervised.start(part), partial(self._start_refused, part))
-            except (FrameTooLarge, SupervisorRefused) as error:
-                self._start_refused(part, str(error))
-            except SupervisorGone:
-                pass  # the next supervisor's list says what became of them
+            self._start(self._supervised, members[at : at + START_MEMBERS_MAX])
+
+    def _start(self, supervised: Supervised, members: list[StartMember]) -> None:
+        """Send these members in one frame, or in several if they are too large for one."""
+        try:
+            self._heed(supervised.start(members), partial(self._start_refused, members))
+        except FrameTooLarge as error:
+            half = len(members) // 2
+            if not half:
+                self._start_refused(members, str(error))
+                return
+            self._start(supervised, members[:half])
+            self._start(supervised, members[half:])
+        except SupervisorRefused as error:
+            self._start_refused(members, str(error))
+        except SupervisorGone:
+            pass  # the next supervisor's list says what became of them
 
     async def contain(self, member: StartMember, container: str) -> None:
         """Have the supervisor take on a container; once this returns, start the container.
@@ -334,7 +353,7 @@ class SupervisorLink:
         fence = min(self._fences.values(), default=None)
         if fence is not None and fence != self._fence and self._supervised is not None:
             self._fence = fence
-            self._begin(lambda supervised: supervised.fence(*fence))
+            self._begin(lambda supervised: supervised.fence(*fence), is_lasting=False)
 
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
@@ -345,27 +364,38 @@ class SupervisorLink:
             if owner in self._listeners:
                 self._listeners[owner].on_start_refused(of_owner, why)
 
-    def _begin(self, ask: Callable[[Supervised], asyncio.Future[Answer]]) -> None:
-        """Send a request, in the order of the calls. A refusal is only logged, and a lost supervisor is ignored."""
+    def _begin(self, ask: _Ask, *, is_lasting: bool = True) -> None:
+        """Send a request, in the order of the calls. A refusal is only logged.
+
+        One that `is_lasting` is sent again if the supervisor, or the connection to it, is lost before the answer: the
+        same one may go on, and does nothing about a request that it has carried out.
+        """
         if self._supervised is None:
+            if is_lasting:
+                self._again.append(ask)
             return
         try:
-            self._heed(ask(self._supervised), partial(log.error, "the supervisor refused: %s"))
+            answer = ask(self._supervised)
         except SupervisorGone:
-            pass  # the next supervisor's list says what became of it
+            if is_lasting:
+                self._again.append(ask)
         except FrameTooLarge as error:
             log.error("the supervisor cannot be reached: %s", error)
+        else:
+            self._heed(answer, partial(log.error, "the supervisor refused: %s"), ask if is_lasting else None)
 
-    def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None]) -> None:
+    def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None], again: _Ask | None = None) -> None:
         """Call `refused` with the reason if the supervisor refuses. A callback does it: a task would delay a start."""
-        self._unanswered[answer] = refused
+        self._unanswered[answer] = refused, again
         answer.add_done_callback(self._heard)
 
     def _heard(self, answer: asyncio.Future[Answer]) -> None:
-        refused = self._unanswered.pop(answer)
+        refused, again = self._unanswered.pop(answer)
         error = answer.exception()
         if isinstance(error, SupervisorRefused):
-            refused(str(error))  # other errors mean that it is gone: the next one's list says what became of it
+            refused(str(error))
+        elif error is not None and again is not None:  # for a start, the next supervisor's list says what became of it
+            self._again.append(again)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -425,6 +455,9 @@ class SupervisorLink:
         self._supervised = supervised
         self._fence = None
         self._send_fence()
+        asks, self._again = self._again, deque(maxlen=AGAIN_MAX)
+        for ask in asks:
+            self._begin(ask)
         # members requested meanwhile are in no list, so their listeners report them as lost: they must not start later
         self._pending.clear()
         for owner, listener in list(self._listeners.items()):
