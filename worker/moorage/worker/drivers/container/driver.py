@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, ClassVar, Final, Self
@@ -38,8 +39,8 @@ from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineEr
 from moorage.worker.drivers.container.entry import PROGRAM_AT, VARIABLES_AT
 from moorage.worker.drivers.container.exec_command import ContainerExecution
 from moorage.worker.drivers.container.faults import CannotStart, fault_of, start_fault
-from moorage.worker.drivers.container.follow import Follower
-from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
+from moorage.worker.drivers.container.follow import CODE_S_MAX, Follower
+from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import LiveOutput, clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
@@ -443,7 +444,11 @@ class ContainerDriver(Driver):
             self._release(member, StartFailed([(name, code, why)]))
 
     async def _adopt(self, member: Member) -> None:
-        """Follow a container of an earlier agent to its end; remove it if it was created but never started."""
+        """Follow a container of an earlier agent to its end; remove it if it was created but never started.
+
+        One that is over waits for an engine that is down as one of this agent does: it alone knows the exit code.
+        """
+        loop, until_s = asyncio.get_running_loop(), math.inf
         while True:
             try:
                 member.container = await self._host.container_of(member.name)
@@ -451,10 +456,15 @@ class ContainerDriver(Driver):
                 break
             except (EngineDown, EngineError) as error:
                 log.warning("job %s: the container engine failed: %s", member.name[1], error)
-                if member.over.done():
+                if member.over.done() and until_s == math.inf:
+                    until_s = loop.time() + (CODE_S_MAX if member.over.result().reason == "exit" else ENGINE_S)
+                if loop.time() >= until_s:
                     await self._follow(member)
                     return
-                await asyncio.wait((member.over,), timeout=RETRY_S)
+                if member.over.done():
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    await asyncio.wait((member.over,), timeout=RETRY_S)
         if state is not None and state.is_new:
             await self._not_started(member, CannotStart(None, "its agent ended before its start"))
             return
