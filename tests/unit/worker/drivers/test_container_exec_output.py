@@ -1,8 +1,9 @@
-"""Output of commands in containers that are over while a process that they left keeps their streams open."""
+"""Commands in containers whose process is seen late, or that are over while what they left keeps their streams open."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Exec, Mark, Terminal
 from moorage.testing import SimulatedClock
-from moorage.worker.drivers.container.exec_command import LATE_BYTES_MAX, LATE_S, ContainerExecution
+from moorage.worker.drivers.container import exec_command
+from moorage.worker.drivers.container.engine import EngineError
+from moorage.worker.drivers.container.exec_command import LATE_BYTES_MAX, LATE_S, SEEN_S, ContainerExecution
 from moorage.worker.drivers.start_codes import CODE_NOT_FOUND
+from moorage.worker.supervisor.commands import Guard
 
 SAID = b"sh: nosuch: not found\n"
 
@@ -97,3 +101,47 @@ def test_a_command_ends_though_a_process_that_it_left_writes_on(code: int) -> No
 def test_a_program_that_the_engine_cannot_start_is_refused_though_the_streams_stay_open() -> None:
     with pytest.raises(Refused, match="OCI runtime exec failed"):
         executed(b"OCI runtime exec failed: exec failed: no such file or directory\n", tty=False)
+
+
+def test_a_command_that_the_engine_names_too_late_for_its_caller_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller was told that it was not started, so nobody else ends it."""
+    guarded: list[Guard] = []
+
+    class Slow(Engine):
+        looks = 0
+
+        async def command_state(self, command: str) -> tuple[int, int | None]:  # type: ignore[override]
+            self.looks += 1
+            if self.looks == 1:
+                await asyncio.sleep(2 * SEEN_S)
+            if self.looks < 4:
+                raise EngineError(500, "busy")
+            return 77, None
+
+    class Running:
+        @classmethod
+        async def begin(cls, state: object, asked: Guard) -> Running:
+            guarded.append(asked)
+            return cls()
+
+        def close(self) -> None:
+            guarded.append(guarded[-1])
+
+    monkeypatch.setattr(exec_command, "RunningCommand", Running)
+
+    async def act() -> None:
+        engine, background = Slow(b"", b"", 1.0, 0), list[asyncio.Task[None]]()
+        host: Any = SimpleNamespace(
+            engine=engine,
+            link=SimpleNamespace(state=None),
+            begin=lambda work: background.append(asyncio.get_running_loop().create_task(work)),
+        )
+        asked = Exec("acme", "j", 0, 1, 1, "5e55", ["sleep", "1000"], False, "")
+        with pytest.raises(Refused, match="was not started"):
+            await ContainerExecution.begin(host, "c", asked, Terminal(24, 80))
+        await asyncio.wait(background)
+        assert engine.leftover is not None
+        engine.leftover.cancel()
+
+    SimulatedClock().run(act())
+    assert guarded == [Guard(container="c", pid=77)] * 2, "its guard is let go of, which ends it"

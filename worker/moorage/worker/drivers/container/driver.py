@@ -182,7 +182,7 @@ class ContainerDriver(Driver):
                 self._removal.later, timeout=RETRY_S
             )  # else the next agent has to remove these containers
         tasks = {each.task for each in self._host.members.values() if each.task is not None} | self._removal.later
-        tasks |= set(self._look_after)
+        tasks |= {*self._look_after, *self._host.tasks}
         ends_s = asyncio.get_running_loop().time() + CLOSE_S_MAX
         while tasks and asyncio.get_running_loop().time() < ends_s:
             for task in tasks:

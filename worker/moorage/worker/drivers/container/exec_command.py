@@ -26,6 +26,9 @@ from moorage.worker.supervisor.terminal import CTRL_D
 #: how long a command may take until the engine says which process it is
 SEEN_S: Final = 10.0
 LOOK_S: Final = 0.02
+#: how long, and how often, the process is then still looked for: nobody else would end it
+UNSEEN_S: Final = 600.0
+UNSEEN_LOOK_S: Final = 1.0
 #: how long output is awaited in all of a command that was over at once: a process that it left may keep its streams
 #: open. Docker 20.10 itself ends them after 2 s
 LATE_S: Final = 3.0
@@ -71,6 +74,8 @@ class ContainerExecution(Execution):
             made.resize(size)
         except (EngineDown, EngineError, SupervisorGone, TimeoutError) as error:
             if made is not None:
+                if made._reader is not None and made._guard is None and made._code is None:
+                    host.begin(made._end_unseen(host, container))
                 await made.close()
             why = str(error) or f"the engine did not say within {SEEN_S:g} s which process it is"
             raise refuse("failed-precondition", f"the command was not started: {why}", job=asked.job) from None
@@ -91,6 +96,27 @@ class ContainerExecution(Execution):
                     self._guard = await RunningCommand.begin(host.link.state, Guard(container=container, pid=pid))
                     return None
             await asyncio.sleep(LOOK_S)
+
+    async def _end_unseen(self, host: ContainerHost, container: str) -> None:
+        """End a command that was started, and of which the engine has not said yet which process it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNSEEN_S):
+                while True:
+                    await asyncio.sleep(UNSEEN_LOOK_S)
+                    with contextlib.suppress(EngineDown, SupervisorGone):
+                        try:
+                            pid, code = await self._engine.command_state(self._command)
+                        except EngineError as error:
+                            if error.status == 404:  # it has forgotten the command, which is over
+                                return
+                            continue
+                        if code is not None:
+                            return
+                        if pid:
+                            with contextlib.suppress(SupervisorRefused):  # it is over by now
+                                guard = await RunningCommand.begin(host.link.state, Guard(container=container, pid=pid))
+                                guard.close()
+                                return
 
     async def _check_started(self, asked: Exec) -> None:
         """Raise `CannotExecute` if the output of a command that is over is the engine's, which could not start it.

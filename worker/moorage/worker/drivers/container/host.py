@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.engine import Engine
@@ -54,6 +54,8 @@ class ContainerHost:
         self.worker = worker
         self.owner = owner_of(worker, driver)
         self.members: dict[AttemptName, Member] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        """What goes on in the background until the driver closes."""
         self._mark = ""
         self._terminals: set[ContainerTerminal] = set()
 
@@ -62,6 +64,12 @@ class ContainerHost:
         """The mark of the state folder, and so of its containers. Raises OSError before a supervisor has made it."""
         self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
         return self._mark
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin to run `work` in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def terminal(self, member: Member) -> ContainerTerminal:
         """Return a new terminal of a created container."""
