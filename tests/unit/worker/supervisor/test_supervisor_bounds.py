@@ -3,13 +3,16 @@
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from moorage.system.proctree import Process, read_process
-from moorage.worker.supervisor import containers, jobs
+from moorage.worker.supervisor import commands, containers, jobs
 from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.member import State
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
@@ -67,3 +70,20 @@ async def test_a_container_for_which_there_was_no_descriptor_is_killed_later(
     async with asyncio.timeout(30):
         await killed.wait()
     assert refusals == []
+
+
+async def test_a_caller_whose_terminal_cannot_be_held_for_want_of_a_descriptor_is_told(tmp_path: Path) -> None:
+    def hold(key: str, out: int, over: Callable[[int], None]) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        commands._Connection(cast(jobs.Jobs, SimpleNamespace(hold=hold)), theirs, lambda _: None).begin()
+        socket.send_fds(ours, [commands.encode(commands.Attach(key="m"))], [ours.fileno()])
+        async with asyncio.timeout(30):
+            said = await asyncio.get_running_loop().sock_recv(ours, 4096)
+    assert commands.decode_answer(said) == commands.Refused(
+        stage="request", errno=errno.EMFILE, message="Too many open files"
+    )

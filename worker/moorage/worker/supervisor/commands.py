@@ -170,6 +170,8 @@ class _Connection:
             self.refuse(refused)
         except UNREADABLE as error:
             self.refuse(StartRefused(errno.EINVAL, "request", str(error)))
+        except OSError as error:  # no descriptor left: without an answer its caller would wait for good
+            self.refuse(StartRefused(error.errno or errno.EIO, "request", error.strerror or str(error)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
