@@ -23,7 +23,7 @@ from moorage.worker.drivers.kubernetes import driver as kubernetes_driver
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown
 from moorage.worker.drivers.kubernetes.devices import ClusterInventory
 from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
-from moorage.worker.drivers.kubernetes.pod import pod_name
+from moorage.worker.drivers.kubernetes.pod import FINALIZER, MEMBER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -52,7 +52,8 @@ class BadServer:
         #: the answer to each list, in place of the pods
         self.listed: bytes | None = None
         self.ends_watches = ends_watches
-        self._over = asyncio.Event()
+        #: pods that the next watch tells of; None ends it
+        self.added: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[BadServer]:
@@ -66,7 +67,8 @@ class BadServer:
         try:
             yield self
         finally:
-            for held in (self._over, self.cut, self.late):
+            self.added.put_nowait(None)
+            for held in (self.cut, self.late):
                 if held is not None:
                     held.set()
             await runner.cleanup()
@@ -78,9 +80,7 @@ class BadServer:
         if words[2] == "nodes":
             return web.json_response(NODE)
         if is_watch:
-            if not self.ends_watches:
-                await self._over.wait()
-            return web.Response(body=b"")
+            return await self._watched(request)
         if len(words) == 5 and request.method == "POST":
             return await self._create(request)
         if len(words) == 5:
@@ -88,6 +88,14 @@ class BadServer:
             return web.Response(body=msgspec.json.encode(listed) if self.listed is None else self.listed)
         found = self.pods.get(words[5])
         return web.json_response(found or {"message": "not found"}, status=200 if found else 404)
+
+    async def _watched(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        while not self.ends_watches and (pod := await self.added.get()) is not None:
+            self.pods[pod["metadata"]["name"]] = pod
+            await stream.write(msgspec.json.encode({"type": "ADDED", "object": pod}) + b"\n")
+        return stream
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         made = msgspec.json.decode(await request.read())
@@ -166,6 +174,31 @@ async def test_a_pod_whose_creation_was_given_up_by_all_is_reported(
         server.cut.set()
         [ended] = await until(lambda: events, what="its end")
         assert ended.items == [(NAME, -9, "end")]
+
+
+async def test_a_pod_that_comes_after_its_agent_was_killed_is_removed(tmp_path: Path) -> None:
+    """That one has sent the request and got no answer; the next agent has listed the pods before."""
+    async with BadServer().serving() as server, opened(tmp_path, server) as (driver, events):
+        name = pod_name(driver._owner, NAME)
+        notes = {MEMBER: msgspec.json.encode(NAME).decode()}
+        metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
+        server.added.put_nowait({"metadata": metadata, "status": {"phase": "Pending"}})
+        await until(lambda: f"DELETE pods/{name}" in server.asked, what="the removal of the pod")
+        assert server.asked.index(f"PATCH pods/{name}") < server.asked.index(f"DELETE pods/{name}")
+        assert events == []
+
+
+async def test_a_pod_of_a_member_whose_end_is_told_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
+    async with BadServer().serving() as server, opened(tmp_path, server) as (driver, _):
+        name = pod_name(driver._owner, NAME)
+        notes = {MEMBER: msgspec.json.encode(NAME).decode()}
+        ended = {"name": "job", "containerID": "c://1", "state": {"terminated": {"exitCode": 0}}}
+        metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
+        server.added.put_nowait({"metadata": metadata, "status": {"containerStatuses": [ended]}})
+        await until(lambda: server.pods, what="the pod is told")
+        for _ in range(5):
+            await driver._cluster.get("pods", "any")
+        assert not any(each.endswith(name) for each in server.asked)
 
 
 async def test_a_watch_that_ends_at_once_is_not_begun_again_at_once(

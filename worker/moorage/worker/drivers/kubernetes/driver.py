@@ -232,9 +232,7 @@ class KubernetesDriver(Driver):
             member = self._members.pop(name, None)  # it is still here if an operator said that its devices are free
             for task in member.tasks if member is not None else ():
                 task.cancel()
-            self._over[pod_name(self._owner, name)] = None
-        if self._over and self._dropping is None:
-            self._dropping = self._begin(self._drop_all())
+            self._drop_soon(pod_name(self._owner, name))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         return kept_within(self._outputs.keeper.bounds)
@@ -403,7 +401,11 @@ class KubernetesDriver(Driver):
     def _on_pod(self, pod: Mapping[str, Any], *, is_gone: bool) -> None:
         name = member_of(pod)
         member = self._members.get(name) if name is not None else None
-        if name is None or member is None:
+        if name is None:
+            return
+        if member is None:
+            if not is_gone:
+                self._drop_stray(pod)
             return
         if member.over.is_set():
             return
@@ -417,6 +419,13 @@ class KubernetesDriver(Driver):
             self._give_up(member, seen)
         elif seen.kind == "running" and member.given_up is None:
             self._is_running(member, pod)
+
+    def _drop_stray(self, pod: Mapping[str, Any]) -> None:
+        """Remove a pod that was created so late that nobody waits for it: the agent before has sent the request."""
+        at = pod["metadata"]["name"]
+        if at not in self._over and "deletionTimestamp" not in pod["metadata"] and not read(pod).is_over:
+            log.error("the pod %s is of none of this worker's jobs: it is removed", at)
+            self._drop_soon(at)
 
     def _vanished(self, member: _Member) -> None:
         log.error(
@@ -492,6 +501,11 @@ class KubernetesDriver(Driver):
         if not member.over.is_set():
             log.error("job %s: its pod was asked to end, but the kubelet has not reported the end", member.name[1])
             self.report(Stuck([member.name]))
+
+    def _drop_soon(self, name: str) -> None:
+        self._over[name] = None
+        if self._dropping is None:
+            self._dropping = self._begin(self._drop_all())
 
     async def _drop_all(self) -> None:
         """Remove everything of members whose end is in the ledger from the cluster."""
