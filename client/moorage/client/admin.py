@@ -165,7 +165,7 @@ class Admin:
         """
         after = 0
         while True:
-            page = await self._letters(DlqAct(act="list", tenant=tenant, after=after), LettersAnswer)
+            page = await self._letters(LettersAnswer, "list", tenant=tenant, after=after)
             for row in page.letters:
                 yield row
             after = page.next
@@ -177,22 +177,26 @@ class Admin:
 
         Raises `NotFound`.
         """
-        return await self._letters(DlqAct(act="show", sequence=sequence), Letter)
+        return await self._letters(Letter, "show", sequence=sequence)
 
     async def resend(self, sequence: int, *, body: Mapping[str, Any] | None = None, why: str = "") -> LetterDone:
         """Submit a dead letter again for its tenant, under its job id. `body` replaces the request.
 
         The letter is deleted once the request is accepted. Raises `Rejected` if it is refused again; the letter stays.
         """
-        act = DlqAct(act="resend", sequence=sequence, body=None if body is None else dict(body), by=who(), why=why)
-        return await self._letters(act, LetterDone)
+        new = None if body is None else dict(body)
+        return await self._letters(LetterDone, "resend", sequence=sequence, body=new, by=who(), why=why)
 
     async def drop(self, sequence: int, *, why: str = "") -> LetterDone:
         """Delete a dead letter for good. Raises `NotFound`."""
-        return await self._letters(DlqAct(act="drop", sequence=sequence, by=who(), why=why), LetterDone)
+        return await self._letters(LetterDone, "drop", sequence=sequence, by=who(), why=why)
 
-    async def _letters(self, act: DlqAct, kind: type[T]) -> T:
-        return msgspec.convert((await self._client.operate("dlq", act)).data, kind)
+    async def _letters(self, kind: type[T], act: str, **arguments: Any) -> T:
+        try:
+            asked = DlqAct.of({"act": act, **arguments})
+        except Refused as refused:
+            raise Rejected(refused.problem) from None
+        return msgspec.convert((await self._client.operate("dlq", asked)).data, kind)
 
     def _tenant(self, tenant: str | None) -> str:
         return self._client.tenant if tenant is None else tenant

@@ -168,6 +168,7 @@ async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, un
         await _expect(made, 0, "job bad-0 of tenant acme is QUEUED", "resend", first, "-f", str(mended))
         await _expect(made, 2, "unknown field", "resend", second)
         await _expect(made, 1, "2 dead letters, 2 refused again or no longer there", "resend", "all")
+        await _expect(made, 1, f"dead letter {third}: Object contains unknown field", "resend", "all")
         await _expect(made, 2, "replaces one request", "resend", "all", "-f", str(mended))
         await _expect(made, 2, "is not the number of a refused request", "drop", "x")
         await _expect(made, 2, "no refused request is named", "drop")

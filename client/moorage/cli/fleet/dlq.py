@@ -173,7 +173,8 @@ async def _each(
             if len(chosen) == 1:
                 raise
             failed += 1
-            fail(error, json=options.json)
+            message = f"dead letter {letter}: {error.problem.message}"
+            fail(type(error)(msgspec.structs.replace(error.problem, message=message)), json=options.json)
             continue
         if not options.shown({"kind": "answer", "verb": "dlq", "data": done}, [done]):
             tell(f"{letter}\t{told(done)}")
