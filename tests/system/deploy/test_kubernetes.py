@@ -39,7 +39,7 @@ def secrets_of_the_page() -> dict[str, set[str]]:
     """The Secrets that the page makes, with the files in each."""
     [commands] = [block.body for block in page(PAGE).blocks if "create secret" in block.body]
     lines = commands.replace("\\\n", " ").splitlines()
-    made = [re.match(r"kubectl -n moorage create secret generic (\S+) (.*)", line) for line in lines]
+    made = [re.match(r"kubectl -n moorage-fleet create secret generic (\S+) (.*)", line) for line in lines]
     return {each[1]: set(re.findall(r"--from-file=(\S+)", each[2])) for each in made if each}
 
 
@@ -69,6 +69,22 @@ def test_each_secret_has_what_nats_config_writes_and_no_other_key(tmp_path: Path
         "keys/ledger.main.nk",
         "keys/operator.metrics.nk",
     }
+
+
+def test_a_worker_may_read_no_secret_of_servers_and_schedulers() -> None:
+    """They had one namespace, where the worker of any node could read the schedulers' keys."""
+    read_by_workers = {
+        made["metadata"].get("namespace")
+        for made in objects("worker.yaml")
+        if any("secrets" in rule["resources"] for rule in made.get("rules", ()))
+    }
+    of_the_fleet = {made["metadata"]["namespace"] for made in objects("fleet.yaml") if made["kind"] != "Namespace"}
+    assert of_the_fleet == {"moorage-fleet"}
+    assert None not in read_by_workers
+    assert not read_by_workers & of_the_fleet
+    [commands] = [block.body for block in page(PAGE).blocks if "create secret" in block.body]
+    servers = re.findall(r"--server (\S+)", commands)
+    assert servers == [f"nats-{at}.nats.moorage-fleet" for at in range(3)], "found from any namespace"
 
 
 def test_each_server_begins_with_its_own_file(tmp_path: Path) -> None:
