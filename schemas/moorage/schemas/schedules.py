@@ -27,6 +27,8 @@ LABEL: Final = "schedule"
 SCHEDULES_MAX: Final = 1_000
 CRON_CHARS_MAX: Final = 200
 ZONE_CHARS_MAX: Final = 64
+#: a name that nats-server takes for the zone of its own machine, which no other server or scheduler knows
+SERVERS_ZONE: Final = "Local"
 #: the oldest nats-server that repeats messages
 SERVER_MIN: Final = (2, 14)
 #: how a time is written
@@ -96,7 +98,7 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             raise ValueError(f"key must match {JOB.pattern}, found {self.key[:80]!r}")
         if self.act != "ls" and not is_schedule(self.name):
             raise ValueError(f"name must match {NAME.pattern}, found {self.name[:80]!r}")
-        if len(self.tz) > ZONE_CHARS_MAX or not self.tz.isprintable():
+        if len(self.tz) > ZONE_CHARS_MAX or not self.tz.isprintable() or self.tz == SERVERS_ZONE:
             raise ValueError(f"tz must be a time zone such as Europe/Berlin, found {self.tz[:80]!r}")
         if (self.act == "add") != (self.request is not None):
             found = "none" if self.request is None else "one"
