@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.engine import Engine
@@ -206,7 +206,7 @@ class DeadLetters:
         if act.act == "show":
             return _whole(message)
         if act.act == "drop":
-            await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+            await self._delete(message.seq)
             log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
             return LetterDone(sequence=message.seq, dropped=True)
         return await self._resend(act, by, message)
@@ -245,6 +245,15 @@ class DeadLetters:
             raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
         return message
 
+    async def _delete(self, sequence: int) -> None:
+        """Delete a letter; it may be gone already, since a client that got no answer in time asks again."""
+        stream = self._subjects.dead_letter_stream
+        try:
+            await self._js.delete_message(stream, sequence)
+        except JetStreamRefused:
+            if await self._js.get_message(stream, sequence) is not None:
+                raise
+
     async def _resend(self, act: DlqAct, by: str, message: StoredMessage) -> LetterDone:
         """Offer a letter's request or cancel again, under its tenant and job id unless its body names another job.
 
@@ -274,7 +283,7 @@ class DeadLetters:
             self._waiting.pop(mark, None)
         if isinstance(verdict, Problem):
             raise Refused(verdict)
-        await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+        await self._delete(message.seq)
         log.warning("dead letter %d was submitted again by %s: %s", message.seq, by, act.why or "no reason")
         return LetterDone(sequence=message.seq, resent=True, tenant=tenant, verb=verb, answer=verdict)
 
