@@ -31,6 +31,7 @@ from moorage.client.errors import NotFound
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
 from moorage.schemas.answers.jobs import JobRow
+from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.frames import Answer, Device
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
@@ -64,6 +65,24 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
     text = whole(parts) + draw.document("/", parts, title=BAD, private=True)
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;") > 12
+
+
+def test_of_very_many_jobs_it_says_how_many_there_are_and_not_how_many_are_listed() -> None:
+    view = structs.replace(a_view(), waits=700, live=730, jobs=a_view().jobs * 60)
+    view = structs.replace(view, waiting=[structs.replace(row, more=True) for row in view.waiting])
+    (*_, waits, _, _) = [part.html for part in draw.fleet(view) if part.id in ("waits", "numbers", "failed")]
+    assert "700 jobs of 4 tenants, the oldest 12 listed" in waits
+    waiting, live = (part.html for part in draw.queue(view))
+    assert ("730 not over, 200 are here" in live, waiting.count(">3+<")) == (True, 4)
+    waiting, live = (part.html for part in draw.queue(view, "t1"))
+    assert ("at least 60 not over, 60 are here" in live, "3 jobs of the oldest 12" in waiting) == (True, True)
+    assert "nobody of the oldest 12" in draw.queue(view, "none")[0].html
+    few = structs.replace(a_view(), live=4)
+    assert "4 not over<" in draw.queue(few)[1].html
+    reasons = [structs.replace(row, tenant="t1", reason=f"r{at}") for at, row in enumerate(few.waiting)]
+    used = [UsageRow(gpu_s=at, used_gpu_s=0, tenant=f"t{at}") for at in range(203)]
+    assert "and 3 smaller ones" in whole(draw.usage(used, 0, ["tenant"]))
+    assert "12 jobs of 1 tenant<" in draw.queue(structs.replace(few, waiting=reasons))[0].html, "each is one row"
 
 
 def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:

@@ -44,7 +44,8 @@ def job(tenant: str, name: str, state: str, age_ms: int, **more: Any) -> JobRow:
 def told(model: Model, *rows: JobRow, waits: int | None = None) -> None:
     """Tell the model these jobs; `waits` in all, more than were listed."""
     listed = sum(row.state == "QUEUED" for row in rows)
-    model.told_jobs(list(rows), listed if waits is None else waits, more=waits is not None)
+    counts = {"QUEUED": listed if waits is None else waits, "RUNNING": len(rows) - listed, "FAILED": 9}
+    model.told_jobs(list(rows), counts, more=waits is not None)
 
 
 def used(least: int, most: int) -> dict[str, int]:
@@ -178,7 +179,8 @@ def test_the_oldest_waiting_job_of_each_tenant_and_reason_is_the_one_to_explain_
         ("a", 2, "old", "busy", True),
         ("a", 1, "kept", "held", True),
     ]
-    assert view.waits == 300
+    assert (view.waits, view.live, len(view.jobs)) == (300, 301, 5)
+    assert [row.count for row in view.waiting] == ["1+", "2+", "1+"]
     assert (view.waiting[1].means, view.waiting[1].starts_ms) == ("jobs lease it", 4_000)
     assert view.waiting[2].means, "what a reason means is known without asking"
     told(model, job("a", "new", "QUEUED", 5))

@@ -17,20 +17,19 @@ from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
-from moorage.cli.top.draw import about, fit_words, matches
+from moorage.cli.top.draw import about, fit_words, matches, waits_words
 from moorage.client.answers import JobInfo
 from moorage.client.durations import age, seconds
 from moorage.client.view.bars import Bar, Span, bars
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.model import SILENT_MS, is_leased
-from moorage.client.view.view import Trouble, View, Waiting, WorkerCells
+from moorage.client.view.view import Trouble, View, WorkerCells
 from moorage.schemas.answers.jobs import Explained, JobRow, JobsAnswer
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
 from moorage.schemas.frames import Device, Load, ServiceLately
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.service import CALL_MS
-from moorage.schemas.units import many
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
 TROUBLES_MAX: Final = 30
@@ -107,7 +106,7 @@ def fleet(view: View, wanted: str = "") -> list[Part]:
         return parts
     workers = [worker for worker in view.workers if worker.state != "left" and matches(about(worker), wanted)]
     if waits := view.waiting[:WAITING_FIRST]:
-        parts.append(part("fleet", "waits", words=_waits_words(view, view.waiting), rows=waits))
+        parts.append(part("fleet", "waits", words=waits_words(view), rows=waits))
     parts.append(part("fleet", "failed", rows=view.failed[:WAITING_FIRST], tenants=len(view.failed)))
     parts += [part("fleet", "numbers", view=view, fits=fit_words(view.fits)), *_map(view, workers)]
     parts.append(part("fleet", "services", rows=[_service(row) for row in view.services[:ROWS_MAX]]))
@@ -247,10 +246,20 @@ def queue(view: View, tenant: str = "", wanted: str = "", ended: Part | None = N
         and matches(" ".join((row.tenant, row.job, row.state, row.gpu, row.worker)), wanted)
     ]
     parts = [
-        part("queue", "waiting", words=_waits_words(view, waiting), rows=waiting),
-        part("queue", "live", jobs=len(jobs), rows=_jobs(jobs[:ROWS_MAX])),
+        part("queue", "waiting", words=waits_words(view, tenant), rows=waiting),
+        part("queue", "live", words=_live_words(view, len(jobs)), rows=_jobs(jobs[:ROWS_MAX])),
     ]
     return [*parts, *([ended] if ended is not None else [])]
+
+
+def _live_words(view: View, jobs: int) -> str:
+    """Return how many jobs are not over, of which so many are chosen, and how many of these are shown."""
+    unlisted = view.live - len(view.jobs)
+    if jobs == len(view.jobs):
+        words = f"{max(view.live, jobs)} not over"
+    else:
+        words = f"{'at least ' if unlisted > 0 else ''}{jobs} not over"
+    return words + (f", {min(jobs, ROWS_MAX)} are here" if jobs > ROWS_MAX or unlisted > 0 else "")
 
 
 def ended(tenant: str, page: JobsAnswer) -> Part:
@@ -258,12 +267,6 @@ def ended(tenant: str, page: JobsAnswer) -> Part:
     words = ", ".join(f"{number} {state}" for state, number in page.counts.items() if state in TERMINAL)
     older = link("queue", tenant=tenant, after=page.next) if page.next else ""
     return part("queue", "ended", tenant=tenant, words=words, rows=_jobs(page.jobs), older=older)
-
-
-def _waits_words(view: View, waiting: Sequence[Waiting]) -> str:
-    if waiting:
-        return f"{many(sum(row.jobs for row in waiting), 'job')} of {many(len(waiting), 'tenant')}"
-    return f"{many(view.queued, 'replica')}, of jobs that have begun or are not listed" if view.queued else "nobody"
 
 
 def _jobs(jobs: Sequence[JobRow]) -> list[dict[str, Any]]:
@@ -465,4 +468,4 @@ def usage(rows: Sequence[UsageRow], from_ms: int, by: Sequence[str]) -> list[Par
         }
         for row in order
     ]
-    return [part("usage", "usage", names=list(by), rows=shown, from_ms=from_ms)]
+    return [part("usage", "usage", names=list(by), rows=shown, more=len(rows) - len(order), from_ms=from_ms)]

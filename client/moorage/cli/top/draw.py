@@ -403,21 +403,25 @@ def _wrong(view: View, columns: int, wishes: Wishes) -> _Pane:
 
 def _waits(view: View, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Waiting) -> list[Any]:
-        return [row.tenant, row.jobs, age(row.oldest_ms), _middle(row.job, 16), row.asks, row.starts, row.why]
+        return [row.tenant, row.count, age(row.oldest_ms), _middle(row.job, 16), row.asks, row.starts, row.why]
 
     rows = [(cells(row), "", (row.tenant, row.job)) for row in view.waiting]
     header = ("TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
     heading, found = _table(header, rows, ("JOBS", "OLDEST", "STARTS"))
-    listed = sum(row.jobs for row in view.waiting)
-    if rows:
-        tenants = len({row.tenant for row in view.waiting})
-        title = f"waits: {many(max(view.waits, listed), 'job')} of {many(tenants, 'tenant')}"
-        title += f", the oldest {listed} listed" if view.waits > listed else ""
-    elif view.queued:
-        title = f"waits: {many(view.queued, 'replica')}, of jobs that have begun or are not listed"
-    else:
-        title = "waits: nobody"
-    return _Pane(WAITS, title, heading, found)
+    return _Pane(WAITS, f"waits: {waits_words(view)}", heading, found)
+
+
+def waits_words(view: View, tenant: str = "") -> str:
+    """Return how many jobs wait: of all tenants, or of one."""
+    rows = [row for row in view.waiting if not tenant or row.tenant == tenant]
+    listed = sum(row.jobs for row in rows)
+    if tenant:
+        among = sum(row.jobs for row in view.waiting)
+        return (many(listed, "job") if listed else "nobody") + (f" of the oldest {among}" if view.waits > among else "")
+    if not rows:
+        return f"{many(view.queued, 'replica')}, of jobs that have begun or are not listed" if view.queued else "nobody"
+    of = f"{many(max(view.waits, listed), 'job')} of {many(len({row.tenant for row in rows}), 'tenant')}"
+    return of + (f", the oldest {listed} listed" if view.waits > listed else "")
 
 
 def _idle(view: View, columns: int, wishes: Wishes) -> _Pane:
@@ -504,7 +508,9 @@ def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
     ]
     header = ("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", *(("LATELY",) if view.sparks else ()), "WORKER")
     heading, found = _table(header, rows, ("AGE", "USE"))
-    return _Pane(JOBS, f"jobs: {len(rows)}, by {name}" if rows else "jobs: none", heading, found)
+    listed = f", {len(rows)} listed" if view.live > len(rows) else ""
+    title = f"jobs: {max(view.live, len(rows))}{listed}, by {name}" if rows else "jobs: none"
+    return _Pane(JOBS, title, heading, found)
 
 
 def _spark(readings: Sequence[int], *, ascii: bool) -> str:

@@ -114,7 +114,7 @@ class Feed:
             else:
                 model.told_fleet(told(FleetInfo, fleet.data), now_ms())
                 runs, queue = told(JobList, held.data), told(JobList, waits.data)
-                model.told_jobs([*runs.jobs, *queue.jobs], queue.counts.get(QUEUED, 0), more=bool(queue.next))
+                model.told_jobs([*runs.jobs, *queue.jobs], queue.counts, more=bool(queue.next))
         if not self.operates and self.lists:
             try:
                 asked = {"states": LIVE, "limit": JOBS_MAX, "oldest": True}
@@ -122,7 +122,7 @@ class Feed:
             except NotPermitted:
                 self.lists = False
             else:
-                model.told_jobs(listed.jobs, listed.counts.get(QUEUED, 0), more=bool(listed.next))
+                model.told_jobs(listed.jobs, listed.counts, more=bool(listed.next))
         if self._refused is not None and not self.lists:
             raise self._refused
         model.unseen = self._unseen()

@@ -26,7 +26,7 @@ from moorage.schemas.frames import (
     Standing,
     UsedJob,
 )
-from moorage.schemas.job import QUEUED
+from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
 
@@ -71,7 +71,7 @@ class Model:
         self._leader: tuple[int, str] | None = None
         self._fleet: FleetAnswer | None = None
         self._jobs: Sequence[JobRow] | None = None  # None: this key may read none
-        self._waits = 0
+        self._waits = self._live = 0
         self._more = False
         self._why: dict[tuple[str, str], Explained] = {}
         self._idle_since: dict[tuple[str, str], int] = {}
@@ -119,10 +119,12 @@ class Model:
             running = sum(row.members for row in fleet.workers)
             self.hear(FleetFrame(fleet.epoch, fleet.ledger, workers=rows, queued=fleet.queued, running=running), now_ms)
 
-    def told_jobs(self, rows: Sequence[JobRow], waits: int, *, more: bool) -> None:
-        """Take rows of `ls` of jobs that are not over, how many are QUEUED in all, and whether `more` are than rows."""
+    def told_jobs(self, rows: Sequence[JobRow], counts: Mapping[str, int], *, more: bool) -> None:
+        """Take rows of `ls` of jobs that are not over, how many jobs there are in each state, and whether `more` wait
+        than rows are of such."""
         asleep = sum(row.state == QUEUED and _is_scaled(row) for row in rows)
-        self._jobs, self._waits, self._more = rows, waits - asleep, more
+        self._jobs, self._waits, self._more = rows, counts.get(QUEUED, 0) - asleep, more
+        self._live = sum(jobs for state, jobs in counts.items() if state not in TERMINAL)
         if self._detail is None:
             self._draw_sparks({f"{row.tenant}/{row.job}": row.use.percent for row in rows if row.use is not None})
 
@@ -187,6 +189,7 @@ class Model:
             idle=self._held_idle(now_ms, workers),
             workers=workers,
             jobs=sorted(self._jobs or (), key=lambda row: (row.state != QUEUED, -row.age_ms)),
+            live=self._live,
             sparks={name: list(readings) for name, readings in self._sparks.items()},
             failed=[] if self._detail is None else self._detail.failed,
             services=[] if self._detail is None else self._detail.services,

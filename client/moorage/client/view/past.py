@@ -62,6 +62,7 @@ def past_view(at_ms: int, rows: Sequence[JobRow], ended: Mapping[str, int], work
         idle=[],
         workers=shown,
         jobs=sorted(rows, key=lambda row: (row.state != QUEUED, -row.age_ms)),
+        live=len(rows),
         unseen=[],
         past=True,
         ended=dict(ended),

@@ -53,6 +53,11 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     starts_ms: int | None = None
 
     @property
+    def count(self) -> str:
+        """How many jobs they are: `496+` where there are more than were listed."""
+        return f"{self.jobs}+" if self.more else f"{self.jobs}"
+
+    @property
     def starts(self) -> str:
         """When the oldest starts, as far as it is foreseen: `~4m`, `now`, or `-`."""
         return "-" if self.starts_ms is None else f"~{age(self.starts_ms)}" if self.starts_ms else "now"
@@ -148,6 +153,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="vie
     workers: list[WorkerCells]
     #: rows of `ls`, of all tenants that the key may read, those that wait longest first
     jobs: list[JobRow]
+    live: int = 0  # jobs that are not over, in all: more than `jobs` has where they are very many
     #: the use of a running job's GPUs in the last moments, the mean in percent, oldest first; by tenant and job
     sparks: dict[str, list[int]] = {}
     #: tenants whose jobs failed within the last hour, the last one first
