@@ -108,11 +108,13 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
 
         @offered(reads=False)
         async def submit(command: list[str], gpu: str, job: str | None = None, limit: str | None = None) -> Any:
-            """Submit a job and return its id. `job` is an id of your own: a second submit with the same id and content
-            is the same job. `limit` is how long it may run, as 2h."""
+            """Submit a job and return its id, with `warnings` of what will keep it from running, if any. `job` is an id
+            of your own: a second submit with the same id and content is the same job. `limit` is how long it may run,
+            as 2h."""
             fields: dict[str, Any] = {} if limit is None else {"limit": limit}
             made = await client.submit(command, gpu, job, **fields)
-            return {"job": made.job}
+            warnings = made.accepted.warnings if made.accepted is not None else []
+            return {"job": made.job, **({"warnings": warnings} if warnings else {})}
 
         @offered(reads=False)
         async def cancel(job: str, reason: str = "", before: bool = False) -> Any:
