@@ -170,30 +170,35 @@ class LoopThread:
         try:
             while (item := self.call(_next(items))) is not _END:
                 yield cast("T", item)
-                if self._loop is not loop:
-                    raise RuntimeError("the client was closed while this was iterated over")
+                self._check_same(loop)
         finally:
             self._finish(cast("AsyncGenerator[T, None]", items), loop)
 
-    def in_order(self, works: Iterator[Coroutine[Any, Any, T]], at_once: int) -> Iterator[T]:
-        """Run coroutines, at most `at_once` at the same time, and yield their results in order. They are read in the
-        caller's thread, as what makes them may call the client. If the caller stops early, cancel those that run."""
+    def in_order(self, works: Iterator[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> Iterator[T]:
+        """Run coroutines, at most `at_once` at the same time, and yield their results in order. The iterator is read in
+        the caller's thread, as it may call the client. If the caller stops early, cancel those that run."""
         refuse_inside_loop()
         loop = self._checked()
         running: deque[asyncio.Task[T]] = deque()
         try:
             for work in works:
-                running.append(self.call(_begun(work)))
+                self.call(_begin(work, running))
                 if len(running) >= at_once:
                     yield self.call(_result(running.popleft()))
+                    self._check_same(loop)
             while running:
                 yield self.call(_result(running.popleft()))
+                self._check_same(loop)
         finally:
             if running and self._loop is loop and not self.is_of_parent:
                 if _is_in_loop():  # the garbage collector called this
                     loop.call_soon_threadsafe(_cancel, running)
                 else:
                     self.call(_cancelled(running))
+
+    def _check_same(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:
+            raise RuntimeError("the client was closed while this was iterated over")
 
     def _finish(self, items: AsyncGenerator[Any, None], loop: asyncio.AbstractEventLoop) -> None:
         """Close the iterator. In the loop's own thread, where the garbage collector may call this, do not wait."""
@@ -217,8 +222,16 @@ async def _next(items: AsyncIterator[T]) -> T | object:
     return await anext(items, _END)
 
 
-async def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    return asyncio.get_running_loop().create_task(work)
+async def _begin(work: Callable[[], Coroutine[Any, Any, T]], running: deque[asyncio.Task[T]]) -> None:
+    task = asyncio.get_running_loop().create_task(work())
+    task.add_done_callback(_read)
+    running.append(task)  # here: an interrupt of who waits for this must find it
+
+
+def _read(task: asyncio.Task[Any]) -> None:
+    """Read a task's error: who stopped early, or closed the client, asks for it no more, and asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _result(task: asyncio.Task[T]) -> T:

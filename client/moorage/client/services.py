@@ -20,6 +20,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -336,11 +337,11 @@ class Service:
 
     def _each(
         self, items: Iterable[Any], at_once: int, *, timeout: Duration | None, idempotent: bool, return_exceptions: bool
-    ) -> Iterator[Coroutine[Any, Any, Any]]:
-        """Yield the call of each item, for who awaits them elsewhere."""
+    ) -> Iterator[Callable[[], Coroutine[Any, Any, Any]]]:
+        """Yield what calls the service with each item, for who awaits it elsewhere."""
         _check_at_once(at_once)
         for item in items:
-            yield self._answer(item, timeout, idempotent=idempotent, or_error=return_exceptions)
+            yield partial(self._answer, item, timeout, idempotent=idempotent, or_error=return_exceptions)
 
     async def _answer(self, item: Any, timeout: Duration | None, *, idempotent: bool, or_error: bool) -> Any:
         """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""

@@ -125,10 +125,12 @@ def test_the_twin_without_await(nats_server: Any, unique: str, tmp_path: Path) -
             assert list(echo.map(moorage.call("echo", each) for each in range(3))) == [0, 1, 2]
             with pytest.raises(Rejected, match="at_once must be at least 1"):
                 next(echo.map(iter("abc"), at_once=0))
-            mapping = echo.map(iter("abcdef"), at_once=2)
-            assert next(mapping) == "a"
-            mapping.close()  # type: ignore[attr-defined]
+            left, kept = (echo.map(iter("abcdef"), at_once=2) for _ in range(2))
+            assert (next(left), next(kept)) == ("a", "a")
+            left.close()  # type: ignore[attr-defined]
             assert list(moorage.service("echo").stream("abc")) == ["abc"]
+        with pytest.raises(RuntimeError, match="closed while this was iterated over"):
+            next(kept)
 
     asyncio.run(serving(call))
 
