@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from moorage.cli.doctor.checks_fleet import of_fleet
 from moorage.client.view.closed import closed_words, planned_words
-from moorage.client.view.model import SILENT_MS, Model
+from moorage.client.view.model import GONE_MAX, LOAD_MS, SILENT_MS, Model
 from moorage.client.view.past import past_view
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
 from moorage.schemas.answers.fleet import DrainTimes, FleetAnswer, StalledJob, WorkerInfo
@@ -85,6 +85,17 @@ def test_a_deposed_leaders_last_frame_changes_nothing() -> None:
     model.hear(frame(("n1", "up", "##"), epoch=4), 0)
     model.hear(frame(("n1", "up", "··"), epoch=3), 10)
     assert model.view(20, AT_MS).counts.leased == 2
+
+
+def test_workers_that_are_gone_are_forgotten_however_many_come() -> None:
+    model = Model(0)
+    for at in range(5 * GONE_MAX):
+        model.hear(hello(f"w{at}", "H100"), at * LOAD_MS)
+        model.hear(load(f"w{at}", SlotLoad(0, util_percent=9)), at * LOAD_MS)
+        model.hear(frame((f"w{at}", "up", "#")), at * LOAD_MS)
+    assert model.view((5 * GONE_MAX - 1) * LOAD_MS, AT_MS).use == 9
+    assert len(model.loads) <= GONE_MAX + 2
+    assert (model.hello_of("w1"), model.hello_of(f"w{5 * GONE_MAX - 1}") is None) == (None, False)
 
 
 def test_a_fleet_that_begins_a_new_ledger_is_shown_once_the_old_one_is_silent() -> None:

@@ -36,6 +36,8 @@ SILENT_MS: Final = 5_000
 STANDING_MS: Final = 10_000
 #: a worker tells its load every 2 s; what is older is not shown
 LOAD_MS: Final = 10_000
+#: workers of which something was heard and that no frame has, before they are forgotten
+GONE_MAX: Final = 64
 #: readings of a job's use that are kept, one every 2 s
 SPARKS_MAX: Final = 28
 #: a job of which such an attempt did not last fails again and again
@@ -104,12 +106,21 @@ class Model:
             is_old = self._frame is not None and frame.epoch < self._frame.epoch
             if not is_old or now_ms - self._frame_ms > SILENT_MS:
                 self._frame, self._frame_ms = frame, now_ms
+                self._forget_gone(frame, now_ms)
         elif isinstance(frame, Hello):
             self._hellos[frame.worker] = frame
         elif isinstance(frame, Load):
             self._loads[frame.worker] = now_ms, frame
         elif frame.leads:
             self._leader = now_ms, frame.scheduler
+
+    def _forget_gone(self, frame: FleetFrame, now_ms: int) -> None:
+        """Forget what workers said that are no more, once they are many: a screen may be open for months."""
+        if len(self._hellos.keys() | self._loads.keys()) > 2 * len(frame.workers) + GONE_MAX:
+            there = {row.worker for row in frame.workers}
+            there |= {name for name, (at_ms, _) in self._loads.items() if now_ms - at_ms < LOAD_MS}  # it comes
+            self._hellos = {name: hello for name, hello in self._hellos.items() if name in there}
+            self._loads = {name: heard for name, heard in self._loads.items() if name in there}
 
     def told_fleet(self, fleet: FleetAnswer, now_ms: int) -> None:
         """Take the leader's answer to an operator's question `fleet`; before the first frame it stands for one."""
