@@ -77,6 +77,9 @@ LOAD_QUIET_S: Final = 10.0
 ROOM_S: Final = 1.0
 #: how long a member waits to hear whether another one has the method of a call
 FOUND_S: Final = 1.0
+#: of a stream, a part asks the server this often whether anybody still listens to it: a caller that was killed says
+#: nothing, and an endless function would keep its place for ever
+LISTENS_S: Final = 2.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
@@ -161,7 +164,7 @@ class Messenger:
         self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
         self._some_to_send = asyncio.Event()
         self._all_sent = asyncio.Event()
-        self._parts: dict[int, int] = {}
+        self._parts: dict[int, tuple[int, float]] = {}  # of each answer in parts: how many, and when one asked last
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
@@ -188,6 +191,7 @@ class Messenger:
         await self._connection.subscribe(self._inbox, self._on_given)
         self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
         await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
+        await self._connection.subscribe(f"{self._inbox}.part.*", self._on_unheard)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
@@ -478,10 +482,13 @@ class Messenger:
             self._end_early(number, call)
             return
         if head.part:
-            at = self._parts[number] = self._parts.get(number, 0) + 1
-            self._answer(call, body, {**_foreign(head.headers), PART: str(at)})
+            before, asked_s = self._parts.get(number, (0, now_s))
+            asks = now_s - asked_s >= LISTENS_S and not call.reply.startswith(f"{IMPORTED_REPLY}.")
+            self._parts[number] = before + 1, now_s if asks else asked_s
+            reply = f"{self._inbox}.part.{number}" if asks else ""
+            self._put(call.reply, body, reply, {**_foreign(head.headers), PART: str(before + 1)})
             return
-        parts = self._parts.pop(number, 0)
+        parts, _ = self._parts.pop(number, (0, 0.0))
         self._inputs.forget(number)
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
@@ -495,8 +502,15 @@ class Messenger:
         self.member.on_end(number, now_s)
         self._look()
 
+    def _on_unheard(self, delivery: Delivery) -> None:
+        """The server says that nobody has heard a part: the caller is gone, and has said nothing."""
+        number = number_of(delivery.subject.rpartition(".")[2]) or 0
+        call = self.member.running.get(number)
+        if call is not None and not call.cancelled and (delivery.headers or {}).get(STATUS_HEADER) == "503":
+            self._end_early(number, call)
+
     def _end_early(self, number: int, call: Call) -> None:
-        """Stop a call whose answer has failed in its middle: the rest is not sent."""
+        """Stop a call whose answer has failed in its middle, or is heard by nobody: the rest is not sent."""
         call.cancelled = True
         self.stop(number)
 
@@ -670,7 +684,8 @@ class Messenger:
         try:
             await self._connection.publish(message.subject, message.body, reply, headers)
         except (PayloadTooLarge, BadSubject) as error:
-            if message.reply:  # a call that is passed on, which nobody has run: its caller may send it again
+            is_part = PART in message.headers
+            if message.reply and not is_part:  # a call that is passed on, which nobody has run: it may be sent again
                 body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
                 await self._connection.publish(message.reply, body, "", headers)
                 return
@@ -679,7 +694,7 @@ class Messenger:
             why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
             body, headers = self._failure(TOO_LARGE, why)
             await self._connection.publish(message.subject, body, "", headers)
-            if PART in message.headers:  # its caller, which has heard of an error, sends no cancel
+            if is_part:  # its caller, which has heard of an error, sends no cancel
                 running = self.member.running.items()
                 for number, call in [each for each in running if each[1].reply == message.subject]:
                     self._end_early(number, call)

@@ -327,6 +327,16 @@ async def test_with_one_place_too_a_function_hears_that_its_caller_waits_no_long
         await until(lambda: "closed" in streams.said, what="its generator is closed")
 
 
+async def test_an_endless_stream_ends_behind_a_caller_that_says_nothing(site: Site) -> None:
+    async with site.serving("endless") as (_, [streams]):
+        inbox, heard = f"_INBOX.{site.prefix}.gone", list[Delivery]()
+        async with await connect(site.url, "gone") as gone:
+            await gone.subscribe(inbox, heard.append)
+            await gone.send([(site.subject("endless"), b"10", inbox)])
+            await until(lambda: len(heard) > 3, what="parts")
+        await until(lambda: "closed" in streams.said, what="its generator is closed")
+
+
 async def test_a_killed_program_answers_502_at_once_and_its_room_is_fetched(site: Site) -> None:
     subject = site.subject("die")
     async with site.serving("die", "die") as (caller, [one, other]):

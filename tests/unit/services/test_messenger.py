@@ -18,7 +18,7 @@ from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.member import QUIET_S, TICK_S
-from moorage.calls.messenger import LOAD_QUIET_S, Messenger, Name
+from moorage.calls.messenger import LISTENS_S, LOAD_QUIET_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
@@ -527,6 +527,26 @@ async def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_he
     desk.answer()
     await running
     assert desk.messenger.member.load(0).waited_ms == 0
+
+
+@played_by(member)
+async def test_a_stream_that_nobody_hears_any_more_is_stopped(desk: Desk) -> None:
+    """A caller that was killed says nothing, and an endless function held its place for ever."""
+    heard: list[Delivery] = []
+    listening = await desk.caller.subscribe("inbox.a", heard.append)
+    await desk.caller.send([(NAME.subject, b"", "inbox.a")])
+    await asyncio.sleep(1)
+    for _ in range(5):
+        desk.messenger.on_frame(FromProgram(part=1), b"more")
+        await asyncio.sleep(LISTENS_S)
+    assert (len(heard), desk.stopped) == (5, [])
+    await listening.unsubscribe()
+    desk.messenger.on_frame(FromProgram(part=1), b"more")
+    await asyncio.sleep(LISTENS_S)
+    desk.messenger.on_frame(FromProgram(part=1), b"more")
+    assert desk.stopped == [1]
+    desk.messenger.on_frame(FromProgram(error=1, kind="CancelledError"), b"")
+    assert desk.messenger.member.is_empty
 
 
 @played_by(member)
