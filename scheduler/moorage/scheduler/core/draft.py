@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
-from moorage.scheduler.core.ledger.fold import Begun, numbers_of
-from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.record import Record, written_id
+from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
+from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
     NO_JOB,
     RECORD_BYTES_MAX,
@@ -24,6 +23,7 @@ from moorage.scheduler.core.ledger.records import (
     exiting,
     moving,
     packed,
+    written_id,
 )
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
@@ -151,7 +151,7 @@ class Draft:
         """Begin a record: from now on all that is written here changes the state, and can be taken back."""
         state = self.state
         self._undo = Undo(state, self.time_ms)
-        self._folding = Begun(state, state.seq + 1, self.time_ms, state.epoch, state.level, self.notes)
+        self._folding = Folding(state, state.seq + 1, self.time_ms, state.epoch, state.level, self.notes)
 
     def pass_time(self) -> None:
         """Let the state's time be that of the record; this comes before all that is written."""
@@ -318,7 +318,7 @@ class Draft:
             self.bytes += len(tenant) + 8
         self.bytes += size + len(written) + len(traceparent) + 12 * len(numbers)
         self._undo.tenant(tenant)
-        return self._folding.accept_one(tenant, name, body, numbers, traceparent)
+        return self._folding.accept(tenant, name, body, numbers, traceparent)
 
     def count(self, worker: Worker, number: int) -> None:
         """Record that a worker's reports were taken up to this one."""

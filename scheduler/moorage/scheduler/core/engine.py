@@ -387,7 +387,7 @@ class Engine:
                 self.planner.preempting.policy.reprioritize(draft)
         self._take_submits(flight)
         self.lifecycle.failing |= draft.failed
-        if self._begins("giving up", draft):
+        if self.lifecycle.failing and self._begins("giving up", draft):
             self.lifecycle.give_up(draft)
         if looks:
             self._at = "each second"
@@ -420,7 +420,7 @@ class Engine:
         return encode_record(flight.record)
 
     def _settle_frozen(self, draft: Draft) -> None:
-        if self._begins("frozen", draft):
+        if self.fleet.with_frozen and self._begins("frozen", draft):
             self._frozen.settle(draft)
 
     def _begin_record(self, flight: InFlight) -> None:

@@ -17,18 +17,19 @@ from moorage.scheduler.core.engine import HalfFolded
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.fold import Begun
+from moorage.scheduler.core.ledger.folding import Folding
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.admission import Admission
-from moorage.scheduler.core.lifecycle.frozen import Frozen
+from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.scheduler.core.schedule.cycle import Planner
+from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
 from moorage.schemas.reasons import STARTS_FAIL
@@ -344,7 +345,7 @@ def test_a_record_of_which_a_row_has_no_number_is_taken_back_and_the_term_goes_o
 
 @pytest.mark.parametrize(
     ("owner", "method", "folds", "fits"),
-    [(Begun, "end", True, True), (Undo, "back", True, False)],
+    [(Folding, "end", True, True), (Undo, "back", True, False)],
 )
 def test_a_state_that_is_half_changed_ends_the_term(
     owner: type, method: str, folds: bool, fits: bool, drive: Contained, monkeypatch: pytest.MonkeyPatch
@@ -675,7 +676,7 @@ def test_a_step_that_fails_is_left_out(step: str, drive: Contained, monkeypatch:
     drive.replays()
 
 
-@pytest.mark.parametrize(("part", "method"), [(Lifecycle, "give_up"), (Frozen, "settle")])
+@pytest.mark.parametrize(("part", "method"), [(Retention, "compact"), (Indexing, "reject_unmatched")])
 def test_a_step_that_is_about_no_request_refuses_none_and_ends_no_term(
     part: type, method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

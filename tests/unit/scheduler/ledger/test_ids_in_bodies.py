@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.ledger.record import decode_record, encode_record, id_of, written_id
+from moorage.scheduler.core.ledger.record import decode_record, encode_record
+from moorage.scheduler.core.ledger.records import id_of, written_id
 from moorage.schemas.codec import decode_request
 from tests.unit.scheduler.driving import Driving
 

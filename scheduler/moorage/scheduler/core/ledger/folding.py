@@ -1,18 +1,60 @@
-"""The common parts of folding a record: the rows that it changed, and the result."""
+"""A record being folded: each step and new job changes the state at once, and each act changes it by itself.
+
+`fold` folds whole records; a leader folds each of its decisions as it is made (`core.draft`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
+from typing import Any, Final
 
+from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger.records import (
+    BY_WORKER,
+    ENDS,
+    MODE_BITS,
+    NO_JOB,
+    NOTICE_BITS,
+    PREEMPTIBLE,
+    REPORTED,
+    STATE_BITS,
+    STATE_MASK,
+    STEP_WIDTH,
+    Count,
+    GangPhase,
+    Op,
+    id_of,
+    unpacked,
+)
 from moorage.scheduler.core.ledger.state import (
+    AT_CLAIMED,
+    AT_EXITED,
     AT_MS,
+    AT_RUNNING,
+    CLAIMED,
+    FAILURES,
+    FREEZES,
+    FROZEN,
+    IS_TERMINAL,
+    LEGAL,
     LISTED_MAX,
+    LOST_KEPT,
+    NOT_READY,
+    PLACED,
+    QUEUED,
+    RANGE,
+    READY,
+    RUNNING,
     STORY_MAX,
     STORY_MAX_REPLICA,
     STORY_PART,
     STORY_PART_REPLICA,
+    SUCCEEDED,
+    TELLS_READY,
     Job,
     Member,
     Replica,
@@ -20,8 +62,17 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
     Worker,
     extra_of,
+    new_job,
 )
-from moorage.schemas.ranges import Ranges, count_of
+from moorage.schemas.job import STATES
+from moorage.schemas.ranges import ONE, Ranges, both, count_of, first_numbers, is_in, joined, without
+
+_MODE_MASK: Final = (1 << MODE_BITS) - 1
+_PLACE: Final = int(Op.PLACE)
+_NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
+ACT: Final = int(Op.ACT)
+ACCEPT: Final = int(Op.ACCEPT)
+MORE_NAMED: Final = "the steps of a record name more acts or new jobs than it has"
 
 
 class FoldError(Exception):
@@ -45,9 +96,13 @@ class Folded:
 
 
 class Folding:
-    """A record being folded; collects the changed rows, so that each row is hashed once."""
+    """Folds one record; collects the changed rows, so that each row is hashed once."""
 
     __slots__ = (
+        "_numbers",
+        "_weighed",
+        "accepts",
+        "acts",
         "epoch",
         "expired",
         "finished",
@@ -75,6 +130,73 @@ class Folding:
         self.rows: dict[Worker | Tenant, None] = {}
         self.finished: list[tuple[bytes, bytes, int, int]] = []  # rows that the table of finished jobs gets
         self.expired = 0  # how many of its oldest it loses then
+        #: the acts and new jobs of a whole record that its steps name
+        self.acts: Iterator[Any] = iter(())
+        self.accepts: Iterator[tuple[str, list[Any]]] = iter(())
+
+    # ------------------------------------------------------------------------------------ from first to last
+
+    def open(self) -> None:
+        """Let time pass until the record's."""
+        state = self.state
+        state.time_ms = self.time
+        if state.half_life_ms and fairshare.advance(state):
+            self.rows.update(dict.fromkeys(state.tenants.values()))
+
+    def facts(self, facts: list[int]) -> None:
+        for at in range(0, len(facts), 2):
+            worker = self.state.worker_by_num[facts[at]]
+            worker.no = facts[at + 1]
+            self.rows[worker] = None
+
+    def end(self) -> Folded:
+        """Finish the record, which was weighed: the table of ended jobs, the digest and the sequence."""
+        state = self.state
+        finished, before = state.finished, state.finished.row
+        finished.add_all(self.finished)
+        for _ in range(self.expired):
+            finished.drop_oldest()
+        state.digest += finished.row - before
+        self._renew_digest()
+        state.seq = self.seq
+        return self.out
+
+    def weigh(self) -> None:
+        """Make the numbers of the rows that this record has changed. A leader can still take back all of it."""
+        state, jobs = self.state, self.out.jobs.values()
+        for job in jobs if state.preempting else ():
+            if job.preempts is not None and job.live == 0:
+                job.preempts = None
+                state.preempting.pop(job.num, None)
+        self._weighed = [*self.replicas, *jobs, *self.members, *self.rows]
+        self._numbers = [0 if IS_TERMINAL[each.state] else each.digest_row() for each in self.replicas]
+        self._numbers += [each.digest_row() for each in self._weighed[len(self.replicas) :]]
+
+    def _renew_digest(self) -> None:
+        """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""
+        state, out = self.state, self.out
+        digest, ended = state.digest, state.ended
+        for row, new in zip(self._weighed, self._numbers, strict=True):
+            digest += new - row.row
+            row.row = new
+        for job in out.jobs.values():
+            if len(job.story) >= STORY_MAX:
+                self.shorten_story(job)
+            # a job may leave memory only once all replicas have ended and all devices were reported free
+            if job.live == 0 and job.held == 0 and not job.over:
+                job.over = True
+                tenant = state.tenants[job.tenant]
+                tenant.live -= 1
+                if job.hold is not None:
+                    del state.on_hold[job.num]
+                if job.extra:
+                    tenant.extra -= job.extra
+                    state.extra_ended += job.extra
+                ended.append(job.num)
+                out.ended.append(job)
+        state.digest = digest & 0xFFFFFFFFFFFFFFFF
+
+    # ------------------------------------------------------------------------------------ what acts change
 
     def worker(self, num: int) -> Worker:
         """Return a worker, marked as changed."""
@@ -129,3 +251,471 @@ class Folding:
             said = bisect_left(story, self.time, key=itemgetter(AT_MS))
             unwritten = STORY_PART + STORY_PART_REPLICA * replicas
             del story[: max(0, min(len(story) - most * 3 // 4, said - unwritten))]
+
+    # --------------------------------------------------------------------------------------- accepts
+
+    def _in_order(self, op: int, a: int) -> None:
+        """Fold the acts, or the new jobs, that were decided between two steps."""
+        self.state.transitions -= 1
+        if op == ACT and (act := next(self.acts, None)) is not None:
+            act.fold(self)
+        elif op == ACCEPT and (accepts := list(islice(self.accepts, a))):
+            self.accept_all(accepts)
+        else:
+            raise FoldError(MORE_NAMED)
+
+    def accept_all(self, accepts: Iterable[tuple[str, list[Any]]]) -> None:
+        """Accept jobs as a record has them."""
+        for tenant, flat in accepts:
+            parts = iter(flat)
+            for written, body, replicas, trace in zip(parts, parts, parts, parts, strict=True):
+                self.accept(tenant, id_of(written, body), body, ONE if replicas == 1 else numbers_of(replicas), trace)
+
+    def accept(self, tenant_name: str, name: str, body: bytes, numbers: Ranges, traceparent: str) -> Job:
+        """Accept one job, and return it."""
+        state, num = self.state, self.state.next_num
+        tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
+        if name in tenant.jobs:
+            raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+        job = new_job(num, tenant_name, name, body, numbers, traceparent, self.time, self.seq)
+        tenant.jobs[name] = state.jobs[num] = self.out.jobs[num] = job
+        if job.extra:
+            state.extra += job.extra
+            tenant.extra += job.extra
+        tenant.live += 1
+        tenant.waits += job.size
+        self.rows[tenant] = None
+        self.out.accepted.append(job)
+        state.next_num = num + 1
+        return job
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def steps(self, steps: Sequence[int], actors: list[int]) -> None:
+        """Fold the steps of a record, by the actors that it names for some of them."""
+        names = self._names(actors) if actors else {}
+        if len(steps) % STEP_WIDTH:
+            raise FoldError(f"record {self.seq} ends within a step")
+        self.state.transitions += len(steps) // STEP_WIDTH
+        flat, step = iter(steps), self.step
+        if not names:
+            for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
+                step(op, num, index, a, b, c, "")
+            return
+        for at, (op, num, index, a, b, c) in enumerate(zip(flat, flat, flat, flat, flat, flat, strict=True)):
+            step(op, num, index, a, b, c, names.get(at * STEP_WIDTH, ""))
+
+    def step(self, op: int, num: int, index: int, a: int, b: int, c: int, by: str) -> None:
+        """Fold one step, by this actor; "" is the one who usually takes it. The caller counts it."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            if num != NO_JOB:
+                raise self._unnamed(op, num, index)
+            self._in_order(op, a)
+            return
+        self.out.jobs[num] = job
+        known = _BY_OP.get(op)
+        if known is None:
+            of_job = _OF_JOB.get(op)
+            if of_job is None:
+                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
+                raise FoldError(f"record {self.seq} holds step {op}, which this release does not know: {next_}")
+            of_job(self, job, index, a, b, c, by)
+            return
+        replica = job.rows.get(index)
+        if replica is None:
+            if op != _PLACE:
+                raise self._unnamed(op, num, index)
+            replica = self._first_placed(job, index)
+        self.replicas[replica] = None
+        fold_step, usual = known
+        fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def step_of(self, op: int, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """Fold a step of a replica that has a row; as `step`, for one who has the row at hand."""
+        job = replica.job
+        self.out.jobs[job.num] = job
+        self.replicas[replica] = None
+        fold_step, usual = _BY_OP[op]
+        fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def free(self, member: Member) -> None:
+        """Fold a FREE; as `step`, for one who has the member at hand, which lingers."""
+        job = member.replica.job
+        self.out.jobs[job.num] = job
+        self._drop(member)
+
+    def _unnamed(self, op: int, num: int, index: int) -> FoldError:
+        return FoldError(f"record {self.seq}: step {op} names no replica: job {num}, replica {index}")
+
+    def _first_placed(self, job: Job, index: int) -> Replica:
+        """Return the new row of a replica that was never placed."""
+        fresh = job.fresh
+        first, last = fresh[0] if fresh else (-1, -1)
+        if first == index:  # the usual case: they are placed in order
+            job.fresh = ((first + 1, last), *fresh[1:]) if first < last else fresh[1:]
+        elif is_in(fresh, index):
+            job.fresh = without(fresh, ((index, index),))
+        else:
+            raise self._unnamed(_PLACE, job.num, index)
+        replica = job.rows[index] = Replica(job, index)
+        replica.nth = job.rev  # each placement is a revision
+        return replica
+
+    def _names(self, flat: list[int]) -> dict[int, str]:
+        """Return the actor of each step that has one, by position."""
+        notes = self.notes
+        found: dict[int, str] = {}
+        for at in range(0, len(flat), 3):
+            for position in range(flat[at], flat[at + 1], STEP_WIDTH):
+                found[position] = notes[flat[at + 2] - 1]
+        return found
+
+    # --------------------------------------------------------------------------- an attempt's way
+
+    def _place(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        if replica.state != QUEUED:
+            raise self._illegal(replica, PLACED)
+        state, seq, index, story = self.state, self.seq, replica.index, job.story
+        worker = state.worker_by_num[a]
+        replica.attempt = attempt = replica.attempt + 1
+        if attempt > job.attempt:
+            job.attempt = attempt
+        job.back -= attempt > 1
+        job.placed_ms = self.time
+        replica.fence = seq
+        replica.not_before = 0
+        replica.state = PLACED
+        name = (job.tenant, job.name, index, attempt, seq)
+        member = Member(replica, worker, attempt, seq, b, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
+        if c & PREEMPTIBLE:
+            member.preemptible = True
+            state.preemptibles += 1
+        replica.member = worker.members[name] = member
+        if c > _MODE_MASK:
+            member.rate_milli = c >> MODE_BITS
+        if state.preempting and job.preempts is not None and (job.gang or not job.waits):
+            del state.preempting[job.num]
+            job.preempts = None
+        tenant = state.tenants[job.tenant]
+        tenant.waits -= 1
+        if state.half_life_ms:
+            self._use(tenant, fairshare.rate_of(member))
+        job.held += 1
+        job.rev = rev = job.rev + 1
+        tenant.gpus += b.bit_count()
+        story.append((rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
+        self.members[member] = None
+        self.out.placed.append(member)
+
+    def _ran(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """Fold CLAIM, START and EXIT in one step: most attempts of short jobs."""
+        member, to = replica.member, a & STATE_MASK
+        if member is None or replica.state != PLACED or to != SUCCEEDED:
+            raise self._illegal(replica, to)
+        rev, index, attempt, worker, mask, fence = (
+            job.rev,
+            replica.index,
+            replica.attempt,
+            member.worker.num,
+            member.mask,
+            member.fence,
+        )
+        began = self._began(job, b)
+        job.story += (
+            (rev + 1, began, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
+            (rev + 2, began, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
+            (rev + 3, self.time, index, attempt, to, worker, mask, 0, "", fence, by, *_result(a)),
+        )
+        job.rev = rev + 3
+        job.started = True
+        self._linger(job, replica, member)
+        replica.state = to
+        del job.rows[index]
+        job.end(index, index, to, 0)
+        self.state.transitions += 2
+
+    def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if c:
+            job.master = self.notes[c - 1]
+        member.phase = AT_CLAIMED
+        self.members[member] = None
+        self._move(job, replica, CLAIMED, 0, "", member, by, self._began(job, a) if a else -1)
+
+    def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        member.phase = AT_RUNNING
+        self.members[member] = None
+        job.started = True
+        member.address = self._note(c)
+        self._move(job, replica, RUNNING, 0, member.address, member, by, self._began(job, a) if a else -1)
+
+    def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if replica.state not in TELLS_READY or a not in (0, 1) or member.ready is bool(a):
+            raise self._illegal(replica, replica.state)
+        member.ready = bool(a)
+        self.members[member] = None
+        job.rev = rev = job.rev + 1  # it stays in its state
+        told = (rev, self.time, replica.index, replica.attempt, READY if a else NOT_READY, -1, 0, 0)
+        job.story.append((*told, self._note(c), member.fence, by))
+
+    def _freeze(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if (replica.state, a) not in FREEZES or (a == RUNNING and not member.mask):
+            raise self._illegal(replica, a)
+        if a == FROZEN:
+            self._hold(member, 0)
+        self._move(job, replica, a, 0, "", member, by)
+
+    def _resume(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if replica.state != FROZEN or a not in (0, 1) or bool(member.mask) is bool(a):
+            raise self._illegal(replica, FROZEN)
+        self._hold(member, member.home if a else 0)
+        job.rev = rev = job.rev + 1  # it stays frozen, and holds other devices from now on
+        told = (rev, self.time, replica.index, replica.attempt, FROZEN, member.worker.num, member.mask)
+        job.story.append((*told, 0, self._note(c), member.fence, by))
+        if a:
+            member.leased = self.seq
+            self.out.touched.append(member)
+
+    def _hold(self, member: Member, mask: int) -> None:
+        """Give a member these slots instead of those that it holds."""
+        tenant = self.state.tenants[member.replica.job.tenant]
+        tenant.gpus += mask.bit_count() - member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, fairshare.rate_of(member, mask) - fairshare.rate_of(member))
+        member.mask = mask
+        self.members[member] = None
+
+    def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        self._linger(job, replica, member)
+        self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, -1, _result(a))
+
+    def _linger(self, job: Job, replica: Replica, member: Member) -> None:
+        """Take a member from its replica: its attempt is over, and its devices were not seen free yet."""
+        member.phase = AT_EXITED
+        self.members[member] = None
+        replica.member = None
+        if job.lingering is None:
+            job.lingering = {}
+        job.lingering[replica.index, member.fence] = member
+
+    def _free(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        self._drop(self._lingering(job, index, a))
+
+    def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
+        member = self._held(replica, op)
+        if a != LOST_KEPT:
+            replica.member = None
+            self._remove(member)
+        self._move(job, replica, a, b, self._note(c), member, by)
+
+    # ------------------------------------------------------------------- what the scheduler or an actor decides
+
+    def _end(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        replica.after = b & _NOTICE_MASK
+        notice_s = b >> NOTICE_BITS
+        if member.notice_s != notice_s:
+            member.notice_s = notice_s
+            self.members[member] = None
+        self._move(job, replica, a, 0, self._note(c), member, by)
+        self.out.touched.append(member)
+
+    def _moved(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        self._move(job, replica, a, b, self._note(c), None, by)
+
+    def _backoff(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        replica.not_before = a
+        if b == Count.RETRY:
+            replica.retries += 1
+        elif b == Count.LOSS:
+            replica.losses += 1
+        elif b == Count.REFUSAL:
+            replica.refusals += 1
+        elif b == Count.RESTART:
+            replica.restarts += 1
+            replica.streak = c
+
+    def _move_fresh(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        to, code, why = a & STATE_MASK, a >> STATE_BITS, self._note(c)
+        moved = both(job.fresh, ((index, b),))
+        if not moved or to not in LEGAL[QUEUED] or not IS_TERMINAL[to]:
+            raise FoldError(f"record {self.seq}: {job.tenant}/{job.name}: {index} to {b} cannot go to {STATES[to]}")
+        job.fresh = without(job.fresh, moved)
+        self.state.tenants[job.tenant].waits -= count_of(moved)
+        for first, last in moved:
+            job.end(first, last, to, code)
+            if job.size <= LISTED_MAX:
+                for number in range(first, last + 1):
+                    job.rev += 1
+                    job.story.append((job.rev, self.time, number, 0, to, -1, 0, code, why, 0, by))
+            else:
+                job.rev += 1
+                job.story.append((job.rev, self.time, first, 0, to, RANGE, last, code, why, 0, by))
+
+    def _await(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        # an earlier job, so no job can wait for itself through others
+        if job.ledger != self.seq or a >= job.num or (a and (a not in self.state.jobs or b not in ENDS)):
+            raise FoldError(f"record {self.seq}: {job.tenant}/{job.name} cannot wait for job {a} with {b}")
+        job.awaits = (*job.awaits, (a, b))
+
+    def _gang(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        job.gang, job.after, job.count = a, b, c
+        if a == GangPhase.HOLDING:
+            job.master = ""  # of the previous attempt
+        elif a == GangPhase.STARTED:
+            self.out.touched.extend(peer.member for peer in job.rows.values() if peer.member is not None)
+
+    def _quarantine(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        held = self._lingering(job, index, a)
+        if held.mask != held.home:
+            self._hold(held, held.home)
+        self.touch_worker(held.worker)
+        held.worker.quarantined |= b
+
+    # ------------------------------------------------------------------------------------- what they share
+
+    def _began(self, job: Job, ran_ms: int) -> int:
+        """Return when an attempt began that has run for so many ms: not before the last change of its job."""
+        return max(job.story[-1][AT_MS], self.time - ran_ms) if ran_ms and job.story else self.time
+
+    def _move(
+        self,
+        job: Job,
+        replica: Replica,
+        to: int,
+        code: int,
+        why: str,
+        member: Member | None,
+        by: str,
+        since: int = -1,
+        result: tuple[int, ...] = (),
+    ) -> None:
+        """Write a change of a replica into its job's story, `since` a ledger ms; below 0 it is this record's."""
+        if to not in LEGAL[replica.state]:
+            raise self._illegal(replica, to)
+        back = (to == QUEUED) - (replica.state == QUEUED)
+        if back:
+            job.back += back
+            self.state.tenants[job.tenant].waits += back
+        was, replica.state = replica.state, to
+        job.rev = rev = job.rev + 1
+        if IS_TERMINAL[to]:
+            del job.rows[replica.index]
+            job.end(replica.index, replica.index, to, code)
+            job.failed += was != QUEUED and to in FAILURES
+        worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
+        job.story.append(
+            (
+                rev,
+                self.time if since < 0 else since,
+                replica.index,
+                replica.attempt,
+                to,
+                worker,
+                mask,
+                code,
+                why,
+                fence,
+                by,
+                *result,
+            )
+        )
+
+    def _note(self, number: int) -> str:
+        """Return a note of the record by its number; empty for 0."""
+        return self.notes[number - 1] if number else ""
+
+    def _illegal(self, replica: Replica, to: int) -> FoldError:
+        name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+        return FoldError(f"record {self.seq}: {name} cannot go from {STATES[replica.state]} to {STATES[to]}")
+
+    def _held(self, replica: Replica, op: int) -> Member:
+        member = replica.member
+        if member is None:
+            name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+            raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which no worker has")
+        return member
+
+    def _lingering(self, job: Job, index: int, packed: int) -> Member:
+        fence = unpacked(packed)
+        member = job.lingering.get((index, fence)) if job.lingering else None
+        if member is None:
+            name = f"{job.tenant}/{job.name}/{index} fence {fence}"
+            raise FoldError(f"record {self.seq}: {name} does not linger")
+        return member
+
+    def _drop(self, member: Member) -> None:
+        """Remove a member whose devices were reported free."""
+        worker = member.worker
+        if worker.quarantined & member.mask:
+            self.touch_worker(worker)
+            worker.quarantined &= ~member.mask
+        self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        del member.worker.members[member.name]
+        if member.preemptible:
+            self.state.preemptibles -= 1
+        job = member.replica.job
+        job.held -= 1
+        if job.lingering:
+            job.lingering.pop((member.replica.index, member.fence), None)
+        tenant = self.state.tenants[job.tenant]
+        tenant.gpus -= member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, -fairshare.rate_of(member))
+        self.state.digest -= member.row
+        self.members.pop(member, None)
+        member.row = 0
+
+    def _use(self, tenant: Tenant, rate_milli: int) -> None:
+        fairshare.use(self.state, tenant, rate_milli)
+        self.rows[tenant] = None
+
+
+def numbers_of(replicas: int | list[list[int]]) -> Ranges:
+    """Return the numbers of a job's replicas as an accept says them: how many from 0 on, or ranges."""
+    if isinstance(replicas, int):
+        return first_numbers(replicas)
+    return joined((first, last) for first, last in replicas)
+
+
+def _result(a: int) -> tuple[int, ...]:
+    """Return the last column of an ended attempt's row, if it has one; see `records.exiting`."""
+    return ((a >> STATE_BITS) - 1,) if a > STATE_MASK else ()
+
+
+_FoldStep = Callable[[Folding, int, Job, Replica, int, int, int, str], None]
+_FOLD: Final[dict[Op, _FoldStep]] = {
+    Op.PLACE: Folding._place,
+    Op.CLAIM: Folding._claim,
+    Op.START: Folding._start,
+    Op.EXIT: Folding._exit,
+    Op.REFUSE: Folding._over,
+    Op.WITHDRAW: Folding._over,
+    Op.LOSE: Folding._over,
+    Op.END: Folding._end,
+    Op.MOVE: Folding._moved,
+    Op.BACKOFF: Folding._backoff,
+    Op.RAN: Folding._ran,
+    Op.FREEZE: Folding._freeze,
+    Op.RESUME: Folding._resume,
+    Op.READY: Folding._ready,
+}
+#: with the default actor: the worker for reports, the scheduler for the rest
+_BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}
+#: steps of a job, or of a member whose replica may have ended: they need no row
+_OF_JOB: Final[dict[int, Callable[[Folding, Job, int, int, int, int, str], None]]] = {
+    int(Op.FREE): Folding._free,
+    int(Op.GANG): Folding._gang,
+    int(Op.QUARANTINE): Folding._quarantine,
+    int(Op.MOVE_FRESH): Folding._move_fresh,
+    int(Op.AWAIT): Folding._await,
+}

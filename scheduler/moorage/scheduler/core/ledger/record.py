@@ -48,9 +48,6 @@ _ACTS_AT: Final = Record.__struct_fields__.index("acts")
 encode_record: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Record).decode
 _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
-#: how a body begins that names its job first: without a blank, as most clients write it, and with one, as Python does
-_BEGINS: Final = b'{"job":"'
-_BEGINS_WIDE: Final = b'{"job": "'
 
 
 def decode_record(payload: bytes) -> Record:
@@ -76,21 +73,3 @@ def _read(act: list[Any]) -> AnyAct | Unknown:
         return known
     except msgspec.ValidationError as error:
         return Unknown(str(act[0]) if act else "", str(error))
-
-
-def written_id(name: str, body: bytes) -> str:
-    """Return the id as a record contains it: empty if `id_of` finds it in the body."""
-    id = name.encode()
-    return "" if body.startswith((b'%b%b"' % (_BEGINS, id), b'%b%b"' % (_BEGINS_WIDE, id))) else name
-
-
-def id_of(written: str, body: bytes) -> str:
-    """Return the id of an accepted job. Raises ValueError if neither the record nor the start of the body has one."""
-    if written:
-        return written
-    begins = _BEGINS if body.startswith(_BEGINS) else _BEGINS_WIDE
-    at = len(begins)
-    end = body.find(b'"', at)
-    if end <= at or not body.startswith(begins):
-        raise ValueError(f"a job is accepted without an id: {body[:80]!r}")
-    return body[at:end].decode()

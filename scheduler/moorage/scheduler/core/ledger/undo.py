@@ -3,7 +3,7 @@
 Rows are copied whole before their first change, and so are tables, for their order is part of the state; rows that the
 record makes need no copy. Of the tables that may be large only the keys that change are copied. Their order can be made
 anew: that of all jobs by the jobs' numbers, that of a job's replicas by `Replica.nth`. It covers what the record's
-acts, new jobs and steps change. What `Begun.end` changes behind that is not taken back.
+acts, new jobs and steps change. What `Folding.end` changes behind that is not taken back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACE: Final = int(Op.PLACE)
 _LINGERS: Final = frozenset(map(int, (Op.FREE, Op.QUARANTINE)))
 _GONE: Final = object()  # stands for a value where a table has no such key
 _WHOLE: Final = object()  # stands for a key: the value is a copy of the table
-#: fields that no fold changes before `Begun.end`, or that are soft
+#: fields that no fold changes before `Folding.end`, or that are soft
 _STAY: Final = frozenset({
     "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
     "own_subject", "deadline_ms", "over", "index", "nth", "worker", "replica", "home", "mode", "missed",

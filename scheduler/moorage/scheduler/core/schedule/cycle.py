@@ -131,7 +131,8 @@ class Planner:
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
         ready = verdicts.ready(order.key)
         self._bound(cut, len(ready))
-        self._add_frozen(ready)
+        if self.fleet.with_frozen:
+            self._add_frozen(ready)
         while ready and not self.is_done(draft):
             key, _, group = ready[0]
             self.serving = group
