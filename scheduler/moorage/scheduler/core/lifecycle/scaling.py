@@ -269,7 +269,7 @@ class Scaling:
             count = self.count(job) - scale.min
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
-                rate_milli = self._order.rate_milli(shape)
+                rate_milli = self._order.rates.of(shape)
                 found.append(Yields(self._standing(job), num, job.tenant, count, shape, rate_milli))
         return found
 

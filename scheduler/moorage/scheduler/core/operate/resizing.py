@@ -78,7 +78,7 @@ class Resizing:
             if host is not None:
                 self._fleet.give(host, old, member.mask)
                 self._fleet.take(host, new, member.mask)
-        rate_milli = self._order.rate_milli(new)
+        rate_milli = self._order.rates.of(new)
         written = 0 if rate_milli == GPU_MILLI * new.count else rate_milli
         draft.add(acts.Resize(job.num, *part, written, by, asked.why))
         job.shape = new

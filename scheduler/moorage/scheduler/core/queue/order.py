@@ -56,6 +56,11 @@ class Rates:
             rate = self._known.put(shape.index, self._of(shape))
         return rate
 
+    def mode(self, shape: Shape) -> int:
+        """Return the mode of a PLACE step; it includes the rate only where that differs from the number of devices."""
+        rate = self.of(shape)
+        return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
+
     def _of(self, shape: Shape) -> int:
         devices, cpu_milli, memory_mib = self._total
         whole = GPU_MILLI * max(1, devices)
@@ -108,14 +113,9 @@ class Turns:
         found = self._scores[name] = score(self._tenants.get(name), self._at)
         return found
 
-    def mode(self, shape: Shape) -> int:
-        """Return the mode of a PLACE step; it includes the rate only where that differs from the number of devices."""
-        rate = self._rates.of(shape)
-        return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
-
-    def forget(self, name: str) -> None:
-        """Forget a tenant's score, since what it uses has changed."""
-        self._scores.pop(name, None)
+    def count(self, group: Group) -> None:
+        """Let placed replicas of a group count in what their tenant uses."""
+        self._scores.pop(group.tenant, None)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
@@ -168,7 +168,7 @@ class QueueOrder:
         self.turns: Turns  # in this pass
         #: the sort key of queue groups in this pass; equal keys are ordered by arrival
         self.key: Callable[[Group], Key]
-        self._rates = Rates(fleet)
+        self.rates = Rates(fleet)
         self._ages_from: dict[int, int] = {}  # in this pass, by job: since when it waits, as the pass first saw it
         self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
         #: in this pass, by tenant: the group whose first job waits for the tenant's limit, and that job's number
@@ -181,7 +181,7 @@ class QueueOrder:
         if self.ageing is not None:
             standing = self.standing
             self._classes = sorted({group.priority for group in self.queue.groups.values() if group.jobs})
-        self.turns = Turns(self.state, self._rates, standing)
+        self.turns = Turns(self.state, self.rates, standing)
         self.key = self.turns.key
 
     def end(self) -> None:
@@ -298,7 +298,7 @@ class QueueOrder:
         """
         if not self.state.half_life_ms:
             return None
-        turns = Turns(self.state, self._rates, self.standing if self.ageing is not None else None)
+        turns = Turns(self.state, self.rates, self.standing if self.ageing is not None else None)
         firsts: dict[str, tuple[Key, int]] = {}
         for group in self.queue.groups.values():
             if group.jobs:
@@ -306,25 +306,6 @@ class QueueOrder:
                 firsts[group.tenant] = min(key, firsts.get(group.tenant, key))
         mine = firsts.get(tenant)
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
-
-    def count(self, group: Group) -> None:
-        """Let placed replicas of a group count in what their tenant uses."""
-        self.turns.forget(group.tenant)
-
-    def most(self, group: Group, others: tuple[Key, int] | None) -> int:
-        """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
-
-        As `Turns.most`.
-        """
-        return self.turns.most(group, others)
-
-    def rate_milli(self, shape: Shape) -> int:
-        """Return what a replica of this shape counts towards its tenant's share, in thousandths of a GPU."""
-        return self._rates.of(shape)
-
-    def mode(self, shape: Shape) -> int:
-        """Return the mode of a PLACE step for this shape."""
-        return self.turns.mode(shape)
 
     # ------------------------------------------------------------------------------------ limits of tenants
 

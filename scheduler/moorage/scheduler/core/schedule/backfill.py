@@ -48,7 +48,7 @@ class Backfilling:
             placed += shape.together
             room -= need
         if placed:
-            self._order.count(group)
+            self._order.turns.count(group)
         return placed
 
     def _surely_ends(self, shape: Shape, num: int, within_ms: int) -> bool:

@@ -315,7 +315,7 @@ class Planner:
             last, first = choice, first or num
             placed += group.shape.together
             room -= need
-            order.count(group)
+            order.turns.count(group)
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
                 placed += more
@@ -326,7 +326,7 @@ class Planner:
             held = self.verdicts.reservation
             if held is not None and choice.host.worker.num in held.hosts:
                 continue  # its tenant may use a reserved host while it is owed more, which each placement changes
-            most = order.most(group, others)
+            most = order.turns.most(group, others)
             if need and room != math.inf:
                 most = min(most, int(room // need))
             if not order.queue.waiting:
@@ -335,7 +335,7 @@ class Planner:
                 more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(group, others))
                 placed += more
                 room -= more * need
-                order.count(group)
+                order.turns.count(group)
         if last is not None:
             # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
             draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
@@ -377,7 +377,7 @@ class Planner:
                 continue
             self.serving = group
             rooms[group] -= need
-            order.count(group)
+            order.turns.count(group)
             yield group
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:

@@ -133,7 +133,7 @@ class Placing:
         return choice
 
     def _mode(self, shape: Shape) -> int:
-        return self._order.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.mode(shape)
+        return self._order.rates.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.rates.mode(shape)
 
     def _where_frozen_wait(self, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         """Return a choice on devices that frozen jobs wait for, for a job that gives them back; None if none has room.
@@ -195,7 +195,7 @@ class Placing:
             if shape.on_host_max == 1:
                 excluded |= {choice.host.worker.num}
         for index, choice in enumerate(taken):
-            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.mode(shape))
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(shape))
         draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
         return taken[-1]
 
