@@ -152,16 +152,17 @@ class ContainedEngine(Engine):
 
         Of a group that was there before, the jobs are held. None if none was being served.
         """
-        contained, planner, flight, next_num = self.containment, self.planner, self._in_flight, self.state.next_num
+        contained, planner = self.containment, self.planner
+        new = self._in_flight.new if self._in_flight is not None else {}
         group = planner.serving or _group_looked_at(raised)
         at_hand = [*(group.jobs if group is not None else ()), planner.placing.num]
         # an entry of the queue may outlive its job
-        nums = {num: None for num in at_hand if num >= next_num or num in self.state.jobs}
-        if not nums or flight is None:
+        nums = {num: None for num in at_hand if num in new or num in self.state.jobs}
+        if not nums:
             return None
         asked: Event | None = None
-        if new := [num for num in nums if num >= next_num]:
-            asked = self._asked_for(flight.new[new[0] - next_num].submit)
+        if made := next((new[num] for num in nums if num in new), None):
+            asked = self._asked_for(made.submit)
         else:
             job = self.state.jobs[next(iter(nums))]
             for order in self.pending.taken_rest:

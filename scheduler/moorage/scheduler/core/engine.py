@@ -633,17 +633,17 @@ class Engine:
         shape = event.shape
         if shape.requires or shape.device_ids:
             self.fleet.tell_apart(shape)
-        outcome = self.admission.submit(draft, event, flight.new)
+        outcome = self.admission.submit(draft, event, flight.new.values())
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
             return outcome
-        flight.new.append(outcome)
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         copies = request.copies
         numbers = ONE if copies == 1 and request.indices is None else request.numbers
         job = draft.accept(tenant, name, event.body, numbers, trace)
         job.shape, job.key = shape, event.key
         num = job.num
+        flight.new[num] = outcome
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if copies <= LISTED_MAX:
@@ -749,7 +749,11 @@ class Engine:
             return flight.draft.finish()
         assert flight.record is not None
         flight.draft.take_back()
-        return fold(self.state, flight.record, seq)
+        folded = fold(self.state, flight.record, seq)
+        for job in folded.accepted:
+            submit = flight.new[job.num].submit
+            job.shape, job.key = submit.shape, submit.key
+        return folded
 
     def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:
         out = flight.outputs = Outputs()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -134,7 +134,7 @@ class Admission:
         self._over: Counter[str] | None = None
         self._of_draft: Draft | None = None
 
-    def submit(self, draft: Draft, event: Submit, fresh: Sequence[NewJob]) -> NewJob | Accepted | Problem:
+    def submit(self, draft: Draft, event: Submit, fresh: Iterable[NewJob]) -> NewJob | Accepted | Problem:
         """Return the job to accept, or the answer in its stead: a repeat's `Accepted`, or the problem that refuses it.
 
         `fresh` are jobs that this record accepts already. No client waits for the answer to a request from the durable

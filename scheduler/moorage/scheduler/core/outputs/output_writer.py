@@ -34,7 +34,7 @@ class InFlight:
 
     draft: Draft
     record: Record | None = None
-    new: list[NewJob] = field(default_factory=list)  # in the order of their numbers
+    new: dict[int, NewJob] = field(default_factory=dict)  # by number
     replies: list[tuple[Any, str, bool]] = field(default_factory=list)  # frame, reply, json
     joined: list[tuple[FromWorker, str]] = field(default_factory=list)
     renewed: list[tuple[FromWorker, Renew, Host]] = field(default_factory=list)
@@ -95,10 +95,10 @@ class OutputWriter:
         seq, explain = self._state.seq, self._explain_waiting
         of: Request | None = None  # equal requests share one object
         has_own = has_timers = always = False
-        for job, made in zip(accepted, flight.new, strict=True):
+        for job in accepted:
+            made = flight.new[job.num]
             submit = made.submit
             batch = submit.batch
-            job.shape, job.key = submit.shape, submit.key
             if submit.request is not of:
                 of = submit.request
                 has_own = of.events == "job"
