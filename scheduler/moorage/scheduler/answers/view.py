@@ -1,7 +1,7 @@
 """What questions and forecasts may read of an engine besides its state and fleet; nothing here changes the engine.
 
-Only this module reads the engine's parts from outside. Some methods walk over all queue groups: for questions, not for
-each record.
+Readers outside the core ask here for what follows from several of the engine's parts; single parts they read
+themselves. Some methods walk over all queue groups: for questions, not for each record.
 """
 
 from __future__ import annotations

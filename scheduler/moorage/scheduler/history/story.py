@@ -44,7 +44,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
-#: how many consecutive numbers of replicas make a block; a part says which blocks it tells of
+#: replicas are indexed in blocks of this many numbers: each part of a history lists the blocks that it mentions, so
+#: that a reader skips the other parts
 BLOCK: Final = 1_024
 #: frames with earlier parts of a job's story: sequence, first and last revision, and blocks of replicas
 Parts = list[tuple[int, int, int, list[int]]]

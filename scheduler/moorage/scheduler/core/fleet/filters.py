@@ -188,7 +188,7 @@ def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 def _with_driver(does: str) -> Words:
-    """Return words for a filter of the workers that offer the driver: none of them `does` what is asked for."""
+    """Return the text of a failed filter: "no worker that offers the driver <driver> <does>"."""
     return lambda shape, offers, names: f"no worker that offers the driver {shape.driver} {does}"
 
 

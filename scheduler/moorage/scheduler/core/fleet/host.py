@@ -331,7 +331,7 @@ class Host:
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned, draining, shut; from the record with the act on
         self.free = self.lent  # slots not used by moorage's jobs
-        self.frozen: dict[AttemptName, Member] = {}  # members without devices: see `lifecycle.freezing`
+        self.frozen: dict[AttemptName, Member] = {}  # members without devices: see `lifecycle.frozen`
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
         self.turns = 0  # those of them that also take members of services that sleep: only such members wait for them
         self.needed = 0  # those of them that take no job, as one of these is to have them next

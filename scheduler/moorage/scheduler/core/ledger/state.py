@@ -549,8 +549,8 @@ class Replica:
     refusals: int = 0
     restarts: int = 0  # of a job that stays
     streak: int = 0  # how many of them came one after another, each soon after its attempt's start
-    #: ledger ms before which it is not placed: backoff after a failure, loss or refusal; of one that was asked to
-    #: leave its worker and counts for that, the ms for which it will wait once it has left
+    #: while it is QUEUED, the ledger ms before which it is not placed: its backoff. While it is on a worker, 0, or for
+    #: one that was asked to leave, and has counted for that, the ms of the backoff that begins once it has left
     not_before: int = 0
     after: int = 0  # the state that follows ENDING or CANCELLING
     member: Member | None = None
@@ -901,7 +901,10 @@ class State:
         return ledger_id in self.former_id.split()
 
     def former_of(self, ledger_id: str) -> str:
-        """Return the former id to name to a process that knows `ledger_id`: that, else the last; "" for none."""
+        """Return which former id to send to a process that last saw `ledger_id`.
+
+        It is that id if this ledger descends from it, else the latest former id; "" if this ledger was never restored.
+        """
         return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
 
     def job(self, tenant: str, name: str) -> Job | None:

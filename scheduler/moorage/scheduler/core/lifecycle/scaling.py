@@ -70,7 +70,8 @@ class _Heard:
     def __init__(self, load: MemberLoad, mono_ms: int, is_frozen: bool) -> None:
         self.load = load
         self.at_ms = self.from_ms = mono_ms
-        #: calls that run and wait here. It begins at 0: as fast as it rises, those fall from which a member takes them
+        #: mean number of calls that run or wait at this member. It starts at 0, not at the first reading: a new member
+        #: takes calls away from others, whose means fall at the same speed
         self.busy = 0.0
         self.refused_s = 0.0  # calls that it refuses in a second
         self.run_s = 0.0  # mean time of a run
