@@ -184,6 +184,19 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
     assert (await node.run("errors", "start-failed")).code == 0
 
 
+async def test_a_printed_command_names_the_server_and_the_tenant_that_the_line_named(node: Node, unique: str) -> None:
+    """It was of the default tenant, and so of no job."""
+    of = f"--nats {node.url} --tenant {unique}"
+    asks = ("--job", "big", "--gpu", "64xH100", "--on-no-match", "wait", "--", "true")
+    ran = await node.run("submit", *of.split(), *asks)
+    assert ran.code == 0, ran.err
+    assert f"follow: moorage logs big {of}   why: moorage explain big {of}\n" in ran.err
+    assert (await node.run("explain", "big", *of.split())).code == 0
+    held = await node.run("admin", "hold", "big", *of.split())
+    assert f"undo: moorage admin release big --tenant {unique} --nats {node.url}\n" in held.err
+    await node.run("cancel", "big", *of.split())
+
+
 @pytest.mark.slow
 async def test_a_job_that_is_called_like_a_code_is_explained_by_a_pattern_and_watched(node: Node, unique: str) -> None:
     assert (await node.run("run", "--job", "gang", "--", "true", tenant=unique)).code == 0

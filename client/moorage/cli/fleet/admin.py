@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import here, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.cli.jobs.flag_values import warn_of_decimal
@@ -60,7 +60,7 @@ def hold(
             if not options.shown(done, [done]):
                 gpus = f", its running jobs ({many(done.gpus, 'GPU')}) go on" if done.gpus else ""
                 tell(f"tenant {done.tenant}\tqueue {_now('on hold', done)}{_by(done.hold)}{gpus}")
-                say(f"undo: moorage admin release --queue --tenant {done.tenant}")
+                say(f"undo: moorage admin release --queue --tenant {done.tenant}{here(tenant=False)}")
             return None
         await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held, undo="release")
         return None
@@ -439,7 +439,9 @@ async def _each(
     if len(names) != 1:
         say(many(len(names), "job"))
     if undo and changed:
-        say(f"undo: moorage admin {undo} {','.join(map(word_of, changed))} --tenant {client.tenant}")
+        say(
+            f"undo: moorage admin {undo} {','.join(map(word_of, changed))} --tenant {client.tenant}{here(tenant=False)}"
+        )
 
 
 def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, fail, say, tell
+from moorage.cli.framework.console import emit, fail, here, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.framework.render import age, day_and_time
 from moorage.client.durations import seconds
@@ -170,7 +170,7 @@ def _each(
             else:
                 done.append(worker)
         if undo and done and not options.json:
-            say(f"undo: moorage uncordon {' '.join(done)}")
+            say(f"undo: moorage uncordon {' '.join(done)}{here()}")
         return code
 
     return with_client(options, work)

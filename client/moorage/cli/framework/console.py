@@ -11,6 +11,7 @@ from typing import Final, Literal, TextIO
 from moorage.cli.framework.exit_codes import exit_code_of
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, Problem
+from moorage.schemas.names import ALL, word_of
 from moorage.schemas.printable import in_one_line, shown
 
 Colour = Literal["auto", "always", "never"]
@@ -20,6 +21,8 @@ _STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow":
 
 _choice: Colour = "auto"
 _quiet = False
+_server = ""
+_tenant = ""
 
 
 def choose_colour(colour: Colour) -> None:
@@ -32,6 +35,31 @@ def choose_quiet(quiet: bool) -> None:
     """Set what `--quiet` says, for the rest of this process."""
     global _quiet
     _quiet = quiet
+
+
+def choose_here(nats: str | None, tenant: str | None) -> None:
+    """Set what this command line says of server and tenant, for the rest of this process. A URL with a password is left
+    out of what is printed."""
+    global _server, _tenant
+    _server = f" --nats {_quoted(nats)}" if nats and "@" not in nats else ""
+    _tenant = f" --tenant {_quoted(tenant)}" if tenant and tenant != ALL else ""
+
+
+def _quoted(word: str) -> str:
+    from shlex import quote
+
+    return quote(word)
+
+
+def here(*, tenant: bool = True) -> str:
+    """Return the options with which a printed command asks the same scheduler, as the same tenant if it names none:
+    ` --tenant vision`; "" without them."""
+    return f"{_server}{_tenant}" if tenant else _server
+
+
+def word_here(job: str) -> str:
+    """Return the words that name a job in a printed command."""
+    return f"{word_of(job)}{here()}"
 
 
 def is_quiet() -> bool:

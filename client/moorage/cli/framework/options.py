@@ -167,6 +167,8 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
     """Run the act, and print a `MoorageError` that it raises. Returns the exit code; other errors pass."""
     console.choose_colour(options.color or "auto")
     console.choose_quiet(options.quiet)
+    if isinstance(options, Options):
+        console.choose_here(options.nats, options.tenant)
     try:
         console.choose_colour(options.settled().color or "auto")
         return act() or 0

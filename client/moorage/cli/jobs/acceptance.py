@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from moorage.cli.framework.console import report, say
+from moorage.cli.framework.console import here, report, say, word_here
 from moorage.cli.framework.render import is_asleep, waits
 from moorage.client.answers import explained_in
 from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
-from moorage.schemas.names import exactly, word_of
+from moorage.schemas.names import exactly
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -62,7 +62,8 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") 
         say_below_ctrl_c()
         why = "interrupted before the scheduler answered"
     if len(jobs) == 1:
-        word = exactly(jobs[0] or "")  # if it never arrived, the id alone could mean another that begins with it
+        # if it never arrived, the id alone could mean another that begins with it
+        word = exactly(jobs[0] or "") + here()
         report(f"{why}: job {jobs[0]} may have been accepted")
         report(f"  check: moorage show {word}   cancel: moorage cancel --before {word}")
     else:
@@ -74,7 +75,7 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") 
 def say_cancel_interrupted(job: str, *, before: bool) -> None:
     """Say that this job may have been cancelled or not; to cancel it again is harmless."""
     say_below_ctrl_c()
-    word = exactly(job)
+    word = exactly(job) + here()
     report(f"interrupted before the scheduler answered: job {job} may have been cancelled")
     report(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
 
@@ -104,7 +105,7 @@ def say_accepted(job: Job, request: Request) -> None:
     asks = format_token(request.effective_gpu, request.copies) if request.effective_gpu else without
     if any(map(ends_at_once, accepted.warnings)):
         tell_warnings(accepted)
-        say(f"why: moorage explain {word_to_explain(job.job)}   run again: moorage again {word_of(job.job)}")
+        say(f"why: moorage explain {word_to_explain(job.job)}{here()}   run again: moorage again {word_here(job.job)}")
         return
     record = f", ledger record {accepted.ledger}" if accepted.ledger else ""  # which a compacted job has not
     say(f"{known}: {asks}{record}")
@@ -112,7 +113,7 @@ def say_accepted(job: Job, request: Request) -> None:
     say_when_it_stops(request)
     if accepted.waiting is not None and (why := explained_in(accepted.waiting)).reason:
         say(_waits(why))
-    say(f"follow: moorage logs {word_of(job.job)}   why: moorage explain {word_to_explain(job.job)}")
+    say(f"follow: moorage logs {word_here(job.job)}   why: moorage explain {word_to_explain(job.job)}{here()}")
 
 
 def say_when_it_stops(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, say, tell
+from moorage.cli.framework.console import fail, say, tell, word_here
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age
@@ -28,7 +28,7 @@ from moorage.client.errors import NotFound
 from moorage.client.login import who
 from moorage.schemas.answers.jobs import Uncancelled
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.names import EXACTLY, word_of
+from moorage.schemas.names import EXACTLY
 from moorage.schemas.ranges import RANGES_SAID, format_ranges
 from moorage.schemas.units import many
 
@@ -81,7 +81,7 @@ def cancel(
             if was == "UNKNOWN":
                 remembered = age(did.remembered_s * 1000)
                 tell(f"{name}\tno such job yet; its submit is refused for {remembered}")
-                say(f"lift it: moorage uncancel {word_of(name)}")
+                say(f"lift it: moorage uncancel {word_here(name)}")
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")
             else:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, say
+from moorage.cli.framework.console import fail, here, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, replica_of
@@ -114,7 +114,7 @@ def say_left(job: str, replica: int = 0) -> None:
     again = f"{word}/{replica}" if replica else word
     say("")  # the terminal is cooked again
     say(f"this command has left the terminal of job {job}, which goes on")
-    say(f"  take it again: moorage attach {again}   cancel the job: moorage cancel {word}")
+    say(f"  take it again: moorage attach {again}{here()}   cancel the job: moorage cancel {word}{here()}")
 
 
 async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], options: Options, *, is_terminal: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import FIXES, code_of, fix_of, fix_of_end, frame, states
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import here, say, tell, word_here
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age, facts, ordinal, pipe_line, place_of, utc
@@ -235,7 +235,7 @@ def _steps(left: dict[str, int]) -> str:
 def fix_lines(why: Explained, *, apart: bool = False) -> list[str]:
     """Return what would help, a line for each; without a tenant, of a job that is not submitted yet, whose replicas
     may be asked for `apart`: each on a host of its own."""
-    word = word_of(why.job)
+    word = word_here(why.job)
     if why.stalled:
         return [f"fix: {FIXES['stalled'].format(job=word)}"]
     if why.state in _LOOK:
@@ -268,5 +268,7 @@ def _fix_line(fix: Fix, why: Explained, *, apart: bool) -> str:
         return f"{head}: {as_words_of_new(fix, apart=apart)}"
     from moorage.client.tenant import find_tenant
 
-    of = "" if why.tenant == find_tenant() else f" --tenant {why.tenant}"
+    of = here()
+    if " --tenant " not in of and why.tenant != find_tenant():
+        of += f" --tenant {why.tenant}"
     return f"{head}: moorage submit --instead-of {word_of(why.job)}{of} {as_words(fix)}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import say, word_here
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.exec import OneJob
 from moorage.client.errors import rejected
 from moorage.client.login import who
-from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -64,5 +63,5 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
     async with asked as forward:
         say(f"http://{forward.address} leads to {ports.remote} of job {job}; Ctrl-C ends it")
         code = await forward.wait()
-    say(f"the relay in job {job} is over: moorage show {word_of(job)} says how the job does")
+    say(f"the relay in job {job} is over: moorage show {word_here(job)} says how the job does")
     return shell_code(code)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from moorage.cli.framework.console import word_here
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.cli.jobs.selectors import one_id
@@ -22,7 +23,6 @@ from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request, merged
 from moorage.schemas.gpu import GpuSpec, said_anew
 from moorage.schemas.job import QUEUED, TERMINAL
-from moorage.schemas.names import word_of
 from moorage.schemas.plan import Plan
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 "failed-precondition",
                 f"job {name} is {shown.state}: only a waiting job can be changed, or a service that runs",
                 found=name,
-                next=f"moorage again {word_of(name)}, with the same options"
+                next=f"moorage again {word_here(name)}, with the same options"
                 if shown.state in TERMINAL
                 else "submit another job, or cancel this job first",
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import fix_of_end
-from moorage.cli.framework.console import emit, is_live, paint, report, say, tell_error
+from moorage.cli.framework.console import emit, is_live, paint, report, say, tell_error, word_here
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
@@ -27,7 +27,6 @@ from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
-from moorage.schemas.names import word_of
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def _say_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
     report(f"this command no longer follows job {job}, which goes on")
-    word = word_of(job)
+    word = word_here(job)
     report(f"  follow the job: moorage logs {word}")
     report(f"  cancel the job: moorage cancel {word}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
     return tells
@@ -383,7 +382,7 @@ async def _follow(
     else:
         say(paint(failed.why, "red", sys.stderr))
         if result.why.startswith("not-here:"):
-            say(f"fix: {fix_of_end(result.why).format(job=word_of(job))}")
+            say(f"fix: {fix_of_end(result.why).format(job=word_here(job))}")
     return exit_code_of_result(result)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import here, say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.cli.jobs.bringing import with_files
@@ -86,7 +86,8 @@ def add(
                 await with_files(client, flags.with_, plain, sweep, of_schedule=True)
             if not options.shown(row, [row]):
                 tell(name)
-                say(f"its runs: moorage schedule show {name}; one at once: moorage schedule run-now {name}")
+                word = f"{name}{here()}"
+                say(f"its runs: moorage schedule show {word}; one at once: moorage schedule run-now {word}")
             return None
 
         return with_client(options, work)
@@ -147,9 +148,8 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         ]
         tell(facts(told))
         if row.job:
-            say(
-                f"its jobs: moorage ls --label schedule={row.name}; all schedules share one count, so numbers have gaps"
-            )
+            label = f"--label schedule={row.name}{here()}"
+            say(f"its jobs: moorage ls {label}; all schedules share one count, so numbers have gaps")
         return None
 
     return with_client(options, work)
@@ -162,7 +162,7 @@ def pause(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         row = await client.schedules.pause(name)
         if not options.shown(row, [row]):
             tell(f"{name}\tpaused")
-            say(f"undo: moorage schedule resume {name}")
+            say(f"undo: moorage schedule resume {name}{here()}")
         return None
 
     return with_client(options, work)

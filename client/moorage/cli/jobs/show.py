@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import say, tell, word_here
 from moorage.cli.framework.options import ROWS, RowOptions
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
@@ -39,7 +39,7 @@ from moorage.client.errors import ClientError, FailedReplica, stopped_early
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
-from moorage.schemas.names import SIMULATED_UUID, word_of
+from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.ranges import count_of, parse_ranges
 from moorage.schemas.units import many
 
@@ -237,7 +237,7 @@ def _show_failed(data: dict[str, Any]) -> None:
     cells = [(row.replica, _item_cell(row.item), row.state, code_cell(row.code), row.stderr or row.why) for row in rows]
     tell(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
     early = " --max-failed all" if stopped_early(shown.why) else ""
-    word = word_of(shown.job)
+    word = word_here(shown.job)
     say(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
 
 
@@ -301,7 +301,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
         wraps=True,
     )
     if _lacks_older(shown):
-        story += f"\nolder changes are left out; moorage events {word_of(shown.job)} has what is kept of them"
+        story += f"\nolder changes are left out; moorage events {word_here(shown.job)} has what is kept of them"
     elif left_out:
         story += f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
     return f"{about}\n\n{story}"
@@ -398,7 +398,7 @@ def setup_words(shown: JobInfo) -> str:
     first = str(setup.strip().splitlines()[0])
     if CLAIMED not in (shown.state, *(row.state for row in shown.replica_states)):
         return first
-    return f"comes first on its worker: {first} (its output: moorage logs {word_of(shown.job)})"
+    return f"comes first on its worker: {first} (its output: moorage logs {word_here(shown.job)})"
 
 
 def ready_words(shown: ShownJob) -> str:
