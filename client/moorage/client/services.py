@@ -522,13 +522,13 @@ class _Tries:
         after_s = max(self._wait_s, error.retry_after_s) if isinstance(error, CallRefused) else self._wait_s
         after_s *= random.uniform(0.5, 1.5)
         if not may_again or time.monotonic() + after_s >= self.ends_s:
-            raise await self._with_why(error)
+            raise await self._with_why(error) from None
         if error.code == NO_SERVICE and (refused := self._calls.wake(self._service, self._began_s)) is not None:
             problem = msgspec.structs.replace(refused, code=NO_SERVICE, fault=error.problem.fault)
-            raise CallRefused(problem)
+            raise CallRefused(problem) from None
         await asyncio.sleep(after_s)
         if self.ends_s - time.monotonic() < TRY_S_MIN:
-            raise await self._with_why(error)
+            raise await self._with_why(error) from None
         self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
 
     async def _with_why(self, error: ClientError) -> ClientError:

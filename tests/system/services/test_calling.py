@@ -143,6 +143,7 @@ async def test_nobody_serves_and_then_somebody_does(nats_url: str, unique: str, 
             with pytest.raises(CallRefused, match="nobody serves it") as refused:
                 await moorage.call("echo", "x")
         assert refused.value.code == "no-service"
+        assert refused.value.__suppress_context__, "its traceback is of one error"
         early = asyncio.create_task(moorage.call("echo", "early"))
         async with member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one:
             await one.ready()

@@ -168,6 +168,8 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("submit --from-file lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
         ("submit --tasks 1-100 -- true", ("moorage submit --help",)),
         ("ls --all", ("moorage ls --help",)),
+        ("cordon n07 --reason hot", ("moorage cordon n07 --why hot", "moorage cordon --help")),
+        ("cancel a --why old", ("moorage cancel a --reason old", "moorage cancel --help")),
     ],
 )
 def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: tuple[str, ...]) -> None:
@@ -295,3 +297,20 @@ def test_what_a_value_may_be_and_where_a_file_goes_are_told(capsys: pytest.Captu
     assert "fix: --priority takes: 0..100, higher first; 50 if it is not given." in capsys.readouterr().err
     assert main.run(["run", "-f", "requests.json"]) == EXIT_USAGE
     assert "fix: moorage submit -f FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("admin limit vision --gpus 2", "moorage admin limit --tenant vision --gpus 2"),
+        ("usage vision", "moorage usage --tenant vision"),
+        ("usage vision --tenant speech", "moorage usage --help"),
+        ("forward note", "moorage forward notebook 8888"),
+    ],
+)
+def test_a_word_that_is_too_many_or_missing_is_told_with_a_whole_line(line: str, fix: str) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead) as caught:
+        read(verb.name, verb.load(), rest)
+    assert caught.value.fixes[0] == fix

@@ -86,6 +86,8 @@ class Argument:
         return self.parameter.value or (_KINDS[self.kind] if self.is_option else self.field.upper())
 
 
+#: what some verbs call --why, and others --reason
+_REASONS: Final = {"--why": "--reason", "--reason": "--why"}
 #: how much of a word has to be that of a known one (difflib's ratio, of words without their dashes) to be told as meant
 NEAR: Final = 0.8
 
@@ -156,7 +158,7 @@ class _Reader(argparse.ArgumentParser):
 
             listing = [f"moorage {self.lists[name]}" for name in missing.split(", ") if self.lists.get(name)]
             verb = self.prog.removeprefix("moorage ")
-            samples = EXAMPLES.get(verb, ())[:1] if missing.startswith("--") else ()
+            samples = EXAMPLES.get(verb, ())[:1] if missing.startswith("--") or not listing else ()
             raise Missing(f"{missing} is missing", *listing, *samples, f"{self.prog} --help")
         said = message.removeprefix("argument ")
         option = said.partition(": ")[0]
@@ -279,7 +281,16 @@ def _first_unknown(words: Sequence[str], arguments: Sequence[Argument]) -> str |
 def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Argument]) -> CannotRead:
     option, equals, value = word.partition("=")
     if not option.startswith("-"):
-        return CannotRead(f"{word!r} is an unexpected argument", f"moorage {verb} --help")
+        fix = f"moorage {verb} --help"
+        takes_tenant = any("--tenant" in one.names for one in arguments) and "--tenant" not in words
+        if takes_tenant and all(one.is_option for one in arguments):
+            import shlex
+
+            meant = [each for one in words for each in (("--tenant", one) if one == word else (one,))]
+            return CannotRead(
+                f"{word!r} is an unexpected argument", shlex.join(["moorage", *verb.split(), *meant]), fix
+            )
+        return CannotRead(f"{word!r} is an unexpected argument", fix)
     if verb == "run" and option in ("-f", "--file"):
         return CannotRead(f"no option {option}: run takes no file of requests", "moorage submit -f FILE")
     if verb == "schedule add" and option in ("--every", "--interval"):
@@ -293,7 +304,7 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
 
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
-    near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
+    near = NATS_OPTIONS.get(option, _REASONS.get(option, "")).lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
     if "--gpu" in known and not (near and option.startswith(f"--{near}")):
         from moorage.cli.habits import as_elsewhere
 
