@@ -271,7 +271,9 @@ class Command:
 
     def _problem(self, code: str, why: str) -> Problem:
         job = self._asked.job
-        return problem(code, f"the command in job {job}: {why}", job=job, next="moorage show says how the job does")
+        lacks = why.startswith("no program ")
+        step = "give its full path, as it is on the worker" if lacks else "moorage show says how the job does"
+        return problem(code, f"the command in job {job}: {why}", job=job, next=step)
 
     def _lost(self, code: str, why: str) -> Exception:
         return error_of(self._problem(code, why))

@@ -34,7 +34,7 @@ _MERGED: Final = ("resources", "requires", "labels", "env")
 _NEXT: Final = {
     "run.argv": "give the program to run: its name in the worker's PATH, or its full path",
     "run.cwd": "give the full path as the worker sees it, or a path below the attempt's own folder",
-    "run.image": "give a driver that runs images",
+    "run.image": "give a driver that runs images: driver='docker', --driver docker",
     "run.stall_s": "ask for a GPU, or leave it out",
     "run.on_stall": "say how long, as stall_s=600 or --stall 10m; or leave it out",
     "run.checkpoint_signal": "write it as SIGUSR1",

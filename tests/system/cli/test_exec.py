@@ -43,6 +43,7 @@ def test_pipes_and_exit_code_are_the_commands_own(node: Node, node_loop: asyncio
         for program, code in (("no-such-program", 127), ("./not-there", 127), ("/etc/hostname", 126)):
             ran = await node.run("exec", job, "--", program)
             assert (ran.code, "error[failed-precondition]" in ran.err) == (code, True), program
+            assert ("fix: give its full path" in ran.err) == (program == "no-such-program")
         ran = await node.run("exec", f"{job}/4", "--", "true")
         assert ran.code == 3
         assert "has no replica 4" in ran.err
