@@ -84,7 +84,8 @@ async def test_before_the_answer_it_says_what_may_be(nats_url: str, unique: str)
         [job] = re.findall(
             r"^interrupted before the scheduler answered: job (\w+) may have been accepted$", err.text, re.MULTILINE
         )
-        word = f"'={job}'"  # if it never arrived, the id alone could be the beginning of another
+        # if it never arrived, the id alone could be the beginning of another
+        word = f"'={job}' --nats {nats_url} --tenant {unique}"
         assert f"check: moorage show {word}   cancel: moorage cancel --before {word}\n" in err.text
 
 
