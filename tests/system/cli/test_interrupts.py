@@ -113,7 +113,8 @@ async def test_of_trials_it_says_under_which_id_to_submit_them_again(
     assert await process.wait() == 130
     await err.until("no job is then created twice")
     assert "any of the 2 jobs may have been accepted" in err.text
-    assert re.search(r"check: moorage ls --label sweep=(\w+); submit again with --job \1:", err.text), err.text
+    of = f"--nats {nats_url} --tenant {unique}"
+    assert re.search(rf"check: moorage ls --label sweep=(\w+) {of}; submit again with --job \1:", err.text), err.text
     assert "follow" not in err.text
 
 

@@ -99,9 +99,10 @@ async def test_after_a_time_out_too_it_says_which_job_may_have_been_accepted(
         scheduler.will("submit", None)
         ran = await moorage(words[0], *place, "--timeout", "3s", *words[1:])
     assert (ran.code, ran.out) == (5, "")
+    word = f"'=one' {' '.join(place)}"
     told = (
         "no answer came: job one may have been accepted\n"
-        "  check: moorage show '=one'   cancel: moorage cancel --before '=one'\n"
+        f"  check: moorage show {word}   cancel: moorage cancel --before {word}\n"
         "error[no-scheduler]: "
     )
     assert told in ran.err, ran.err

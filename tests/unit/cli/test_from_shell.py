@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.jobs.from_shell import own_program, variables, warn_of_deadline, warn_of_sbatch, warn_of_secrets
+from moorage.cli.jobs.from_shell import (
+    own_program,
+    variables,
+    warn_of_deadline,
+    warn_of_sbatch,
+    warn_of_secrets,
+    warn_of_timeout,
+)
 from moorage.client import Rejected
 from moorage.client.request_builder import build_request
 
@@ -98,3 +105,12 @@ def test_a_time_that_the_deadline_cuts_short_is_said(capsys: pytest.CaptureFixtu
         "warning[deadline]: --deadline 10m ends the job before --time-limit 1h is over",
         "warning[deadline]: --deadline 10m ends the job before --start-within 2h is over",
     ]
+
+
+def test_a_time_out_that_was_meant_for_the_job_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for timeout, limit in ((None, None), ("2m", None), ("1h", "1h"), ("soon", None)):
+        warn_of_timeout(timeout, limit)
+    assert capsys.readouterr().err == ""
+    warn_of_timeout("1h", None)
+    said = "warning[timeout]: --timeout 1h bounds the wait for answers; the job's own: --time-limit 1h\n"
+    assert capsys.readouterr().err == said

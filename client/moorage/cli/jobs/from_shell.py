@@ -3,6 +3,7 @@ command line is likely to be meant otherwise."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.console import say
 from moorage.cli.framework.files import cannot_read
-from moorage.client.durations import age
+from moorage.client.durations import age, seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 
@@ -24,6 +25,8 @@ _NO_SECRET: Final = re.compile(r"(MAX|MIN|NUM|PAD|BOS|EOS|UNK)_(\w+_)?TOKENS?(_\
 #: variables with the folder of the active environment: of venv and uv, of conda
 _PREFIXES: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _PYTHON: Final = re.compile(r"python[\d.]*")
+#: a --timeout from here on is no wait for a scheduler
+_LONG_S: Final = 300.0
 #: how much of a file is read, to see what it is
 _HEAD_BYTES: Final = 4096
 
@@ -140,6 +143,16 @@ def warn_of_deadline(request: Request) -> None:
         if given_s is not None and given_s > request.deadline_s:
             deadline, given = age(1000 * request.deadline_s), age(1000 * given_s)
             say(f"warning[deadline]: --deadline {deadline} ends the job before {option} {given} is over")
+
+
+def warn_of_timeout(timeout: str | None, time_limit: str | None) -> None:
+    """Say that --timeout does not bound the job, where it is so long that it was surely meant for that."""
+    if timeout is None or time_limit is not None:
+        return
+    with contextlib.suppress(Rejected):  # it is refused where it is read
+        if seconds(timeout) >= _LONG_S:
+            own = f"the job's own: --time-limit {timeout}"
+            say(f"warning[timeout]: --timeout {timeout} bounds the wait for answers; {own}")
 
 
 def _head(path: str) -> bytes:

@@ -18,7 +18,7 @@ from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.bringing import with_files
-from moorage.cli.jobs.from_shell import own_program
+from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.progress import Progress
@@ -117,6 +117,7 @@ def run(
         sweep = sweep_of(flags, command)
         words = own_program(command, flags.driver, flags.setup)
         own = refusing(flags)
+        warn_of_timeout(options.timeout, flags.time_limit)
         request = request_of(with_any(own), words, sweep)
 
         async def follow(client: AsyncClient) -> int | None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, report, say, tell, tell_error
+from moorage.cli.framework.console import emit, here, report, say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
 from moorage.cli.jobs.bringing import packed_address, refuse_jobs, send_files, with_files, with_packed
-from moorage.cli.jobs.from_shell import own_program
+from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
@@ -86,6 +86,7 @@ def submit(
 
 def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
+    warn_of_timeout(options.timeout, flags.time_limit)
     command = own_program(said.command, flags.driver, flags.setup)
     if has_trials(flags):
         return _submit_trials(flags, command, options, dry_run=dry_run)
@@ -122,7 +123,7 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
         trials = trials_of(await with_files(client, flags.with_, chosen), items)
         ids = [str(trial.job) for trial in trials]
         of_all = f"--label {LABEL}={trials[0].labels[LABEL]}"
-        check = f"moorage ls {of_all}; submit again with --job {chosen.job}: no job is then created twice"
+        check = f"moorage ls {of_all}{here()}; submit again with --job {chosen.job}: no job is then created twice"
         many = _many(client, trials, {}, options, ids, check=check, follow=f"moorage wait {of_all}")
         return await detachable(many, lambda: say_interrupted(ids, check=check))
 
@@ -279,5 +280,5 @@ async def _many(
     if not options.json:
         say(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
     if follow and len(problems) < len(jobs):
-        say(f"follow: {follow}")
+        say(f"follow: {follow}{here()}")
     return code
