@@ -326,6 +326,8 @@ _DIGIT: Final = re.compile("[0-9]")
 #: a count where no token has one, as in xH100 and H100x2; a model that is called so is named with a count: 1xxH100
 _NO_COUNT: Final = re.compile(r"x(?P<model>[A-Za-z]{1,4}\d[0-9A-Za-z]*)")
 _BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>\d{1,2})")
+#: a part of a GPU as Ray and others write it: 0.5, 0.5xH100
+_PART: Final = re.compile(r"(?P<part>0?\.\d{1,2})(x(?P<model>[^@:]+))?")
 _NOMINAL: Final = {"g": 1e9, "gb": 1e9, "gi": float(1 << 30), "gib": float(1 << 30)}
 _EXACT: Final = {"m": float(1 << 20), "mi": float(1 << 20), "mib": float(1 << 20), "mb": 1e6}
 
@@ -353,6 +355,9 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     mode = re.fullmatch(r"[^@]*@([^=]*)(=.*)?", text)
     if mode is not None and mode[1] not in SHARING_MODES:
         raise ValueError(f"not a GPU token: {token!r}; {mode[1]!r} is not a sharing mode: {', '.join(SHARING_MODES)}")
+    if (part := _PART.fullmatch(text)) and (percent := round(100 * float(part["part"]))):
+        meant = f"1x{part['model'] or 'any'}@mps={percent}%"
+        raise ValueError(f"not a GPU token: {token!r}; a part of a GPU is a share of it: {meant}")
     if gpus := _GPUS.fullmatch(text):
         raise ValueError(f"not a GPU token: {token!r}; did you mean {gpus[1]}")
     if found is None and (swapped := _COUNT_BEHIND.fullmatch(text)):

@@ -139,6 +139,8 @@ def test_other_ways_to_write_a_token_are_read(token: str, meant: str) -> None:
         ("gpus:2", "did you mean 2"),
         ("3x2", "a model is missing: 3x2xany"),
         ("1xA100,L40S", "alternatives are split by |: did you mean 1xA100|L40S"),
+        ("0.5", "a part of a GPU is a share of it: 1xany@mps=50%"),
+        (".25xH100", "a part of a GPU is a share of it: 1xH100@mps=25%"),
         ("1xA100:80", "memory has a unit: 1xA100:80G"),
         ("A100:8", "a count stands in front: 8xA100; and memory has a unit: A100:8G"),
         ("1xA100:80X", "the unit of memory is G or M, found 'X'"),
