@@ -79,39 +79,19 @@ def table(
     if not stream.isatty():
         return "\n".join(map(pipe_line, [header, *rows]))
     texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(columns_of(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
-    columns, whole, left_out = shutil.get_terminal_size().columns, (header, texts), list[str]()
-    is_number = header[-1] in numbers  # a number is never cut
-    wanted = WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN
-    for name in optional:
-        if _room(columns, widths) >= (widths[-1] if is_number else min(widths[-1], wanted)):
-            break
-        at = list(header).index(name)
-        header, widths = _without(header, at), _without(widths, at)
-        texts = [_without(row, at) for row in texts]
-        left_out.append(name)
-    least = widths[-1] if is_number else min(widths[-1], LAST_COLUMN_LEAST)
-    widths = _narrowed(widths, header, shortened, columns, widths[-1] if is_number else min(widths[-1], wanted))
-    last = _room(columns, widths)
-    if last < least:
-        return "\n".join(_record(whole[0], row, columns, stream) for row in whole[1])
-    texts = [[*map(_shortened, row[:-1], widths), row[-1]] for row in texts]
-    lines = _heading(header, left_out, widths, numbers, last, stream)
-    for row in texts:
-        first, *rest = in_lines(row[-1], last, breaks=True) if wraps else [row[-1]]
-        lines.append(_line([*row[:-1], first], widths, header, numbers, last, stream))
-        lines += [" " * (sum(widths[:-1]) + len(GAP) * (len(widths) - 1)) + line for line in rest]
-    return "\n".join(lines)
+    widths = {name: max(map(columns_of, column)) for name, *column in zip(header, header, *texts, strict=True)}
+    made = Rows(
+        header, numbers=numbers, optional=optional, shortened=shortened, widths=widths, wraps=wraps, stream=stream
+    )
+    return "\n".join(map(made.line, texts)) if texts else "\n".join(made.heading())
 
 
 class Rows:
     """A table whose rows come one by one.
 
-    On a terminal they stand under a header, and the last column is cut to fit. Each column is as wide as its widest
-    cell so far, and at least as wide as `widths` says by the column's name. A terminal that is narrow at the first row
-    does not show the columns in `optional`. Where it is too narrow for a row even so, the cells of the columns in
-    `shortened` lose their middle, or else each cell of the row has a line of its own. In a pipe, rows are separated by
-    tabs, uncut and without a header.
+    On a terminal they stand under a header, and are fitted as in `table`. Each column is as wide as its widest cell so
+    far, and at least as wide as `widths` says by the column's name. A terminal that is narrow at the first row does not
+    show the columns in `optional`. In a pipe, rows are separated by tabs, uncut and without a header.
     """
 
     def __init__(
@@ -122,15 +102,17 @@ class Rows:
         optional: Sequence[str] = (),
         shortened: Sequence[str] = (),
         widths: Mapping[str, int] | None = None,
+        wraps: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self._stream = sys.stdout if stream is None else stream
-        self._header = self._whole_header = header
+        self._header = self._whole_header = list(header)
         self._numbers = numbers
         self._optional = optional
         self._shortened = shortened
-        self._left_out: list[int] = []
-        self._widths = [max(len(name), (widths or {}).get(name, 0)) for name in header]
+        self._wraps = wraps
+        known = {header[-1]: LAST_COLUMN_MIN, **(widths or {})}
+        self._widths = [max(len(name), known.get(name, 0)) for name in header]
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
@@ -138,57 +120,54 @@ class Rows:
         header before it."""
         if not self._stream.isatty():
             return pipe_line(row)
-        texts = [_text(cell) for cell in row]
-        columns, whole = shutil.get_terminal_size().columns, [*texts]
         if not self._begun:
             self._leave_out()
-        for at in self._left_out:
-            del texts[at]
+        columns, whole = shutil.get_terminal_size().columns, [_text(cell) for cell in row]
+        texts = [text for text, name in zip(whole, self._whole_header, strict=True) if name in self._header]
         widths = [max(width, columns_of(text)) for width, text in zip(self._widths, texts, strict=True)]
-        widths = _narrowed(widths, self._header, self._shortened, columns, min(widths[-1], LAST_COLUMN_MIN))
+        widths = _narrowed(widths, self._header, self._shortened, columns, self._wanted(widths[-1]))
         last = _room(columns, widths)
-        if last < min(widths[-1], LAST_COLUMN_LEAST):  # the next row that fits has the header, if none had it yet
+        if last < self._wanted(widths[-1], LAST_COLUMN_LEAST):  # the next row that fits has the header, if none had it
             return _record(self._whole_header, whole, columns, self._stream)
-        self._widths = widths
+        heading = [] if self._begun else self.heading(widths)
+        self._widths, self._begun = widths, True
         texts = [*map(_shortened, texts[:-1], widths), texts[-1]]
-        line = _line(texts, widths, self._header, self._numbers, last, self._stream)
-        if self._begun:
-            return line
-        self._begun = True
-        left_out = [name for name in self._whole_header if name not in self._header]
-        return "\n".join([*_heading(self._header, left_out, widths, self._numbers, last, self._stream), line])
+        first, *rest = in_lines(texts[-1], last, breaks=True) if self._wraps else [texts[-1]]
+        line = _line([*texts[:-1], first], widths, self._header, self._numbers, last, self._stream)
+        return "\n".join([*heading, line, *(" " * (columns - last) + each for each in rest)])
+
+    def heading(self, widths: Sequence[int] = ()) -> list[str]:
+        """Return the header, which names the columns that are left out, if need be in a line below it."""
+        widths = widths or self._widths
+        last = _room(shutil.get_terminal_size().columns, widths)
+        header, below = self._header, list[str]()
+        if left_out := ", ".join(name for name in self._whole_header if name not in header):
+            whole = f"{header[-1]} (no {left_out})"
+            if len(whole) <= last and header[-1] not in self._numbers:
+                header = [*header[:-1], whole]
+            else:
+                below = [f"(no {left_out})"]
+        lines = [_line(header, widths, self._header, self._numbers, last), *below]
+        return [paint(line, "dim", self._stream) for line in lines]
+
+    def _wanted(self, width: int, most: int = 0) -> int:
+        """Return how wide the last column should be where its cells have this width: a number is never cut."""
+        if self._header[-1] in self._numbers:
+            return width
+        return min(width, most or (WRAPPED_COLUMN_MIN if self._wraps else LAST_COLUMN_MIN))
 
     def _leave_out(self) -> None:
         for name in self._optional:
-            if _room(shutil.get_terminal_size().columns, self._widths) >= LAST_COLUMN_MIN:
+            if _room(shutil.get_terminal_size().columns, self._widths) >= self._wanted(self._widths[-1]):
                 return
-            if name not in self._header:  # it was left out at an earlier row, which was no line
-                continue
-            at = list(self._header).index(name)
-            self._left_out.append(at)
-            self._header, self._widths = _without(self._header, at), _without(self._widths, at)
+            if name in self._header:  # else it was left out at an earlier row, which was no line
+                at = self._header.index(name)
+                self._header, self._widths = _without(self._header, at), _without(self._widths, at)
 
 
 def _room(columns: int, widths: Sequence[int]) -> int:
     """Return how wide the last column can be, beside the columns before it."""
     return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
-
-
-def _heading(
-    header: Sequence[str],
-    left_out: Sequence[str],
-    widths: Sequence[int],
-    numbers: Sequence[str],
-    last: int,
-    stream: TextIO,
-) -> list[str]:
-    """Return the header, which names the columns that are left out, if need be in a line below it."""
-    if not left_out:
-        return [paint(_line(header, widths, header, numbers, last), "dim", stream)]
-    saying = f"(no {', '.join(left_out)})"
-    if len(whole := f"{header[-1]} {saying}") <= last and header[-1] not in numbers:
-        return [paint(_line([*header[:-1], whole], widths, header, numbers, last), "dim", stream)]
-    return [paint(_line(header, widths, header, numbers, last), "dim", stream), paint(saying, "dim", stream)]
 
 
 def _narrowed(
