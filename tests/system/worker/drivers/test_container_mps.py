@@ -19,7 +19,7 @@ from moorage.schemas.frames import Device, End, Exec, Mark, Place, Terminal
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.base import Assignment, Executes
 from moorage.worker.drivers.container.config import FOLDER_AT, check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries
@@ -158,7 +158,9 @@ class Containers:
     async def command(self, job: str) -> Any:
         """Run a client as a command in a job's container; return it once it is one."""
         asked = Exec(*name_of(job), "5e55", ["perl", "-e", CLIENT], False, "")
-        command: Any = await self.one.agent.drivers["docker"].execute(request_of(), asked, Terminal(24, 80))
+        driver = self.one.agent.drivers["docker"]
+        assert isinstance(driver, Executes)
+        command: Any = await driver.execute(request_of(), asked, Terminal(24, 80))
         command.pid, said = command._guard.pid, asyncio.Queue[bytes]()
 
         async def take(mark: Mark, data: bytes) -> None:

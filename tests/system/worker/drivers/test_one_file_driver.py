@@ -17,6 +17,7 @@ from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE, SettingsFile, read_file
 from moorage.worker.agent.run import start
 from moorage.worker.drivers import BUILT_IN
+from moorage.worker.drivers.base import Executes, Freezes, KeepsFolders, KeepsOutput
 from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import GROUP, find
@@ -155,6 +156,19 @@ class Odd(Parrot):
 def test_a_fence_is_one_of_those_that_exist() -> None:
     with pytest.raises(Refused, match="its fence must be one of agent, supervisor, none, found 'hope'"):
         find(["tests.system.worker.drivers.test_one_file_driver:Odd"], NO_FILE, {}, simulated=False)
+
+
+class Promises(Parrot):
+    name = "promises"
+    capabilities = Capabilities(execs=True)
+
+
+def test_a_driver_has_the_methods_of_what_its_capabilities_say() -> None:
+    """It was found once a command was run in its job."""
+    with pytest.raises(Refused, match="its capabilities say Executes, and it lacks a method of that protocol"):
+        find(["tests.system.worker.drivers.test_one_file_driver:Promises"], NO_FILE, {}, simulated=False)
+    assert issubclass(Parrot, KeepsOutput)
+    assert not any(issubclass(Parrot, each) for each in (KeepsFolders, Executes, Freezes))
 
 
 def test_what_a_client_knows_of_a_driver_is_what_that_driver_declares() -> None:

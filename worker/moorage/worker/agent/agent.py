@@ -51,7 +51,7 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import Assignment, Driver, Living, never_ran
+from moorage.worker.drivers.base import Assignment, Driver, Freezes, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.lend.lender import LeaseServer
@@ -756,7 +756,11 @@ class Agent:
     def _freeze_member(self, command: FreezeMember) -> None:
         member = command.member
         driver, name = self.drivers[member.driver], member.name
-        step = partial(driver.freeze, name, member.slots) if command.on else partial(driver.resume, name)
+
+        def step() -> None:
+            assert isinstance(driver, Freezes), "its capabilities say that it freezes"
+            driver.freeze(name, member.slots) if command.on else driver.resume(name)
+
         if broke := self.call_driver(driver, step):
             self.enqueue(FreezeAnswered([(name, "frozen" if member.frozen else "running", broke)]))
 

@@ -19,7 +19,7 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import Driver, Executes
 from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.session.member_messages import Member
 from moorage.worker.session.shell import Shell
@@ -118,7 +118,7 @@ class CommandStreams:
         if member.frozen or member.freezing:
             raise refuse("failed-precondition", "the attempt is frozen", found="frozen", job=asked.job)
         driver = self._drivers[member.driver]
-        if not driver.capabilities.execs:
+        if not (driver.capabilities.execs and isinstance(driver, Executes)):
             raise refuse("failed-precondition", f"the driver {driver.name} runs no command in a running job")
         return await driver.execute(member.request, asked, size)
 

@@ -27,7 +27,7 @@ from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import Driver, Freezes
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.freezing.unused import UnusedJobs
 from moorage.worker.lend.lender import LeaseServer
@@ -210,7 +210,7 @@ class Reporter:
 
     def _wakes(self, member: Member) -> bool:
         driver = self.drivers[member.driver]
-        return self._said(driver, partial(driver.wakes, member.name), False)
+        return isinstance(driver, Freezes) and self._said(driver, partial(driver.wakes, member.name), False)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""

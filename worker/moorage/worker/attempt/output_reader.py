@@ -10,7 +10,7 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import LogPage, ReadLog, ReadUse, Rescue, Rescued, UsePage
 from moorage.schemas.names import is_job, is_tenant
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import Driver, KeepsFolders, KeepsOutput
 from moorage.worker.session.lease_session import LeaseSession
 from moorage.worker.session.shell import Shell
 
@@ -89,4 +89,14 @@ class OutputReader:
 
 
 async def _of(driver: Driver, ask: ReadLog | Rescue) -> LogPage | Rescued:
-    return await (driver.rescue(ask) if isinstance(ask, Rescue) else driver.read_log(ask))
+    if isinstance(ask, Rescue):
+        if isinstance(driver, KeepsFolders):
+            return await driver.rescue(ask)
+        raise refuse("not-kept", f"the driver {driver.name} keeps no folders of jobs that have ended", job=ask.job)
+    if isinstance(driver, KeepsOutput):
+        return await driver.read_log(ask)
+    raise refuse(
+        "not-kept",
+        f"the driver {driver.name} keeps no output: the output of its jobs is on their log subject while they run",
+        job=ask.job,
+    )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -446,24 +446,6 @@ class Driver:
         Called only where `resizes` returns `live`.
         """
 
-    def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
-        """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
-
-        Called only where `capabilities.freezes` is set, and not again before the answer; `end` may be called meanwhile.
-        """
-        raise NotImplementedError
-
-    def resume(self, name: AttemptName) -> None:
-        """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
-        raise NotImplementedError
-
-    def wakes(self, name: AttemptName) -> bool:
-        """Return whether this driver would report the member's first use of its devices, once frozen, as `ResumeDue`.
-
-        Only then does the worker freeze the member for not using its devices.
-        """
-        return False
-
     def forget(self, names: list[AttemptName]) -> None:
         """Forget these members: their ends are in the ledger."""
 
@@ -486,33 +468,6 @@ class Driver:
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""
         return {}
-
-    async def read_log(self, ask: ReadLog) -> LogPage:
-        """Return a page of a member's kept output.
-
-        Raises `Refused` with not-kept if the output was never kept or is gone.
-        """
-        raise refuse(
-            "not-kept",
-            f"the driver {self.name} keeps no output: the output of its jobs is on their log subject while they run",
-            job=ask.job,
-        )
-
-    async def rescue(self, ask: Rescue) -> Rescued:
-        """Begin to store what an ended member left in its folder, and return whether it is stored. It must be quick.
-
-        Raises `Refused` with not-kept if there is no such folder, or storing it failed.
-        """
-        raise refuse("not-kept", f"the driver {self.name} keeps no folders of jobs that have ended", job=ask.job)
-
-    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
-        """Run a command in a running member, as one more of its processes; return once it runs.
-
-        Without a command it holds the terminal of the member's own program, which has one only with
-        `capabilities.holds_stdin`. `request` is the member's job, `size` that of the caller's terminal. Called only
-        where `capabilities.execs` is set. Raises MoorageError, with the reason.
-        """
-        raise refuse("failed-precondition", f"the driver {self.name} runs no command in a running job", job=asked.job)
 
     def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         """Return the member of each of these processes that belongs to this driver.
@@ -543,6 +498,61 @@ class Driver:
         over, the agent calls `end` for each member. A driver whose members outlive the agent hands the deadline to the
         process that ends them when the agent is dead: the supervisor (`Kit.supervisor.set_fence`), which fences the
         processes that it started, or a watchdog of the driver's own.
+        """
+
+
+@runtime_checkable
+class Freezes(Protocol):
+    """A driver that can freeze its members: its `capabilities.freezes` says whether it does on this host."""
+
+    def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
+        """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
+
+        It is not called again before the answer; `end` may be called meanwhile.
+        """
+
+    def resume(self, name: AttemptName) -> None:
+        """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
+
+    def wakes(self, name: AttemptName) -> bool:
+        """Return whether this driver would report the member's first use of its devices, once frozen, as `ResumeDue`.
+
+        Only then does the worker freeze the member for not using its devices.
+        """
+
+
+@runtime_checkable
+class Executes(Protocol):
+    """A driver that runs commands in its members: its `capabilities.execs` says whether it does on this host."""
+
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        """Run a command in a running member, as one more of its processes; return once it runs.
+
+        Without a command it holds the terminal of the member's own program, which has one only with
+        `capabilities.holds_stdin`. `request` is the member's job, `size` that of the caller's terminal. Raises
+        MoorageError, with the reason.
+        """
+
+
+@runtime_checkable
+class KeepsOutput(Protocol):
+    """A driver that keeps the output of its members."""
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        """Return a page of a member's kept output.
+
+        Raises `Refused` with not-kept if the output was never kept or is gone.
+        """
+
+
+@runtime_checkable
+class KeepsFolders(Protocol):
+    """A driver that keeps the folders of ended members for some time."""
+
+    async def rescue(self, ask: Rescue) -> Rescued:
+        """Begin to store what an ended member left in its folder, and return whether it is stored. It must be quick.
+
+        Raises `Refused` with not-kept if there is no such folder, or storing it failed.
         """
 
 

@@ -17,7 +17,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import NotOffered, is_own, own_class, place_of
 from moorage.schemas.settings import DEFAULT, OF_DRIVERS, SettingsFile, made, settle, unknown_variables
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import Driver, Executes, Freezes, KeepsOutput
 from moorage.worker.drivers.kit import Kit
 
 GROUP: Final = "moorage.drivers"
@@ -97,6 +97,10 @@ def _check(word: str, kind: type[Driver]) -> None:
         raise ValueError(f"{word}: the class has the name {name!r}; give the entry point the same name")
     if fence not in FENCES:
         raise ValueError(f"{word}: its fence must be one of {', '.join(FENCES)}, found {fence!r}")
+    can = kind.capabilities
+    for says, ability in ((can.execs, Executes), (can.freezes, Freezes), (can.keeps_output, KeepsOutput)):
+        if says and not issubclass(kind, ability):
+            raise ValueError(f"{word}: its capabilities say {ability.__name__}, and it lacks a method of that protocol")
 
 
 def _own_settings(kind: type[Driver], file: SettingsFile, env: Mapping[str, str] | None) -> msgspec.Struct | None:

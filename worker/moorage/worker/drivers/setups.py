@@ -28,7 +28,7 @@ from moorage.system.disk_room import spare_bytes
 from moorage.system.private_files import replace_private
 from moorage.worker.attempt.attempt_folders import DISK, AttemptFolders, bytes_used, let_pass, owner_ids, remove
 from moorage.worker.attempt.environment import LacksHere, SetupFailed
-from moorage.worker.drivers.base import Assignment, Driver, DriverEvent
+from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, KeepsOutput
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
@@ -319,6 +319,8 @@ class Setups:
     async def _last_line(self, setup: _Setup) -> str:
         """Return the last line that a setup wrote to stderr, else to stdout; "" if it wrote none."""
         tenant, job, replica, attempt, fence = setup.name
+        if not isinstance(self._driver, KeepsOutput):
+            return ""
         for stream in ("err", "out"):
             ask = ReadLog("", tenant, job, replica, attempt, fence, "", stream, -WORDS_MAX * 4, WORDS_MAX * 4, 0)
             with contextlib.suppress(MoorageError):
