@@ -72,8 +72,8 @@ class FleetInfo(FleetAnswer, kw_only=True):
 
 
 def explained_in(waiting: Mapping[str, Any]) -> Explained:
-    """Return why a job waits, from an acceptance, an event or a plan: they name the job and its state themselves."""
-    return msgspec.convert({"job": "", "tenant": "", "state": "", **waiting}, Explained)
+    """Return why a job waits, from an acceptance or an event."""
+    return msgspec.convert(waiting, Explained)
 
 
 T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)

@@ -39,7 +39,7 @@ async def first_possible(plan: Plans, requests: Sequence[Request]) -> Request:
         planned = await plan(msgspec.structs.replace(request, job=None, on_no_match="wait"))
         if planned.starts != "never" and not _asks_too_much(planned):
             return request
-        is_offered = (planned.waiting or {}).get("reason") not in _NOT_OFFERED
+        is_offered = planned.waiting is None or planned.waiting.reason not in _NOT_OFFERED
         if planned.starts == "never" and offered is None and is_offered:
             offered = request
     return offered or requests[0]

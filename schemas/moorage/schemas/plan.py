@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from moorage.schemas.always import always
-from moorage.schemas.answers.jobs import Start
+from moorage.schemas.answers.jobs import Explained, Start
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.errors import Problem
 
@@ -51,5 +49,5 @@ class Plan(msgspec.Struct, omit_defaults=True):
     preempts: PlannedJobs | None = None  # jobs that would be ended for it: `own` by name, `own_jobs`, `other_jobs`
     starting: PlannedJobs | None = None  # waiting jobs that the changes of fleet and rights let start
     empty: dict[str, int | None] | None = None  # ms until each drained worker is empty; null if unknown
-    waiting: dict[str, Any] | None = None  # why the job, or the rest of it, waits, in the format of `explain`
+    waiting: Explained | None = None  # why the job, or the rest of it, waits, in the format of `explain`
     problem: Problem | None = None  # what a submit would be answered with; only with `refused`

@@ -11,6 +11,7 @@ from moorage.cli.jobs.bringing import not_brought, not_startable
 from moorage.cli.jobs.flag_values import mebibytes, milli_cores
 from moorage.cli.jobs.job_flags import JobFlags, fields_of, offered, refusing, request_of
 from moorage.client import Rejected
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.job import Request
 from moorage.schemas.plan import Plan
 
@@ -264,9 +265,9 @@ class Planning:
         self.offered = offered
         self.asked: list[Request] = []
 
-    def why(self, driver: str) -> dict[str, str]:
+    def why(self, driver: str) -> Explained:
         """Another model may help where the driver is offered."""
-        return {"reason": "model" if any(one.startswith(driver) for one in self.offered) else "driver"}
+        return Explained(reason="model" if any(one.startswith(driver) for one in self.offered) else "driver")
 
     async def plan(self, request: Request) -> Plan:
         self.asked.append(request)

@@ -16,7 +16,7 @@ NAMES_SHOWN_MAX: Final = 12
 #: fields of answers that are left out where they say nothing
 LEFT_OUT: Final = frozenset(
     {
-        "because", "counts_as", "drain", "ends_in_ms", "hold", "labels", "lends", "needs", "next", "ran_ms",
+        "because", "counts_as", "drain", "ends_in_ms", "hold", "labels", "needs", "next", "ran_ms",
         "reason", "resized", "said", "starts_unknown", "usage", "waited_ms", "waiting", "workers",
     }
 )  # fmt: skip

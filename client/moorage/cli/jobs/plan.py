@@ -18,8 +18,8 @@ from moorage.cli.jobs.explain import explained_rows, fix_lines, foreseen
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
-from moorage.client.answers import explained_in
 from moorage.client.errors import rejected
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.frames import Answer
 from moorage.schemas.plan import PlannedJobs
 from moorage.schemas.units import many
@@ -165,7 +165,7 @@ def _tell(planned: Plan, request: Request | None, imagined: bool) -> None:
             rows.append((name, _jobs(what)))
     for worker, after_ms in (planned.empty or {}).items():
         rows.append(("empty", f"{worker} {_empty(after_ms)}"))
-    why = None if planned.waiting is None else explained_in({"job": "JOB", **planned.waiting})
+    why = None if planned.waiting is None else msgspec.structs.replace(planned.waiting, job="JOB")
     rows += [row for row in explained_rows(why) if row[0] != "starts"] if why is not None else []
     rows.append(("ledger", planned.ledger))
     tell(facts(rows))
@@ -197,7 +197,7 @@ def _empty(after_ms: int | None) -> str:
 
 
 def _starts(planned: Plan) -> str:
-    why = explained_in(planned.waiting or {})
+    why = planned.waiting or Explained()
     if _in_part(planned):
         rest = msgspec.structs.replace(why, position=None)
         return f"{planned.replicas_now} of {planned.replicas} replicas start now; the rest wait: {waits(rest)}"

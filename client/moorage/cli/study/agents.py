@@ -73,10 +73,13 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
     async def fleet() -> Any:
         """The hosts with a sign for each GPU (· free, # leased, a digit sharers, ! sick, x used by others), and the
         largest request that would start now for each model. It takes an operator's key."""
+        from moorage.client.answers import FleetInfo, told
+
         answer = await wire.operate("fleet")
         shown = ("worker", "state", "simulated", "models", "gpus", "free", "cells", "troubles")
-        workers = [{name: row.get(name) for name in shown} for row in answer.data["workers"][:ROWS_MAX]]
-        return {"workers": workers, "of": len(answer.data["workers"]), "fits_now": answer.data["fits_now"]}
+        found = told(FleetInfo, answer.data)
+        workers = [{name: getattr(row, name) for name in shown} for row in found.workers[:ROWS_MAX]]
+        return msgspec.to_builtins({"workers": workers, "of": len(found.workers), "fits_now": found.fits_now})
 
     @offered(reads=True)
     async def plan(gpu: str, replicas: int = 1, command: list[str] | None = None) -> Any:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.waiting import explain_job
@@ -160,8 +161,9 @@ def _together(looks: list[Plan]) -> Plan:
         if start is None:
             planned.starts, planned.in_ms, planned.on = "unknown", None, ""
             if planned.waiting is not None:
-                whys = [why for look in looks if (why := (look.waiting or {}).get("starts_unknown"))]
-                planned.waiting["starts_unknown"] = whys[0] if whys else why_unknown(0, 0, cut=True)
+                whys = [look.waiting.starts_unknown for look in looks if look.waiting and look.waiting.starts_unknown]
+                why = whys[0] if whys else why_unknown(0, 0, cut=True)
+                planned.waiting = replace(planned.waiting, starts_unknown=why)
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
@@ -269,18 +271,17 @@ class _Plan(Future):
     def _explain(self, planned: Plan, job: Job) -> None:
         waiting = explain_job(self.engine, job.tenant, job.name)
         assert not isinstance(waiting, Problem)
-        told = msgspec.to_builtins(waiting)
-        planned.waiting = {name: value for name, value in told.items() if name not in ("job", "state", "tenant")}
+        planned.waiting = replace(waiting, job="", tenant="", state="")
 
     def _later(self, planned: Plan, job: Job) -> None:
         key = (job.tenant, job.name)
         self._explain(planned, job)
         assert planned.waiting is not None
-        reason = REASONS.get(planned.waiting.get("reason", ""))
+        reason = REASONS.get(planned.waiting.reason)
         if self.look == 0:
             why, found_fixes = fixes(self.engine, self.time_ms, *key, within_s=FIXES_S)
             if why:
-                planned.waiting["fixes"] = msgspec.to_builtins(found_fixes)
+                planned.waiting = replace(planned.waiting, fixes=found_fixes)
         if reason is not None and reason.is_never:
             planned.starts = "never"
             return
@@ -293,7 +294,7 @@ class _Plan(Future):
         if last.at_ms <= self.time_ms:
             why = last.why
         if found is None and why:
-            planned.waiting["starts_unknown"] = why
+            planned.waiting = replace(planned.waiting, starts_unknown=why)
         if found is not None:
             p10_ms = -1 if found.limited else found.in_ms
             planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).told()

@@ -237,11 +237,14 @@ class Leave(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Why a job waits, or how it ended. `reason` is left out for a job that does not wait."""
+    """Why a job waits, or how it ended. `reason` is left out for a job that does not wait.
 
-    job: str
-    tenant: str
-    state: str
+    `job`, `tenant` and `state` are left out in a plan, an acceptance and an event, which name the job themselves.
+    """
+
+    job: str = ""
+    tenant: str = ""
+    state: str = ""
     replicas: ReplicaCounts | None = None
     asks: str = ""  # the token of what it asks for
     reason: str = ""  # the main reason

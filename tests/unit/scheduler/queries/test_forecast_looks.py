@@ -138,7 +138,7 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     plan = planned(drive, {"gpu": {}})
     assert plan.waiting is not None
-    assert (plan.starts, plan.waiting["starts_unknown"]) == (
+    assert (plan.starts, plan.waiting.starts_unknown) == (
         "unknown",
         "1 job that starts before it has no time limit and no earlier run of the same command",
     )
@@ -188,7 +188,7 @@ def test_who_is_not_expected_to_start_in_time_is_told_so_before(field: str) -> N
     assert wire(foresight.explained("t", "late"))["starts_unknown"] == f"{field} is over before it would start"
     plan = planned(drive, {"gpu": {}, field: 100.0})
     assert plan.waiting is not None
-    assert (plan.starts, plan.waiting["starts_unknown"]) == ("unknown", f"{field} is over before it would start")
+    assert (plan.starts, plan.waiting.starts_unknown) == ("unknown", f"{field} is over before it would start")
     drive.pass_time(301_000, step=10_000)
     assert drive.states("late") == ["EXPIRED"]
 

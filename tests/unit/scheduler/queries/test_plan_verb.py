@@ -72,7 +72,7 @@ def test_a_search_for_fixes_leaves_time_for_the_look_that_it_is_part_of(monkeypa
     monkeypatch.setattr(plan_module, "fixes", searched)
     told = planned(drive, {"gpu": {"count": 2}})
     assert told.waiting is not None
-    assert told.waiting["fixes"] == [{"say": "searched"}]
+    assert told.waiting.fixes == [Fix(say="searched")]
 
 
 def waiting() -> Driving:
@@ -90,7 +90,7 @@ def test_a_start_that_too_few_looks_have_found_in_time_is_unknown_for_that(monke
     told = planned(waiting(), {"gpu": {}})
     assert (told.starts, told.in_ms) == ("unknown", None)
     assert told.waiting is not None
-    assert told.waiting["starts_unknown"].startswith("a look ahead ended before it")
+    assert told.waiting.starts_unknown.startswith("a look ahead ended before it")
 
 
 def test_later_says_when_and_where_and_why_not_now() -> None:
@@ -100,7 +100,7 @@ def test_later_says_when_and_where_and_why_not_now() -> None:
     assert abs(told.in_ms.p50_ms - 6 * MINUTE) < 1_000
     assert (told.in_ms.p10_ms, told.in_ms.p90_ms, told.in_ms.runs) == (None, None, 4)
     assert told.waiting is not None
-    assert told.waiting["reason"] == "busy"
+    assert told.waiting.reason == "busy"
 
 
 def test_where_some_replicas_start_it_says_how_many_and_why_the_rest_does_not() -> None:
@@ -109,8 +109,8 @@ def test_where_some_replicas_start_it_says_how_many_and_why_the_rest_does_not() 
     told = planned(drive, {"gpu": {}, "replicas": 5})
     assert (told.starts, told.replicas_now, told.replicas, len(told.places)) == ("now", 3, 5, 3)
     assert told.waiting is not None
-    assert (told.waiting["reason"], told.waiting["waiting_replicas"]) == ("busy", 2)
-    assert "its own replicas: 3 GPUs" in told.waiting["held_by"]
+    assert (told.waiting.reason, told.waiting.waiting_replicas) == ("busy", 2)
+    assert "its own replicas: 3 GPUs" in told.waiting.held_by
     whole = planned(drive, {"gpu": {}, "replicas": 3})
     assert (whole.replicas_now, whole.replicas, whole.waiting) == (3, 3, None)
 
@@ -198,7 +198,7 @@ def test_under_a_quota() -> None:
     told = planned(drive, {"gpu": {}}, quota=1)
     assert told.starts == "later"
     assert told.waiting is not None
-    assert told.waiting["reason"] == "limit"
+    assert told.waiting.reason == "limit"
     drive.order("limit", gpus=1)
     assert planned(drive, {"gpu": {}}).starts == "later"
     assert planned(drive, {"gpu": {}}, quota={"t": 0}).starts == "now", "none, as the command says it"

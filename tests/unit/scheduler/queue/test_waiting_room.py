@@ -369,7 +369,7 @@ def test_a_forecast_and_a_plan_tell_when_it_starts_behind_the_others() -> None:
     planned = decode_planned(plan(drive.engine, drive.now, "t", msgspec.convert({"request": request}, PlanAsk)))
     assert planned.starts == "later"
     assert planned.waiting is not None
-    assert planned.waiting["reason"] == "after"
+    assert planned.waiting.reason == "after"
     assert planned.in_ms is not None
     assert planned.in_ms.p50_ms >= 650_000
 
