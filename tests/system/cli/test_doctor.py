@@ -168,7 +168,7 @@ async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_i
                 return bool((await server.request(f"{unique}.INFO", b"", timeout=30)).data)
             return False
 
-        await until(answers, 30, "the stand-in answers")  # once the server did not know of it yet
+        await until(answers, 60, "the stand-in answers")  # once the server did not know of it yet
         check = await checks_nats._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
         await server.close()
     assert (check.verdict, says in check.fix) == (verdict, True), check

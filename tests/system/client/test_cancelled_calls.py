@@ -119,8 +119,8 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
         subscriptions = len(link._subscriptions)
 
         async def nothing_is_left() -> None:
-            await until(lambda: len(asyncio.all_tasks()) == tasks, 30, "the tasks of before")
-            await until(lambda: client._wire._stories._timer is None, 30, "it stands no more")
+            await until(lambda: len(asyncio.all_tasks()) == tasks, 60, "the tasks of before")
+            await until(lambda: client._wire._stories._timer is None, 60, "it stands no more")
             assert len(link._subscriptions) == subscriptions
             assert not client._wire._stories.followers
             assert not client._wire._stories.endless

@@ -349,14 +349,14 @@ def test_what_is_handed_over_behind_the_loops_last_turn_is_failed(monkeypatch: p
     def late(callback: Callable[..., object], *args: object) -> None:
         if threading.current_thread() is caller:
             hands_over.set()
-            is_ending.wait(20)
+            is_ending.wait(60)
         hand_over(callback, *args)
         if threading.current_thread() is caller:
             is_handed_over.set()
 
     def close_late() -> None:
         is_ending.set()
-        is_handed_over.wait(20)
+        is_handed_over.wait(60)
         close()
 
     def calls() -> None:
@@ -370,7 +370,7 @@ def test_what_is_handed_over_behind_the_loops_last_turn_is_failed(monkeypatch: p
     monkeypatch.setattr(loop, "call_soon_threadsafe", late)
     monkeypatch.setattr(loop, "close", close_late)
     caller.start()
-    assert hands_over.wait(20)
+    assert hands_over.wait(60)
     thread.stop()
     caller.join(20)
     assert told == ["the client was closed, or the call interrupted, before this was done"]

@@ -688,8 +688,8 @@ async def test_a_full_ledger_gets_room_by_what_was_acknowledged_while_its_follow
         assert info.messages == info.last_seq, "the ledger waits for its follower"
         update = f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}"
         await here.connection.request(update, msgspec.json.encode({**info.config, "max_msgs": info.messages}), 5)
-        await until(lambda: scheduler.ledger.appending.told, 30, "a record that finds no room")
-        await until(lambda: not scheduler.ledger.appending.told and state.seq > info.last_seq + 2, 30, "room")
+        await until(lambda: scheduler.ledger.appending.told, 60, "a record that finds no room")
+        await until(lambda: not scheduler.ledger.appending.told and state.seq > info.last_seq + 2, 60, "room")
         await acme.submit("behind")
 
 

@@ -76,7 +76,7 @@ async def test_a_flood_that_fills_memory_leaves_room_for_a_neighbour(nats_server
     async with queued(nats_server, unique, Config(jobs_max=500)) as made:
         await made.flood()
         async with made.leads() as state:
-            await until(lambda: state.live == 450, 30, "all but the last tenth of it is full")
+            await until(lambda: state.live == 450, 60, "all but the last tenth of it is full")
             await made.publish("zeta", "alone")
-            await until(lambda: state.job("zeta", "alone"), 30, "the neighbour's is read")
+            await until(lambda: state.job("zeta", "alone"), 60, "the neighbour's is read")
             assert state.tenants["acme"].live == 450, "and the flood waits"

@@ -238,7 +238,7 @@ async def test_what_is_no_dead_letter_is_listed_and_dropped(nats_server: Server,
             rows = (await acme.admin("dlq", {"act": "list"}))["data"]["letters"]
             return rows if len(rows) == 3 else None
 
-        rows = await until(listed, 30, "all three are listed")
+        rows = await until(listed, 60, "all three are listed")
         assert [(row["sequence"], row["queued"], row["tenant"]) for row in rows] == [
             (1, 0, "acme"), (2, 0, "acme"), (3, 1, "acme"),
         ]  # fmt: skip

@@ -84,7 +84,7 @@ class NeverHappened(AssertionError):
     """Raised by `until`: the condition was still false at the deadline."""
 
 
-async def until(condition: Callable[[], Any], deadline_s: float = 30, what: str = "") -> Any:
+async def until(condition: Callable[[], Any], deadline_s: float = 60, what: str = "") -> Any:
     """Poll `condition` until it is truthy, and return its value. Raises `NeverHappened` after `deadline_s` seconds."""
     ends = time.monotonic() + deadline_s
     while not (value := condition()):
@@ -156,7 +156,7 @@ class ScriptedLeader:
     def seat(self, worker: str) -> Seat:
         return self.seats.setdefault(worker, Seat())
 
-    async def joined(self, worker: str, joins: int = 1, deadline_s: float = 30) -> Seat:
+    async def joined(self, worker: str, joins: int = 1, deadline_s: float = 60) -> Seat:
         """Wait until a worker has joined that often and renews its present session, and so takes orders of it."""
         seat = self.seat(worker)
 
@@ -186,7 +186,7 @@ class ScriptedLeader:
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=self.seat(worker).is_json))
 
-    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 30) -> Fact:
+    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 60) -> Fact:
         seat = self.seat(worker)
         try:
             found = await until(lambda: seat.fact(kind, name), deadline_s)

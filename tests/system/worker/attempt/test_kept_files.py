@@ -357,7 +357,7 @@ async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: py
         _self: object, _into: object, _folder: str, _patterns: object, stopped: threading.Event, *_: object
     ) -> int:
         given.append(stopped)
-        stopped.wait(10)
+        stopped.wait(60)
         return 0
 
     monkeypatch.setattr(JobFiles, "_pack", pack)

@@ -467,7 +467,7 @@ def test_fact_57_a_denied_launch_takes_nothing_and_waits_for_the_worker_alone(tm
             one.segment.beat()
             taken_later = one.segment.taken(0)
             one.segment.refill(0, 1, 1)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         opened, in_the_end = one.segment.counts().opened, one.segment.taken(0)
         one.close()
         if not opened:  # else this machine stood still for two seconds, and it is tried again
@@ -497,7 +497,7 @@ def test_fact_59_without_a_heartbeat_launches_pass_and_memory_does_not(one: Limi
         assert one.segment.counts().opened == opened
     one.segment.beat()
     with one.running("launch=1", says=0) as process:
-        assert process.wait(30) == 0, "the worker has died meanwhile"
+        assert process.wait(60) == 0, "the worker has died meanwhile"
     assert one.segment.counts().opened == 4
 
 

@@ -101,7 +101,7 @@ async def test_what_the_daemon_answers_without_a_client(kind: str, short: Path) 
         assert await it.ask("get_default_device_pinned_mem_limit 0") == []
         assert (it.pipe / "control").stat().st_mode & 0o777 == 0o666
         assert not (it.pipe / "control_privileged").stat().st_mode & 0o022
-        assert begin(it).wait(30) == 1, "there is one already"
+        assert begin(it).wait(60) == 1, "there is one already"
         await it.quit(1)
         with pytest.raises(MpsFault, match="Cannot find"):
             await it.servers()
