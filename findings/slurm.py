@@ -120,8 +120,11 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def cluster(*, gpus: int, shards: int) -> Iterator[Slurm]:
-    """Yield a Slurm with so many GPUs, each with as many of the shards; it ends with the block."""
+def cluster(*, gpus: int, shards: int, more: str = "") -> Iterator[Slurm]:
+    """Yield a Slurm with so many GPUs, each with as many of the shards; it ends with the block.
+
+    `more` are lines of its slurm.conf.
+    """
     root, folder = Path(os.environ["DEBIAN_ROOT"]), Path(tempfile.mkdtemp())
     plugins = next(root.glob("usr/lib/*/slurm-wlm"))
     host = os.uname().nodename.split(".")[0]
@@ -138,7 +141,7 @@ def cluster(*, gpus: int, shards: int) -> Iterator[Slurm]:
         "node_port": _free_port(),
         "gres": f"gpu:{gpus},shard:{shards}",
     }
-    (folder / "slurm.conf").write_text(_CONF.format(**settings))
+    (folder / "slurm.conf").write_text(_CONF.format(**settings) + more)
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{gpus - 1}]\nName=shard Count={shards}\n")
     environment = {
         **os.environ,
