@@ -32,7 +32,6 @@ from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF, of_replica
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.schedule import indexing
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.ledger import state_bytes as snapshots
@@ -45,7 +44,6 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
-from moorage.schemas.ranges import NOTHING
 from moorage.schemas.service import Turn
 from moorage.schemas.subjects import Subjects
 from tests.unit.scheduler.honest_worker import Worker, devices
@@ -249,10 +247,9 @@ class Driving:
             most = most_of(job, engine.reader.request_of(job))
             counts = most is not None and (job.size > 1 or job.num in engine.scaling or job.scaled is not None)
             assert due == waiting.back, f"{job.name}: {due} wait, not {waiting.back}"
-            assert waiting.fresh == (NOTHING if job.back >= indexing.BACK_MAX else job.fresh), (
-                f"{job.name}: {job.fresh} wait"
-            )
-            assert not counts or most is None or waiting.room == most - job.on_workers, job.name
+            assert waiting.job is job, f"{job.name}: another row waits"
+            assert not counts or waiting.most == most, job.name
+            assert waiting.is_full == (waiting.room <= 0), job.name
         may = bool(due or job.fresh) if waiting is None else waiting.may_any
         is_failed = job.num in engine.containment.jobs  # the next record holds it
         is_in = may and job.hold is None and not job.awaits and not is_failed

@@ -52,6 +52,7 @@ from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.retention import Retention
@@ -74,7 +75,7 @@ from moorage.scheduler.core.outputs.fleet_events import fleet_events
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, InFlight, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import UNBOUNDED, Queue, Waiting
+from moorage.scheduler.core.queue.queue import Queue, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -184,9 +185,7 @@ class Engine:
             state, self.queue, self._look, self.planner, self.lifecycle, reader.request_of, reader.shape_of,
             Resizing(state, reader, self.fleet, self.planner.order),
         )  # fmt: skip
-        self._changing = Changing(
-            state, self.queue, reader, self._look, lambda job, room: self._indexing.let_place(job, room)
-        )
+        self._changing = Changing(state, self.queue, reader, self._look, lambda job: self._indexing.let_place(job))
         self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
@@ -658,9 +657,8 @@ class Engine:
             flight.awaiting.append(num)
             return outcome
         if shape.together == 1 and (numbers is not ONE or request.scale is not None):
-            room = request.max_running or UNBOUNDED if request.scale is None else request.scale.min
-            self.queue.waiting[num] = Waiting(numbers, room=room)
-            if not room:
+            waiting = self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
+            if waiting.is_full:
                 return outcome
         self.queue.enter(num, (request.priority, shape, tenant))
         return outcome
@@ -753,6 +751,8 @@ class Engine:
         for job in folded.accepted:
             submit = flight.new[job.num].submit
             job.shape, job.key = submit.shape, submit.key
+            if (waiting := self.queue.waiting.get(job.num)) is not None:
+                waiting.job = job
         return folded
 
     def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:

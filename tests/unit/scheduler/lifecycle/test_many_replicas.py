@@ -11,7 +11,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import STEPS_MAX
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.state import CANCELLED, FAILED, LISTED_MAX, QUEUED
-from moorage.scheduler.core.schedule import indexing
+from moorage.scheduler.core.queue import queue
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import count_of, numbers_in, parse_ranges
@@ -236,7 +236,7 @@ def test_a_job_whose_replicas_fail_alike_ends(replicas: int, fields: dict[str, i
 
 
 def test_no_new_replica_is_placed_while_too_many_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "BACK_MAX", 3)
+    monkeypatch.setattr(queue, "BACK_MAX", 3)
     drive = Driving.with_hosts(4, auto=False)
     drive.submit("many", replicas=2_000, gpu={}, retries=3)
     codes = dict.fromkeys(started(drive, "many"), 1)

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from moorage.scheduler.core.fleet.shape import Shape, shape_key
+from moorage.scheduler.core.ledger.state import PLACED, QUEUED, Job, Replica, new_job
 from moorage.scheduler.core.queue.queue import Kind, Queue, Waiting
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
-from moorage.schemas.ranges import ranges_of
+from moorage.schemas.ranges import is_in, ranges_of, without
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver noop on this worker"
@@ -86,6 +87,7 @@ class Model:
         self.kinds: dict[int, Kind] = {}  # by job number, of those that are not held
         self.numbers: dict[int, set[int]] = {}  # by job number: the replicas that wait
         self.rooms: dict[int, int] = {}  # by job number: how many more it may place
+        self.jobs: dict[int, Job] = {}
 
     def add(self) -> None:
         """A new job, of which some replicas may have ended already."""
@@ -94,7 +96,8 @@ class Model:
         self.numbers[num] = {0} if self.chance.random() < 0.5 else set(self.chance.sample(range(30), 12))
         if self.numbers[num] != {0}:
             self.rooms[num] = self.chance.choice((0, 2, 20))
-            self.queue.waiting[num] = Waiting(ranges_of(self.numbers[num]), room=self.rooms[num])
+            job = self.jobs[num] = new_job(num, "t", f"j{num}", b"{}", ranges_of(self.numbers[num]), "", 0, 1)
+            self.queue.waiting[num] = Waiting(job, most=self.rooms[num])
         self.look(num)
 
     def may(self, num: int) -> int:
@@ -108,11 +111,15 @@ class Model:
         num = self.chance.randrange(len(self.numbers) + 1)
         if num in self.rooms:
             number = self.chance.randrange(30)
+            job, waiting = self.jobs[num], self.queue.waiting[num]
             if number not in self.numbers[num]:
                 self.numbers[num].add(number)
-                self.queue.waiting[num].come_back(number)
+                row = job.rows.setdefault(number, Replica(job, number))
+                row.state = QUEUED
+                job.back += 1
+                waiting.come_back(number)
             self.rooms[num] += 1
-            self.queue.waiting[num].room += 1
+            waiting.most = self.rooms[num] + job.on_workers
             self.look(num)
 
     def move(self) -> None:
@@ -129,15 +136,17 @@ class Model:
         lines = [line for line in self.queue.groups.values() if line.jobs]
         if lines:
             line = self.chance.choice(lines)
-            if self.chance.random() < 0.5:
-                num, number = line.jobs[0], min(self.numbers[line.jobs[0]])
-                assert self.queue.place_first(line) == (num, number)
-                stays = num in line.jobs
-            else:
-                num = self.chance.choice(line.jobs)
-                number = min(self.numbers[num])
-                assert self.queue.first(num) == number
-                stays = self.queue.place(line, num)
+            num = line.jobs[0] if self.chance.random() < 0.5 else self.chance.choice(line.jobs)
+            number = min(self.numbers[num])
+            assert self.queue.first(num) == number
+            if (job := self.jobs.get(num)) is not None:
+                if is_in(job.fresh, number):
+                    job.fresh = without(job.fresh, ((number, number),))
+                    job.rows[number] = Replica(job, number)
+                else:
+                    job.back -= 1
+                job.rows[number].state = PLACED
+            stays = self.queue.placed(line, num, 0)
             self.numbers[num].discard(number)
             if num in self.rooms:
                 self.rooms[num] -= 1

@@ -14,6 +14,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import new_job
 from moorage.scheduler.core.queue.queue import Waiting
 from moorage.scheduler.core.schedule import verdicts
 from moorage.scheduler.core.schedule.plan import SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
@@ -462,7 +463,8 @@ def test_a_cancelled_job_with_a_reservation_leaves_its_group_with_the_record() -
 
 
 def test_a_reservation_stays_when_a_lower_replica_of_its_job_comes_back() -> None:
-    waiting = Waiting(((7, 9),))
+    job = new_job(1, "t", "j", b"{}", ((7, 9),), "", 0, 1)
+    waiting = Waiting(job)
     assert waiting.first == 7
     waiting.come_back(3)
     waiting.come_back(3)

@@ -10,7 +10,6 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.errors import Problem, problem
@@ -29,7 +28,7 @@ class Changing:
         queue: Queue,
         reader: RequestReader,
         look: Callable[[Job], None],
-        let_place: Callable[[Job, int], None],
+        let_place: Callable[[Job], None],
     ) -> None:
         self._state = state
         self._queue = queue
@@ -92,9 +91,8 @@ class Changing:
         why = ", ".join(said)
         why = f"{why}: {event.asked.reason}" if event.asked.reason else why
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
-        bound = most_of(job, wanted)
-        if most >= 0 and job.size > 1 and bound is not None:
-            self._let_place(job, bound - job.on_workers)
+        if most >= 0 and job.size > 1:
+            self._let_place(job)
         if priority != had:
             self._queue.leave(job.num, (had, self._reader.shape_of(job), job.tenant))
             draft.reprioritized.add(job.num)

@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
 from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica, State
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.memo import Memo
-from moorage.schemas.ranges import both, count_of
+from moorage.schemas.ranges import count_of
 
 #: the most shapes whose rate is cached; beyond it the cache is emptied
 RATES_MAX: Final = 16_384
@@ -209,10 +209,7 @@ class QueueOrder:
         if waiting is None:
             replica = job.rows.get(0)
             return bool(job.fresh) if replica is None else self._is_due(replica)
-        if waiting.fresh != job.fresh:
-            waiting.fresh = both(waiting.fresh, job.fresh)  # some may end in this record
-        while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(back)):
-            del waiting.back[0]
+        waiting.prune(self.state.time_ms)  # some may end in this record
         return waiting.may_any
 
     def to_place(self, num: int, most: int) -> int:

@@ -14,11 +14,13 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import Member
-from moorage.schemas.ranges import Ranges, count_of, is_in
+from moorage.scheduler.core.ledger.state import QUEUED, Job, Member
+from moorage.schemas.ranges import NOTHING, Ranges, count_of, is_in
 
 #: how many replicas a job may place that has no bound of its own
 UNBOUNDED: Final = 1 << 30
+#: with so many replicas of a job that came back at once, no new one is placed until some of them have been
+BACK_MAX: Final = 1_000
 #: each time that so many jobs of a group have ended, some while queued, a part of the group is cleared of such jobs
 SPARE: Final = 1_000
 PART: Final = 8_192
@@ -66,14 +68,28 @@ class Group:
 
 
 class Waiting:
-    """What a job of several replicas may place: the replicas that wait, and how many of them may start now."""
+    """What a job of several replicas may place: those that were never placed, and those of `back`.
 
-    __slots__ = ("back", "fresh", "room")
+    All but `back` is read from the job's row, so it follows each step of a record at once.
+    """
 
-    def __init__(self, fresh: Ranges, back: Iterable[int] = (), room: int = UNBOUNDED) -> None:
-        self.fresh = fresh  # those that were never placed
-        self.back = list(back)  # those that came back, and whose pause is over; ascending
-        self.room = room
+    __slots__ = ("back", "is_full", "job", "most")
+
+    def __init__(self, job: Job, back: Iterable[int] = (), most: int | None = None) -> None:
+        self.job = job
+        self.back = list(back)  # numbers of the replicas that came back, and whose pause is over; ascending
+        self.most = most  # how many may be on workers at once; None for all
+        self.is_full = self.room <= 0  # when `opens` was asked last
+
+    @property
+    def fresh(self) -> Ranges:
+        """The replicas that were never placed, and may be."""
+        return NOTHING if self.job.back >= BACK_MAX else self.job.fresh
+
+    @property
+    def room(self) -> int:
+        """How many more replicas may be on workers."""
+        return UNBOUNDED if self.most is None else self.most - self.job.on_workers
 
     @property
     def count(self) -> int:
@@ -96,15 +112,16 @@ class Waiting:
         back, fresh = self.back, self.fresh
         return back[0] if back and (not fresh or back[0] < fresh[0][0]) else fresh[0][0]
 
-    def take(self) -> int:
-        """Remove the first replica, which is placed; return its number."""
-        back, fresh = self.back, self.fresh
-        self.room -= 1
-        if back and (not fresh or back[0] < fresh[0][0]):
-            return back.pop(0)
-        first, last = fresh[0]
-        self.fresh = ((first + 1, last), *fresh[1:]) if first < last else fresh[1:]
-        return first
+    def opens(self) -> bool:
+        """Return whether the job may place replicas, and could place none when this was asked last."""
+        was_full, self.is_full = self.is_full, self.room <= 0
+        return was_full and not self.is_full
+
+    def prune(self, time_ms: int) -> None:
+        """Let the first of those that came back be one that still waits: others were placed, or have ended."""
+        back, rows = self.back, self.job.rows
+        while back and ((row := rows.get(back[0])) is None or row.state != QUEUED or row.not_before > time_ms):
+            del back[0]
 
     def come_back(self, number: int) -> None:
         """Put in a replica that came back, once its pause is over."""
@@ -199,26 +216,18 @@ class Queue:
         waiting = self.waiting.get(num)
         return 0 if waiting is None else waiting.first
 
-    def place_first(self, group: Group) -> tuple[int, int]:
-        """Take out the first replica of a group, which is placed; return the numbers of its job and its own."""
-        jobs = group.jobs
-        num = jobs[0]
-        waiting = self.waiting.get(num)
-        if waiting is None:
-            return jobs.popleft(), 0
-        number = waiting.take()
-        if not waiting.may_any:
-            jobs.popleft()
-        return num, number
-
-    def place(self, group: Group, num: int) -> bool:
-        """Take out the next replica of a job, which is placed; return whether the job stays in its group."""
-        waiting = self.waiting.get(num)
+    def placed(self, group: Group, num: int, time_ms: int) -> bool:
+        """Take out the replica of a job that was placed just now; return whether the job stays in its group."""
+        waiting, jobs = self.waiting.get(num), group.jobs
         if waiting is not None:
-            waiting.take()
+            if waiting.back:
+                waiting.prune(time_ms)
             if waiting.may_any:
                 return True
-        del group.jobs[bisect_left(group.jobs, num)]
+        if jobs[0] == num:
+            jobs.popleft()
+        else:
+            del jobs[bisect_left(jobs, num)]
         return False
 
     def ended(self, kind: Kind, is_live: Callable[[int], bool]) -> None:

@@ -43,7 +43,7 @@ class Backfilling:
                 if self._order.kept_from(draft, num, shape):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
-            if self._order.queue.place(group, num):
+            if self._order.queue.placed(group, num, draft.time_ms):
                 tried.appendleft(num)
             placed += shape.together
             room -= need

@@ -388,7 +388,7 @@ class Planner:
         excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
         choice = self.placing.place(draft, group.shape, group.jobs[0], excluded)
         if choice is not None:
-            self.queue.place_first(group)
+            self.queue.placed(group, group.jobs[0], draft.time_ms)
         return choice
 
     def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import Final
 
 from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
@@ -20,7 +19,7 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
-from moorage.scheduler.core.queue.queue import UNBOUNDED, Waiting
+from moorage.scheduler.core.queue.queue import Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
@@ -28,11 +27,8 @@ from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX, Durati
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import NOTHING, ONE
+from moorage.schemas.ranges import ONE
 from moorage.schemas.reasons import Reason
-
-#: with so many replicas of a job that came back at once, no new one is placed until some of them have been
-BACK_MAX: Final = 1_000
 
 
 def _full_until_ms(job: Job, most: int) -> int:
@@ -51,12 +47,6 @@ def _full_until_ms(job: Job, most: int) -> int:
 def _most(job: Job, request: Request) -> int | None:
     """Return how many replicas of a job of several, or of a service, may run at once; None for all of them."""
     return most_of(job, request) if job.size > 1 or job.scaled is not None or request.scale is not None else None
-
-
-def _room(job: Job, request: Request) -> int:
-    """Return how many more replicas a job may place now."""
-    most = _most(job, request)
-    return UNBOUNDED if most is None else most - job.on_workers
 
 
 class Indexing:
@@ -175,8 +165,7 @@ class Indexing:
         """Note for the queue what of a job waits."""
         rows = job.rows.values() if job.back else ()
         due = (row.index for row in rows if row.state == QUEUED and row.not_before <= self.state.time_ms)
-        fresh = NOTHING if job.back >= BACK_MAX else job.fresh
-        waiting = self.queue.waiting[job.num] = Waiting(fresh, sorted(due), _room(job, request))
+        waiting = self.queue.waiting[job.num] = Waiting(job, sorted(due), _most(job, request))
         return waiting
 
     def stands(self, job: Job) -> Reason | None:
@@ -211,32 +200,26 @@ class Indexing:
         if job.over:
             del self.queue.waiting[job.num]
             return
-        could = waiting.may_any
-        waiting.fresh = NOTHING if job.back >= BACK_MAX else job.fresh
         if waiting.back:
             rows = job.rows
             waiting.back = [n for n in waiting.back if (row := rows.get(n)) is not None and row.state == QUEUED]
-        room = _room(job, self.requests.request_of(job))
-        if waiting.room <= 0 < room:
-            job.since_ms = self.state.time_ms
-        waiting.room = room
-        if not (could and waiting.may_any):  # `waits` may have dropped what ended, and left the job in its group
-            self.look(job)
+        self.let_place(job)
 
-    def let_place(self, job: Job, room: int) -> None:
-        """Let a job of several replicas place so many more; if it could place none, it waits from now on."""
+    def let_place(self, job: Job) -> None:
+        """Let a job of several replicas place as many as it may; if it could place none, it waits from now on."""
         waiting = self.queue.waiting.get(job.num)
         if waiting is None:
             return  # it waits for other jobs
-        if waiting.room <= 0 < room:
+        waiting.most = _most(job, self.requests.request_of(job))
+        if waiting.opens():
             job.since_ms = self.state.time_ms
-        waiting.room = room
         self.look(job)
 
     def let_have(self, job: Job, wanted: int) -> None:
         """Let a service have this many members from now on: more may start with the record that says so."""
         waiting = self.queue.waiting.get(job.num) or self._note(job, self.requests.request_of(job))
-        waiting.room = wanted + (job.relocating is not None) - job.on_workers
+        waiting.most = wanted + (job.relocating is not None)
+        waiting.opens()
         self.look(job)
 
     def let_follow(self, draft: Draft) -> None:
@@ -245,10 +228,8 @@ class Indexing:
         With the next record others would have what these have left.
         """
         several = self.queue.waiting
-        for job in [job for num, job in draft.changed.items() if num in several and several[num].room < UNBOUNDED]:
-            room = _room(job, self.requests.request_of(job))
-            if room != several[job.num].room:
-                self.let_place(job, room)
+        for job in [job for num, job in draft.changed.items() if num in several and several[num].most is not None]:
+            self.let_place(job)
 
     def enter_more(self, job: Job) -> None:
         """Let a replica wait that a job has got beyond those of its request, with the record just folded."""

@@ -168,8 +168,9 @@ class Placing:
         masks = self._again(choice, shape, min(most, draft.steps_left))
         self.choices += bool(masks)
         for mask, group in zip(masks, turns, strict=False):
-            self.num, number = order.queue.place_first(group)
-            draft.placed(self.num, number, host.worker.num, mask, mode)
+            self.num = num = group.jobs[0]
+            draft.placed(num, order.queue.first(num), host.worker.num, mask, mode)
+            order.queue.placed(group, num, draft.time_ms)
             taken += 1
         self.num = -1
         if taken:
