@@ -32,6 +32,7 @@ class Orders:
     def __init__(self, violated: Callable[[str], None]) -> None:
         self._violated = violated
         self._cancelled: dict[tuple[str, str], int] = {}  # job -> the record with which its cancel was answered
+        self._lifted = set[tuple[str, str]]()
         self._from_seq = 0  # the ledger's first record: what was answered with an older one is of another ledger
         self._closed: dict[int, _Closed] = {}
         self._held: set[int] = set()
@@ -40,11 +41,12 @@ class Orders:
 
     def cancelled(self, tenant: str, job: str, ledger: int) -> None:
         """A caller was told that a job is cancelled, by that record."""
-        if ledger >= self._from_seq:
+        if ledger >= self._from_seq and (tenant, job) not in self._lifted:
             self._cancelled.setdefault((tenant, job), ledger)
 
     def uncancelled(self, tenant: str, job: str) -> None:
-        """A caller lifted the cancel of an unknown job, now or before: it may run."""
+        """A caller asks to lift the cancel of an unknown job: from now on it may run, or be cancelled."""
+        self._lifted.add((tenant, job))
         self._cancelled.pop((tenant, job), None)
 
     def restored(self, taken_seq: int, from_seq: int) -> None:
