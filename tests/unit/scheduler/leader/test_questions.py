@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -100,33 +101,38 @@ async def test_an_answer_longer_than_allowed_is_a_failure_and_not_a_part(
 
 async def test_the_plans_of_one_tenant_leave_room_for_another_whose_turn_is_next() -> None:
     """A tenant that asked without pause had all places, and others were refused for as long."""
-    children, order = Children(), list[str]()
+    children, told_of = Children(), Counter[str]()
     over = asyncio.Event()
-    holding, held = os.pipe()  # in the first children `os.read` ends once nobody holds the other end
+    firsts, others = os.pipe(), os.pipe()  # `os.read` ends in a child once nobody holds the other end
 
-    def waits() -> bytes:
-        os.close(held)
-        return os.read(holding, 1) or b"-"
+    def until_closed(pipe: tuple[int, int]) -> Callable[[], bytes]:
+        def waits() -> bytes:
+            os.close(pipe[1])
+            return os.read(pipe[0], 1) or b"-"
+
+        return waits
 
     def told(name: str) -> Callable[[bytes | None], None]:
         def tell(_: bytes | None) -> None:
-            order.append(name)
-            if len(order) == child.CHILDREN_MAX + child.WAITING_MAX_TENANT + 1:
+            told_of[name] += 1
+            if name == "u":
+                os.close(others[1])  # the tenant's others wait for this
+            if told_of.total() == child.CHILDREN_MAX + child.WAITING_MAX_TENANT + 1:
                 over.set()
 
         return tell
 
     for _ in range(child.CHILDREN_MAX):
-        assert children.ask(waits, told("first"), "t")
+        assert children.ask(until_closed(firsts), told("first"), "t")
     for _ in range(child.WAITING_MAX_TENANT):
-        assert children.ask(lambda: b"-", told("t"), "t")
+        assert children.ask(until_closed(others), told("t"), "t")
     assert not children.ask(lambda: b"-", told("t"), "t")
     assert children.ask(lambda: b"-", told("u"), "u")
-    os.close(held)
+    os.close(firsts[1])
     async with asyncio.timeout(60):
         await over.wait()
-    os.close(holding)
-    assert order.index("u") <= child.CHILDREN_MAX + 2
+    os.close(firsts[0])
+    os.close(others[0])
     children.close()
 
 
