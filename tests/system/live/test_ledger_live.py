@@ -473,6 +473,23 @@ async def test_a_chunk_that_nobody_listens_to_yet_is_sent_again(nats_server: Ser
         assert (await here.snapshots.read(name, digest)).seq == 0
 
 
+async def test_a_leader_that_was_deposed_removes_no_snapshot_of_its_successor(nats_server: Server, unique: str) -> None:
+    """It had read which snapshots there are before its purge, and took the newest one for an old one."""
+    async with desk(nats_server, unique) as here:
+        await here.snapshots.ensure()
+        names = [(await here.snapshots.write(State()))[0] for _ in range(4)]
+        await here.snapshots.purge_older(names[2], names[1])
+
+        async def there() -> set[str]:
+            info = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
+            return {subject.rpartition(".")[2] for subject in info.subjects}
+
+        assert await there() == set(names[1:]), "the first is older, and the last one the successor's"
+        await here.js.purge(here.subjects.snapshot_stream, subject=here.subjects.snapshot(names[2]))
+        await here.snapshots.purge_older(names[2], names[3])
+        assert await there() == {names[1], names[3]}, "nothing goes while the newest that counts is missing"
+
+
 async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -485,7 +502,7 @@ async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server:
         await one.append("tail")
         assert one.state.snapshot_before == names[1]
         assert await one.ledger.purge_below(names[1][1] + 1) > 0
-        await here.snapshots.purge_all_but({names[1][0], names[2][0]})
+        await here.snapshots.purge_older(names[2][0], names[1][0])
         kept = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
         assert {subject.rpartition(".")[2] for subject in kept.subjects} == {names[1][0], names[2][0]}
 

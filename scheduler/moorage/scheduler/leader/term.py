@@ -514,7 +514,7 @@ class Term:
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
             try:
-                await self._shorten(taken)
+                await self._shorten()
             except BusError as error:
                 log.warning("old records of the ledger cannot be deleted now: %s", error)
             newest, _ = self._recorded_snapshots
@@ -535,12 +535,11 @@ class Term:
                     self.engine.offer(taken)
                     self._wake()
 
-    async def _shorten(self, taken: SnapshotTaken | None) -> None:
+    async def _shorten(self) -> None:
         """Delete the records before the last snapshot but one, and the snapshots before it. Raises `BusError`.
 
         Only snapshots that acknowledged records name count: a record in flight may wait for the room that this makes.
-        `taken` stays, whose record may be in flight. Records that the follower of the ledger may read again stay, until
-        the ledger is half full or takes no record.
+        Records that the follower of the ledger may read again stay, until the ledger is half full or takes no record.
         """
         ledger, (newest, before) = self._scheduler.ledger, self._recorded_snapshots
         if newest is None or before is None:
@@ -553,8 +552,7 @@ class Term:
             self._purged_through = through
             log.info("snapshot %s counts; the ledger begins behind record %d", newest[0], through)
         if newest[0] != self._purged_but:
-            kept = {newest[0], before[0]} | ({taken.name} if taken is not None else set())
-            await self._scheduler.snapshots.purge_all_but(kept)
+            await self._scheduler.snapshots.purge_older(newest[0], before[0])
             self._purged_but = newest[0]
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:

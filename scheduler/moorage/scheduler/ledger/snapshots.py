@@ -96,12 +96,20 @@ class Snapshots:
             raise BadSnapshot(f"snapshot {name} has {len(data)} bytes that are not those the ledger names")
         return load(data)
 
-    async def purge_all_but(self, names: set[str]) -> None:
-        """Remove the chunks of all snapshots but these."""
-        info = await self._js.stream_info(self._subjects.snapshot_stream, self._subjects.snapshot_all)
+    async def purge_older(self, newest: str, before: str) -> None:
+        """Remove the chunks that were written before those of the snapshot `newest`, but for the snapshot `before`.
+
+        What was written behind `newest` stays: a leader that is deposed, and does not know it yet, must not remove its
+        successor's. Nothing is removed while `newest` is missing.
+        """
+        stream, subjects = self._subjects.snapshot_stream, self._subjects
+        last = await self._js.get_last(stream, subjects.snapshot(newest))
+        if last is None:
+            return
+        info = await self._js.stream_info(stream, subjects.snapshot_all)
         for subject in info.subjects:
-            if subject.rpartition(".")[2] not in names:
-                await self._js.purge(self._subjects.snapshot_stream, subject=subject)
+            if subject not in (subjects.snapshot(newest), subjects.snapshot(before)):
+                await self._js.purge(stream, subject=subject, below_seq=last.seq)
 
 
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
