@@ -157,7 +157,7 @@ BOUNDS: Final = (
     # calls of a warm service
     *(
         _least("calls", f"calls / Ray's actors, {number} calls/s", first).lowered(must, CALL)
-        for number, first, must in ((1, 3, 1.2), (8, 5, 1.9), (64, 5, 2.3), (256, 5, 2.5))
+        for number, first, must in ((1, 3, 1.2), (8, 5, 1.9), (64, 5, 3.0), (256, 5, 3.5))
     ),
     *(
         _most("calls", f"calls / Ray's actors, {number} p50 ms", 0.5).lowered(must, CALL)
