@@ -243,9 +243,10 @@ class QueueReader:
             except BaseException:
                 self._refused.put_nowait((tenant, message, problem, evidence))  # for the next run
                 raise
-            self._unburied[tenant].discard(message.seq)
-            if not self._unburied[tenant]:
-                del self._unburied[tenant]
+            left = self._unburied.get(tenant, set())  # a tenant's former stream may have had the same sequence
+            left.discard(message.seq)
+            if not left:
+                self._unburied.pop(tenant, None)
 
     async def _bury_left(self) -> None:
         """Have dead letters stored that an earlier leader may not have stored."""
