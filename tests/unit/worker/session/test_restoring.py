@@ -25,3 +25,14 @@ def test_a_member_that_had_ended_and_whose_memory_stayed_is_looked_at_again_and_
     assert [(member.name, *rest) for member, *rest in found.held] == [(NAME, "exited", -9, "end")]
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], (), {NAME: end})
     assert (found.held, found.withdrawn) == ([], [NAME])
+
+
+def test_what_no_driver_has_any_more_may_have_left_memory_on_its_whole_devices() -> None:
+    """An agent that ended it as it restored may have been killed before it could join: its journal says nothing."""
+    other = ("acme", "j", 1, 1, 7)
+    shared = Place(*other, [1], "mps", False, PLACE.body)
+    found = match({NAME: PLACE, other: shared}, {}, ["kubernetes"], 0.0, [0, 1])
+    assert (found.withdrawn, found.left) == ([NAME, other], {0})
+    taken = Place(*other, [0], "exclusive", True, PLACE.body)
+    found = match({NAME: PLACE, other: taken}, {}, ["kubernetes"], 0.0, [0])
+    assert ([member.name for member, *_ in found.held], found.withdrawn, found.left) == ([other], [NAME], set())

@@ -23,10 +23,11 @@ UNREADABLE: Final = "this release cannot read its request, or lacks its driver"
 class Found:
     """What was found: members that are taken over, and others that must end or were never started.
 
-    `held` are the members that are taken over, with phase, exit code and reason. `withdrawn` are in the journal, but
-    never started. `strays` run, but are not in the journal or must end. `must_end` says why, of those in the journal;
-    `left` are their slots, whose devices may still have their memory, and `facts` report their ends, for the join that
-    follows once they have ended.
+    `held` are the members that are taken over, with phase, exit code and reason. `withdrawn` are in the journal, and no
+    driver has them: they never started, or an agent ended them as it restored, and was killed before it could join.
+    `strays` run, but are not in the journal or must end. `must_end` says why, of those in the journal, and `facts`
+    report their ends, for the join that follows once they have ended. `left` are the slots of all that were on a whole
+    device and are not held: it may still have their memory.
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
@@ -73,8 +74,6 @@ def match(
         same_devices = set(place.slots) <= set(same)
         if alive is not None and alive.phase != "refused" and (member is None or not same_devices):
             found.must_end[name] = MOVED if member is not None else UNREADABLE
-            if place.mode == "exclusive":
-                found.left |= set(place.slots)
             code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
             found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]
         elif member is None:
@@ -90,7 +89,10 @@ def match(
         elif place.hold and same_devices:
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
         else:
-            found.withdrawn.append(name)  # the driver never got it
+            found.withdrawn.append(name)
+    over = [places[name] for name in (*found.must_end, *found.withdrawn)]
+    found.left = {slot for place in over if place.mode == "exclusive" for slot in place.slots}
+    found.left -= {slot for member, *_ in found.held for slot in member.slots}
     return found
 
 
