@@ -143,20 +143,35 @@ async def closing(cluster: Cluster) -> AsyncIterator[Cluster]:
         await cluster.close()
 
 
+async def cancelled_as_it_is_created(server: BadServer, driver: KubernetesDriver) -> asyncio.Event:
+    """Start a job and cancel it; the request for its pod is lost on the way back, and carried out once this is set."""
+    late = server.late = asyncio.Event()
+    driver.start([Assignment(NAME, Request(run=Run("kubernetes", ["train"], image="trainer:1")), [], "none")])
+    await server.posted.wait()
+    driver.end(NAME, 1.0, "cancelled")
+    server.cut.set()
+    return late
+
+
+def adds_pod(server: BadServer, driver: KubernetesDriver, status: dict[str, Any]) -> str:
+    """Let the watch tell of a pod of this worker; return its name."""
+    name = pod_name(driver._owner, NAME)
+    notes = {MEMBER: msgspec.json.encode(NAME).decode()}
+    metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
+    server.added.put_nowait({"metadata": metadata, "status": status})
+    return name
+
+
 async def test_a_pod_that_may_still_be_created_is_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is cancelled while the request for its pod is lost on the way back: the API server carries it out."""
     monkeypatch.setattr(kubernetes_driver, "RETRY_S", 0.01)
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, events):
-        server.late = asyncio.Event()
-        driver.start([Assignment(NAME, Request(run=Run("kubernetes", ["train"], image="trainer:1")), [], "none")])
-        await server.posted.wait()
-        driver.end(NAME, 1.0, "cancelled")
-        server.cut.set()
+        late = await cancelled_as_it_is_created(server, driver)
         looks = f"GET pods/{pod_name(driver._owner, NAME)}"
         await until(lambda: events or server.asked.count(looks) >= 3, what="looks for the pod")
         assert events == [], "an end was reported of a pod that may still come"
         before = len(server.asked)
-        server.late.set()
+        late.set()
         await until(lambda: looks.replace("GET", "DELETE") in server.asked[before:], what="the removal of the late pod")
         assert events == [], "the kubelet has not said that it is over"
 
@@ -167,11 +182,7 @@ async def test_a_pod_whose_creation_was_given_up_by_all_is_reported(
     monkeypatch.setattr(kubernetes_driver, "RETRY_S", 0.01)
     monkeypatch.setattr(kubernetes_driver, "LATE_S", 0.05)
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, events):
-        server.late = asyncio.Event()
-        driver.start([Assignment(NAME, Request(run=Run("kubernetes", ["train"], image="trainer:1")), [], "none")])
-        await server.posted.wait()
-        driver.end(NAME, 1.0, "cancelled")
-        server.cut.set()
+        await cancelled_as_it_is_created(server, driver)
         [ended] = await until(lambda: events, what="its end")
         assert ended.items == [(NAME, -9, "end")]
 
@@ -179,10 +190,7 @@ async def test_a_pod_whose_creation_was_given_up_by_all_is_reported(
 async def test_a_pod_that_comes_after_its_agent_was_killed_is_removed(tmp_path: Path) -> None:
     """That one has sent the request and got no answer; the next agent has listed the pods before."""
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, events):
-        name = pod_name(driver._owner, NAME)
-        notes = {MEMBER: msgspec.json.encode(NAME).decode()}
-        metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
-        server.added.put_nowait({"metadata": metadata, "status": {"phase": "Pending"}})
+        name = adds_pod(server, driver, {"phase": "Pending"})
         await until(lambda: f"DELETE pods/{name}" in server.asked, what="the removal of the pod")
         assert server.asked.index(f"PATCH pods/{name}") < server.asked.index(f"DELETE pods/{name}")
         assert events == []
@@ -190,11 +198,8 @@ async def test_a_pod_that_comes_after_its_agent_was_killed_is_removed(tmp_path: 
 
 async def test_a_pod_of_a_member_whose_end_is_told_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, _):
-        name = pod_name(driver._owner, NAME)
-        notes = {MEMBER: msgspec.json.encode(NAME).decode()}
         ended = {"name": "job", "containerID": "c://1", "state": {"terminated": {"exitCode": 0}}}
-        metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
-        server.added.put_nowait({"metadata": metadata, "status": {"containerStatuses": [ended]}})
+        name = adds_pod(server, driver, {"containerStatuses": [ended]})
         await until(lambda: server.pods, what="the pod is told")
         for _ in range(5):
             await driver._cluster.get("pods", "any")

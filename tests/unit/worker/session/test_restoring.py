@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Fact, Place
+from moorage.worker.drivers.base import Living
 from moorage.worker.session.restoring import match
 
 NAME = ("acme", "j", 0, 1, 7)
@@ -36,3 +39,6 @@ def test_what_no_driver_has_any_more_may_have_left_memory_on_its_whole_devices()
     taken = Place(*other, [0], "exclusive", True, PLACE.body)
     found = match({NAME: PLACE, other: taken}, {}, ["kubernetes"], 0.0, [0])
     assert ([member.name for member, *_ in found.held], found.withdrawn, found.left) == ([other], [NAME], set())
+    frozen = {other: (cast(Any, None), Living(other, "running", frozen=True))}
+    found = match({NAME: PLACE, other: taken}, frozen, ["kubernetes"], 0.0, [0])
+    assert ([member.frozen for member, *_ in found.held], found.left) == ([True], {0}), "it is not on the device now"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -26,7 +26,7 @@ class Found:
     `held` are the members that are taken over, with phase, exit code and reason. `withdrawn` are in the journal, and no
     driver has them: they never started, or an agent ended them as it restored, and was killed before it could join.
     `strays` run, but are not in the journal or must end. `must_end` says why, of those in the journal, and `facts`
-    report their ends, for the join that follows once they have ended. `left` are the slots of all that were on a whole
+    report their ends, for the join that follows once they have ended. `left` are the slots of those that had a whole
     device and are not held: it may still have their memory.
     """
 
@@ -90,10 +90,14 @@ def match(
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
         else:
             found.withdrawn.append(name)
-    over = [places[name] for name in (*found.must_end, *found.withdrawn)]
-    found.left = {slot for place in over if place.mode == "exclusive" for slot in place.slots}
-    found.left -= {slot for member, *_ in found.held for slot in member.slots}
+    used = {slot for member, *_ in found.held if not member.frozen for slot in member.slots}
+    found.left = _whole_slots(places, found.must_end) | (_whole_slots(places, found.withdrawn) - used)
     return found
+
+
+def _whole_slots(places: Mapping[AttemptName, Place], names: Iterable[AttemptName]) -> set[int]:
+    """Return the slots that these members did not share."""
+    return {slot for name in names if places[name].mode == "exclusive" for slot in places[name].slots}
 
 
 def _member_of(name: AttemptName, place: Place, now: float, drivers: Collection[str]) -> Member | None:
