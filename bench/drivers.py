@@ -27,7 +27,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.docker import Docker
 from moorage.worker.drivers.container.engine import Engine
 from moorage.worker.drivers.container.podman import Libpod
-from moorage.worker.session.member_messages import Ended, NotStarted, StartFailed
+from moorage.worker.session.attempt_messages import Ended, NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.podmans import podman_home, why_no_podman
@@ -39,7 +39,7 @@ from tests.waiting import NeverHappened, until
 Way = Callable[[int], Awaitable[None]]
 
 PROGRAM: Final = ("sh", "-c", ":")
-#: how long a member may take to its reported end
+#: how long an attempt may take to its reported end
 ENDED_S: Final = 120.0
 #: an agent of its own process that starts one container after the other, until it is killed
 AGENT = """
@@ -104,14 +104,14 @@ async def by_driver(rig: Rig | podman.Rig, job: str) -> None:
 
 
 async def ended_well(rig: Rig | podman.Rig, name: AttemptName) -> None:
-    """Return once a member has ended with code 0. Raises SystemExit with what was reported in its place."""
+    """Return once an attempt has ended with code 0. Raises SystemExit with what was reported in its place."""
     found = await ended(rig, name)
     if found != (name, 0, "exit"):
         raise SystemExit(f"the driver {rig.driver.name} reported {found}")
 
 
 async def ended(rig: Rig | podman.Rig, name: AttemptName) -> Any:
-    """Return how a member ended. Raises SystemExit where the driver reports no end within ENDED_S."""
+    """Return how an attempt ended. Raises SystemExit where the driver reports no end within ENDED_S."""
     kinds = (Ended, NotStarted, StartFailed)
     due_s = time.monotonic() + ENDED_S
     while time.monotonic() < due_s:
@@ -210,7 +210,7 @@ async def kills(kind: Kind, folder: Path, count: int) -> None:
         with contextlib.suppress(NeverHappened):
             await until(lambda: kind.containers() == [], deadline_s=120)
     orphans = len(kind.containers())
-    print(f"{kind.name}, {count} agents killed: {adopted} members were left to the last one, {orphans} orphans")
+    print(f"{kind.name}, {count} agents killed: {adopted} attempts were left to the last one, {orphans} orphans")
 
 
 async def main(rounds: int, containers: int, count: int) -> None:

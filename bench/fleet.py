@@ -1,7 +1,7 @@
 """A fleet of simulated workers as a process, for measurements: `fleet.py URL STATE 256x8xH100 noop`.
 
-The production agents and drivers; beside them only a note of when each member was started, asked for on `bench.starts`.
-The name of a measured job ends in the monotonic microseconds at which it was submitted.
+The production agents and drivers; beside them only a note of when each attempt was started, asked for on
+`bench.starts`. The name of a measured job ends in the monotonic microseconds at which it was submitted.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ async def main() -> None:
     watches: list[Watch] = []
     async with AsyncClient(url, tenant=tenant, timeout=60.0) as moorage:
         for name in (f"{prefix}-{number}" for number in range(int(count))):
-            events = "tenant" if moorage._wire._stories.is_crowded and "own" not in how else "job"
+            events = "tenant" if moorage._wire._histories.is_crowded and "own" not in how else "job"
             request = moorage.request((), job=name, fields={"driver": "noop", "events": events})
-            watches.append(Watch(moorage._wire._stories, name, to_submit=request, output="output" in how))
+            watches.append(Watch(moorage._wire._histories, name, to_submit=request, output="output" in how))
             await watches[-1].open()
         print("ready", flush=True)
         print("over", sum(await asyncio.gather(*(followed(watch) for watch in watches))), flush=True)

@@ -1,6 +1,6 @@
 """`python bench/steps.py`: the scheduler's CPU µs a job by step, on one core and without a socket.
 
-The production intake, engine and outgoing frames; between them the workers of a simulated fleet, whose facts of one
+The production intake, engine and outgoing frames; between them the workers of a simulated fleet, whose reports of one
 record come before the next, as the agents send them. Only what the scheduler does is timed, and every round is scaled
 by a measuring stick beside it, so that a busy machine shows about the same figures as a quiet one.
 """
@@ -38,7 +38,7 @@ from moorage.scheduler.leader import outgoing  # noqa: E402
 from moorage.scheduler.leader.gc_schedule import GcSchedule  # noqa: E402
 from moorage.scheduler.leader.intake import Intake  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402
-from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Hello, Join, Joined, Renew, Wanted  # noqa: E402
+from moorage.schemas.frames import Device, Hello, Join, Joined, Renew, Report, ReportFrame, ReportKind, Wanted  # noqa: E402
 from moorage.schemas.subjects import Subjects  # noqa: E402
 
 SUBJECTS = Subjects()
@@ -46,8 +46,8 @@ LEADER = 7
 IN_FLIGHT = 500
 MANY = 10_000
 BURST = 1_000
-#: as an agent with the driver noop tells of its members
-FACTS: tuple[FactKind, ...] = ("ran", "freed")
+#: as an agent with the driver noop tells of its attempts
+REPORTS: tuple[ReportKind, ...] = ("ran", "freed")
 #: jobs a round
 JOBS = {"endpoint": 4_000, "many": MANY}
 #: what a stick takes on the quiet machine; every round is scaled by the sticks beside it
@@ -125,7 +125,7 @@ class Bench:
         self.made = 0
         self.body = BODY
         self.steps = Steps()
-        self._facts: list[Delivery] = []
+        self._reports: list[Delivery] = []
         self._send = self._outgoing
         for number in range(workers):
             self._join(f"w{number}", gpus)
@@ -147,7 +147,7 @@ class Bench:
 
     def _say(self, worker: str, verb: str, frame: Any) -> None:
         reply = f"_INBOX.fleet.{worker}.{verb}"
-        self._facts.append(Delivery(SUBJECTS.worker(worker, verb), reply, encode(frame, json=False)))
+        self._reports.append(Delivery(SUBJECTS.worker(worker, verb), reply, encode(frame, json=False)))
 
     def _outgoing(self, outputs: Any, seq: int) -> list[Any]:
         return outgoing.messages_of(outputs, SUBJECTS, seq, lambda reply, answer: False, 1 << 20)
@@ -155,9 +155,9 @@ class Bench:
     def measure(self) -> None:
         """From here on every step is timed."""
         steps, engine = self.steps, self.engine
-        steps.wrap(self.intake, "_from_worker", "facts: decode")
+        steps.wrap(self.intake, "_from_worker", "reports: decode")
         steps.wrap(self.intake, "drain", "requests: decode, check, shape")
-        steps.wrap(engine, "_from_worker", "facts: policy and draft")
+        steps.wrap(engine, "_from_worker", "reports: policy and draft")
         steps.wrap(engine, "_take_submits", "admission, accept, queue")
         steps.wrap(engine.planner, "plan", "rank and place")
         steps.wrap(engine.retention, "compact", "compaction: digest")
@@ -177,9 +177,9 @@ class Bench:
     def turn(self, requests: list[Delivery]) -> None:
         """What came, one record, what leaves; then the workers do what they are told."""
         self.now += 3
-        for delivery in (*self._facts, *requests):
+        for delivery in (*self._reports, *requests):
             self.intake.put(delivery)
-        self._facts = []
+        self._reports = []
         drained = False
         while not drained:
             with self.pauses:
@@ -210,12 +210,12 @@ class Bench:
                 self._obey(_decode_wanted(payload))
 
     def _obey(self, frame: Wanted) -> None:
-        facts: list[Fact] = []
+        reports: list[Report] = []
         for place in frame.place:
             name = place.tenant, place.job, place.replica, place.attempt, place.fence
-            facts += [Fact(kind, *name, 0, "exit" if kind == "ran" else "") for kind in FACTS]
+            reports += [Report(kind, *name, 0, "exit" if kind == "ran" else "") for kind in REPORTS]
         number = self.numbers[frame.worker] = self.numbers.get(frame.worker, 0) + 1
-        self._say(frame.worker, "fact", FactFrame(frame.session, number, facts))
+        self._say(frame.worker, "fact", ReportFrame(frame.session, number, reports))
 
     def endpoint(self, jobs: int) -> None:
         """`IN_FLIGHT` callers, each sending its next request once the one before is answered."""

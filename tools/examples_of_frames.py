@@ -33,7 +33,7 @@ _HELLO = frames.Hello(
     memory_mib=515000,
     gpu_pool=[_DEVICE],
 )
-_MEMBER = ("vision", "train-42", 0, 1, 1729)
+_ATTEMPT = ("vision", "train-42", 0, 1, 1729)
 _SESSION = "5e55105e55105e55105e55105e55105e"
 _CHANGE = frames.Change(2, 1763625600123, 0, 1, "PLACED", "node-7", ["GPU-6f0c"], fence=1729)
 _EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
@@ -92,7 +92,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             list(STATES),
             {3: frames.HistoryWorker("node-7", {0: "GPU-6f0c"})},
             [
-                frames.Story(
+                frames.JobHistory(
                     "train-42",
                     3,
                     "CANCELLED",
@@ -122,7 +122,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     (
         "ReadLog",
         "moorage.worker.<worker>.logs",
-        frames.ReadLog(_SESSION, *_MEMBER, "process", "out", 0, 65536, 1763625660000),
+        frames.ReadLog(_SESSION, *_ATTEMPT, "process", "out", 0, 65536, 1763625660000),
     ),
     (
         "UsePage",
@@ -135,13 +135,13 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             worker="node-7",
         ),
     ),
-    ("ReadUse", "moorage.worker.<worker>.logs", frames.ReadUse(_SESSION, *_MEMBER, 4, 2)),
+    ("ReadUse", "moorage.worker.<worker>.logs", frames.ReadUse(_SESSION, *_ATTEMPT, 4, 2)),
     (
         "Rescued",
         "the data of the answer to rescue, and what a worker answers to Rescue",
         frames.Rescued(1, "rescued.train-42.0.1729", stored=True, worker="node-7"),
     ),
-    ("Rescue", "moorage.worker.<worker>.logs", frames.Rescue(_SESSION, *_MEMBER, "process", "out")),
+    ("Rescue", "moorage.worker.<worker>.logs", frames.Rescue(_SESSION, *_ATTEMPT, "process", "out")),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     (
         "Load",
@@ -226,20 +226,20 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             "b1-1700000000",
             4,
             _HELLO,
-            facts=[frames.Fact("exited", *_MEMBER, 0, "exit")],
-            holding=[frames.Held(*_MEMBER, "running")],
+            reports=[frames.Report("exited", *_ATTEMPT, 0, "exit")],
+            holding=[frames.Held(*_ATTEMPT, "running")],
         ),
     ),
     ("Joined", "the answer to join", frames.Joined(_SESSION, 4, 3, 2.0, 20.0, 5.0, "9d2e")),
     ("Goodbye", "moorage.worker.<worker>.join", frames.Goodbye(_SESSION)),
-    ("Renew", "moorage.worker.<worker>.renew", frames.Renew(_SESSION, 9, 2, 3, [frames.Held(*_MEMBER, "running")])),
+    ("Renew", "moorage.worker.<worker>.renew", frames.Renew(_SESSION, 9, 2, 3, [frames.Held(*_ATTEMPT, "running")])),
     ("Renewed", "the answer to renew", frames.Renewed(9, 3)),
     (
-        "FactFrame",
+        "ReportFrame",
         "moorage.worker.<worker>.fact",
-        frames.FactFrame(_SESSION, 3, [frames.Fact("claimed", *_MEMBER), frames.Fact("started", *_MEMBER)]),
+        frames.ReportFrame(_SESSION, 3, [frames.Report("claimed", *_ATTEMPT), frames.Report("started", *_ATTEMPT)]),
     ),
-    ("FactAck", "the answer to fact", frames.FactAck(3, 3)),
+    ("ReportAck", "the answer to fact", frames.ReportAck(3, 3)),
     (
         "Wanted",
         "moorage.worker.<worker>.wanted",
@@ -247,7 +247,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             "node-7",
             _SESSION,
             3,
-            place=[frames.Place(*_MEMBER, [0], "exclusive", False, b'{"job":"train-42","run":{"argv":["true"]}}')],
+            place=[frames.Place(*_ATTEMPT, [0], "exclusive", False, b'{"job":"train-42","run":{"argv":["true"]}}')],
             end=[frames.End("vision", "old-1", 0, 1, 1700, "cancelling", 5.0)],
         ),
     ),
@@ -271,13 +271,13 @@ PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
 )
 ROWS: Final[tuple[type[msgspec.Struct], ...]] = (
     frames.Held,
-    frames.Fact,
+    frames.Report,
     frames.Place,
     frames.Start,
     frames.End,
     frames.Finding,
     frames.Unwell,
-    frames.Story,
+    frames.JobHistory,
     frames.Moved,
 )
 #: the objects of a request, by the heading that describes each

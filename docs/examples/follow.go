@@ -27,7 +27,7 @@ type change struct {
 }
 
 // What an event says, and what `show` answers under "data".
-type story struct {
+type history struct {
 	State   string   `json:"state"`
 	Changes []change `json:"changes"`
 }
@@ -37,7 +37,7 @@ type answer struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 	Next    string `json:"next"`
-	Data    story  `json:"data"`
+	Data    history  `json:"data"`
 	// seconds after which the same bytes may be sent again; 0: never
 	RetryAfterS float64 `json:"retry_after_s"`
 }
@@ -99,7 +99,7 @@ func main() {
 	ask(nc, "submit", `{"job": "`+job+`", "gpu": {"count": 2, "model": "H100"}, "run": {"argv": ["sleep", "1"]}}`)
 
 	seen := 0
-	tell := func(told story) {
+	tell := func(told history) {
 		for _, c := range told.Changes {
 			if c.Rev > seen {
 				seen = c.Rev
@@ -113,7 +113,7 @@ func main() {
 	tell(ask(nc, "show", `{"job": "`+job+`"}`).Data)
 	for {
 		msg, err := events.NextMsg(10 * time.Second)
-		var told story
+		var told history
 		if err == nil {
 			err = json.Unmarshal(msg.Data, &told)
 		}

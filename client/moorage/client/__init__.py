@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.forward import Forward
     from moorage.client.gpus import Gpu
@@ -203,7 +203,7 @@ _HOME: Final = {
     ),
     "moorage.client.handlers": ("Progress",),
     "moorage.client.output": ("Piece",),
-    "moorage.client.follow.story": ("Result",),
+    "moorage.client.follow.job_history": ("Result",),
     "moorage.client.follow.watch": ("Watch",),
     "moorage.client.job": ("Job",),
     "moorage.client.lease": ("Lease",),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from moorage.client.admin import Admin
     from moorage.client.answers import JobList
     from moorage.client.fleet import Fleet
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
@@ -184,10 +184,10 @@ class AsyncClient:
         return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
 
     async def _submitted(self, id: str, request: Request, body: bytes) -> Job:
-        story = self._wire._expect(id)
+        history = self._wire._expect(id)
         accepted = await self._wire._ask("submit", body, decode_accepted)
         self._log_warnings(accepted)
-        return _job_class()(self._wire, id, accepted, request, story)
+        return _job_class()(self._wire, id, accepted, request, history)
 
     async def map(
         self,
@@ -299,16 +299,16 @@ class AsyncClient:
 
         await self._bring(fields)
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
-        stories = self._wire._stories
-        await stories.linger()
-        if (stories.lingers or (stories.is_crowded and not stories.is_refused)) and not _says_events(what):
+        histories = self._wire._histories
+        await histories.linger()
+        if (histories.lingers or (histories.is_crowded and not histories.is_refused)) and not _says_events(what):
             fields.setdefault("events", "tenant")
         id, request, body = self._requests.prepared(what, gpu, job, fields)
 
         async def submit() -> None:
             self._log_warnings(await self._wire._ask("submit", body, decode_accepted))
 
-        return await run(stories, id, request, submit, timeout_s)
+        return await run(histories, id, request, submit, timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -331,21 +331,21 @@ class AsyncClient:
                     raise
                 built.append(of_batch(error.problem, at))
         sent = [(request, body) for one in built if not isinstance(one, Problem) for request, body in (one,)]
-        stories = [self._wire._expect(request.job) for request, _ in sent]
-        answered = zip(sent, await self._answers_to([body for _, body in sent]), stories, strict=True)
+        histories = [self._wire._expect(request.job) for request, _ in sent]
+        answered = zip(sent, await self._answers_to([body for _, body in sent]), histories, strict=True)
         jobs: list[Job | None] = []
         problems: dict[int, Problem] = {}
         for at, one in enumerate(built):
             if isinstance(one, Problem):
                 answer: Accepted | Problem = one
             else:
-                (request, _), answer, story = next(answered)
+                (request, _), answer, history = next(answered)
             if isinstance(answer, Problem):
                 problems[at] = answer
                 jobs.append(None)
             else:
                 self._log_warnings(answer)
-                jobs.append(_job_class()(self._wire, answer.job, answer, request, story))
+                jobs.append(_job_class()(self._wire, answer.job, answer, request, history))
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
@@ -439,8 +439,8 @@ class AsyncClient:
         """
         from moorage.client.follow.watch import Watch
 
-        stories = self._wire._stories
-        return Watch(stories, self.job(job).job, output=output, past=past, tail=tail, replica=replica, notes=notes)
+        histories = self._wire._histories
+        return Watch(histories, self.job(job).job, output=output, past=past, tail=tail, replica=replica, notes=notes)
 
     async def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> AsyncIterator[Job]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
@@ -453,7 +453,7 @@ class AsyncClient:
         from moorage.client.job import handles
 
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
-        async with Gathering(self._wire._stories, self._own(handles(jobs, _job_class()))) as gathering:
+        async with Gathering(self._wire._histories, self._own(handles(jobs, _job_class()))) as gathering:
             async for job in gathering.over(timeout_s):
                 yield job
 
@@ -505,7 +505,7 @@ class AsyncClient:
         from moorage.client.follow.follower import decode_events
 
         subject = self._wire.subjects.events(self.tenant)
-        async with contextlib.aclosing(self._wire._stories.frames(subject, decode_events, None)) as frames:
+        async with contextlib.aclosing(self._wire._histories.frames(subject, decode_events, None)) as frames:
             async for frame in frames:
                 for event in frame.jobs:
                     yield event

@@ -34,8 +34,8 @@ from moorage.schemas.subjects import Subjects
 if TYPE_CHECKING:
     from moorage.bus.own_fleets import Fleet
     from moorage.client.answers import Explanation, JobInfo
-    from moorage.client.follow.follower import Stories
-    from moorage.client.follow.story import Story
+    from moorage.client.follow.follower import Histories
+    from moorage.client.follow.job_history import JobHistory
     from moorage.client.transport import ClientTransport, Link
     from moorage.schemas.operate import Act, Done
 
@@ -85,7 +85,7 @@ class Connected:
             given_s = seconds(timeout)
             self.patience = lambda _verb, _is_clustered: given_s
         self.wait_s = seconds(wait)
-        self._following: Stories | None = None
+        self._following: Histories | None = None
         self.context: Context | None = None
         self.found: Fleet | None = None  # taken because nothing is named, and nothing answers at the default address
         self._target = target
@@ -230,16 +230,16 @@ class Connected:
         task.add_done_callback(self._beside.discard)
 
     @property
-    def _stories(self) -> Stories:
+    def _histories(self) -> Histories:
         """The jobs that this client follows. Raises RuntimeError if the client is not open."""
         if self._following is None:
-            from moorage.client.follow.follower import Stories  # most commands follow no job
+            from moorage.client.follow.follower import Histories  # most commands follow no job
 
             self._opened()
-            self._following = Stories(self, None if self._transport is None else self._transport.upkeep)
+            self._following = Histories(self, None if self._transport is None else self._transport.upkeep)
         return self._following
 
-    def _expect(self, job: str | None) -> Story | None:
+    def _expect(self, job: str | None) -> JobHistory | None:
         """Return `Stories.expect` of this job; None if this client follows no job yet, or if `job` is None."""
         return None if self._following is None or job is None else self._following.expect(job)
 

@@ -33,7 +33,7 @@ from moorage.schemas.names import exactly, word_of
 from moorage.schemas.reasons import REASONS
 
 if TYPE_CHECKING:
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.schemas.job import Request
 
 #: code -> (whose fault, what it means in one sentence)

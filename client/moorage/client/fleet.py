@@ -103,7 +103,7 @@ class Fleet:
         """
         client = self._client
         subject = client.subjects.events(FLEET)
-        async with contextlib.aclosing(client._stories.frames(subject, _decode_event, FLEET_FRAMES_MAX)) as events:
+        async with contextlib.aclosing(client._histories.frames(subject, _decode_event, FLEET_FRAMES_MAX)) as events:
             async for event in events:
                 yield event
 
@@ -111,7 +111,7 @@ class Fleet:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
         client = self._client
         async with contextlib.aclosing(
-            client._stories.frames(client.subjects.fleet_frame, _decode_frame, FLEET_FRAMES_MAX)
+            client._histories.frames(client.subjects.fleet_frame, _decode_frame, FLEET_FRAMES_MAX)
         ) as frames:
             async for frame in frames:
                 yield frame

@@ -78,7 +78,7 @@ class Forward:
 
     async def open(self) -> None:
         """Start the relay and listen. Raises what `Job.exec` raises, and `Rejected` for a port that is in use."""
-        # its first line says to who looks at the job's processes, or at its story, what this is
+        # its first line says to who looks at the job's processes, or at its history, what this is
         source = f"# moorage forward {self._remote}\n{Path(relay.__file__).read_text()}"
         argv = ("python3", "-c", source, self._remote)
         command = Command.of(self._client, self._job, argv, replica=self._replica, by=self._by)

@@ -174,7 +174,7 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
             values.append(None)
             continue
         name = result_object(job, replica, end.fence)
-        sent = client._stories.results.pop(name, None)
+        sent = client._histories.results.pop(name, None)
         if sent is None or sent.value is msgspec.UNSET:
             value = heard.value(name)
         else:

@@ -16,7 +16,7 @@ import msgspec
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import FailedReplica, ItemFailed, JobFailed, NotFound
 from moorage.client.fields import Fields
-from moorage.client.follow.story import LISTED_MAX, Result
+from moorage.client.follow.job_history import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
 from moorage.client.output import Joiner, Piece, Tail, read_page
 from moorage.client.replicas import Which, field_of, replicas_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from moorage.client.answers import Cancelled, Explanation, JobInfo, JobRow
     from moorage.client.command import Executed
     from moorage.client.connected import Connected
-    from moorage.client.follow.story import Story
+    from moorage.client.follow.job_history import JobHistory
     from moorage.client.forward import Forward
     from moorage.client.handlers import Heard, OnProgress
     from moorage.client.mapping import Errors
@@ -62,7 +62,17 @@ class Job:
     """
 
     __slots__ = (
-        "_began_s", "_client", "_gpu", "_request", "_result", "_story", "_valued", "accepted", "job", "state", "worker",
+        "_began_s",
+        "_client",
+        "_gpu",
+        "_history",
+        "_request",
+        "_result",
+        "_valued",
+        "accepted",
+        "job",
+        "state",
+        "worker",
     )  # fmt: skip
 
     if not TYPE_CHECKING:  # for a type checker it is an error
@@ -78,7 +88,7 @@ class Job:
         job: str,
         accepted: Accepted | None = None,
         request: Request | None = None,
-        story: Story | None = None,
+        history: JobHistory | None = None,
     ) -> None:
         is_new = accepted is not None and not accepted.duplicate
         self.job = job
@@ -89,7 +99,7 @@ class Job:
         self._began_s = time.monotonic() if is_new else None
         self._result: Result | None = None
         self._request = request
-        self._story = story if is_new else None
+        self._history = history if is_new else None
         self._valued = False
         self._client = client
 
@@ -149,7 +159,7 @@ class Job:
         the job waits, if this client follows fewer than 16 jobs. `wait` bounds the whole iteration. Raises `NotFound`,
         `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
-        async with Watch(self._client._stories, self.job, ahead=True, saw=self._saw) as watch:
+        async with Watch(self._client._histories, self.job, ahead=True, saw=self._saw) as watch:
             async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
@@ -183,9 +193,9 @@ class Job:
         """
         given = 0
         if follow and attempt is None:
-            stories = self._client._stories
+            histories = self._client._histories
             async with Watch(
-                stories, self.job, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
+                histories, self.job, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
             ) as watch:
                 async for item in watch.follow(None if wait is None else seconds(wait)):
                     if isinstance(item, Piece):
@@ -260,18 +270,18 @@ class Job:
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
-        stories, request, tail = self._client._stories, self._request, Tail()
-        heard, self._story = self._story, None
+        histories, request, tail = self._client._histories, self._request, Tail()
+        heard, self._history = self._history, None
         driver = "" if request is None else request.workload.driver
-        can = stories.drivers.can(driver)  # output that its worker keeps is asked for only of jobs that failed
+        can = histories.drivers.can(driver)  # output that its worker keeps is asked for only of jobs that failed
         output = not can.keeps_output
         if can.returns_value:  # its result is sent to all that wait for some, with the end of what a failed one wrote
-            output = on_progress is not None or heard is None or not stories.has_results
+            output = on_progress is not None or heard is None or not histories.has_results
         if request is not None:  # the caller is likely to await the result of the next job of its own as well
-            await stories.linger(results=can.returns_value)
+            await histories.linger(results=can.returns_value)
         progress: Heard | None = None
         async with Watch(
-            stories, self.job, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
+            histories, self.job, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
         ) as watch:
             if not output:
                 await watch._until_over(timeout_s)
@@ -279,7 +289,7 @@ class Job:
                 async for item in watch.follow(timeout_s):
                     if isinstance(item, Piece):
                         tail.take(item)
-                        if stories.drivers.can(watch.driver).returns_value:
+                        if histories.drivers.can(watch.driver).returns_value:
                             progress = progress or _heard_by(on_progress)
                             progress.take(item)
                     elif item.state == SUCCEEDED:
@@ -287,7 +297,7 @@ class Job:
         self._result = watch.result()
         if self._result.state != SUCCEEDED:
             if can.returns_value and not output:
-                tail.take_of(stories.results, self._result)
+                tail.take_of(histories.results, self._result)
             asked = request or (watch.info.asked if watch.info is not None else None)
             last_lines = await tail.or_kept(self._client.read, self._result)
             raise JobFailed(self._result, last_lines, asked, await self._failed(ends_s - loop.time()))
@@ -312,10 +322,10 @@ class Job:
         assert self._result is not None
         request = self._request
         driver = request.workload.driver if request is not None else shown.driver if shown is not None else ""
-        if driver and driver not in self._client._stories.drivers:
+        if driver and driver not in self._client._histories.drivers:
             with contextlib.suppress(NotFound):
                 await self.show()
-        if self._client._stories.drivers.can(driver).returns_value:
+        if self._client._histories.drivers.can(driver).returns_value:
             from moorage.client.handlers import value_of
 
             numbers = request.numbers if request is not None else shown.numbers if shown is not None else NOTHING
@@ -510,7 +520,7 @@ class Job:
         the latest).
         """
         info = await self._client.show(self.job)
-        self._client._stories.drivers.learn(info)
+        self._client._histories.drivers.learn(info)
         self._learn(info)
         return info
 

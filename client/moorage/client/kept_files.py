@@ -17,7 +17,7 @@ import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Rejected, Unreachable, rejected
-from moorage.client.follow.story import replicas_in
+from moorage.client.follow.job_history import replicas_in
 from moorage.client.replicas import ASKED_MAX
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts

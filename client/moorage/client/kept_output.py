@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from moorage.client.errors import ClientError
-from moorage.client.follow.story import Reads, replicas_in
+from moorage.client.follow.job_history import Reads, replicas_in
 from moorage.schemas.job import FAILED, SUCCEEDED, TERMINAL, TIMED_OUT
 from moorage.schemas.ranges import format_ranges, numbers_in, parse_ranges, ranges_of
 

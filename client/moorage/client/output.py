@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.client.follow.story import Reads, Result, decided
+from moorage.client.follow.job_history import Reads, Result, decided
 from moorage.client.kept_output import attempts_to_read, newest_attempts
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, ResultLine, StreamName
 from moorage.schemas.ranges import Ranges, numbers_in

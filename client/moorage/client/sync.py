@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.follow.story import Result
+from moorage.client.follow.job_history import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called, read_here

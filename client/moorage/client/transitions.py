@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moorage.client.errors import NoOutput, NotFound, Rejected
-from moorage.client.follow.story import LISTED_MAX, Reads, behind
+from moorage.client.follow.job_history import LISTED_MAX, Reads, behind
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 

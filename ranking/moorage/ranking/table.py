@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
+from moorage.scheduler.core.fleet.host import ATTEMPTS_MAX, EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.schemas.memo import Memo
 
@@ -366,7 +366,7 @@ class HostTable:
 
     def _write(self, row: int, host: Host) -> None:
         """Write what is left on a host into its row."""
-        if host.bucket < 0 or host.held >= MEMBERS_MAX:  # the host is not usable or is full
+        if host.bucket < 0 or host.held >= ATTEMPTS_MAX:  # the host is not usable or is full
             self._close(row)
             return
         cpu = host.cpu_free if host.cpu_milli else UNCOUNTED

@@ -49,7 +49,7 @@ LIVE_MEMORY: Final = f"{LIVE} {NEXT_ATTEMPT}"
 class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a driver can do. A capability that a worker does not report has the default here.
 
-    `fence` says what ends the driver's members when the worker's lease runs out: `agent`, `supervisor` (also if the
+    `fence` says what ends the driver's attempts when the worker's lease runs out: `agent`, `supervisor` (also if the
     agent is dead), or `none`.
     """
 
@@ -57,17 +57,17 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     keeps_output: bool = False  # output can be asked for after it was written, also when the job is over
     ends_streams: bool = False  # the last frame of each stream of output says that it is the last
     returns_value: bool = False  # a job may leave a value in its tenant's bucket of results
-    uses_devices: bool = True  # the memory of a member's GPUs must be seen free before they are used again
+    uses_devices: bool = True  # the memory of an attempt's GPUs must be seen free before they are used again
     answers_calls: bool = False  # a job may answer the calls of a service: it gets a key, and reaches the server
     #: a job may have ports of its worker (`run.ports`), which can look whether it is ready (`run.ready`)
     reaches: bool = False
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     sets_up: bool = False  # a job may have a command that prepares the host before its first attempt (`run.setup`)
-    outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
-    freezes: bool = False  # members can be frozen, with the memory of their GPUs in the host's RAM, and resumed
-    execs: bool = False  # a command can be run in a running member, with its user, folder, environment and devices
+    outlives_agent: bool = False  # attempts run on without the agent, and their ends are kept until it has told them
+    freezes: bool = False  # attempts can be frozen, with the memory of their GPUs in the host's RAM, and resumed
+    execs: bool = False  # a command can be run in a running attempt, with its user, folder, environment and devices
     holds_stdin: bool = False  # a job may have a terminal that a caller holds (`run.stdin`)
-    exec_instead: str = ""  # where `execs` is false: how else a user gets into a running member
+    exec_instead: str = ""  # where `execs` is false: how else a user gets into a running attempt
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
     gpu_enabled: bool = True  # its jobs may have GPUs

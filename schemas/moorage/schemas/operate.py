@@ -1,9 +1,9 @@
 """What an operator may ask of jobs, tenants and workers on `moorage.admin.<operator>.<verb>`, and how it is answered.
 
-Every act says who asks (`by`) and why, both for the ledger, the job's story and `explain`. What is recorded as `by` is
-the operator in the subject; the name that the act gives stands behind it as `said`. Where the state asked for
-exists already, the answer is `"changed": false` and nothing is recorded. Two kinds are no such states: a second
-`requeue` ends the attempt that runs by then, and acts on dead letters are in the scheduler's log, not in the ledger.
+Every act says who asks (`by`) and why, both for the ledger, the job's history and `explain`. What is recorded as `by`
+is the operator in the subject; the name that the act gives stands behind it as `said`. Where the state asked for exists
+already, the answer is `"changed": false` and nothing is recorded. Two kinds are no such states: a second `requeue` ends
+the attempt that runs by then, and acts on dead letters are in the scheduler's log, not in the ledger.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class FreezeAct(_JobAct, frozen=True, kw_only=True):
     """`freeze`: have the workers freeze what runs of a job, until `resume`; it keeps its devices and is then FROZEN.
 
     The memory of its GPUs is in its hosts' RAM meanwhile. All its clocks go on: `deadline_s`, `timeout_s`. A new
-    attempt is not frozen. What cannot be frozen runs on, and the job's story has why (NOT_FROZEN). Refused with
+    attempt is not frozen. What cannot be frozen runs on, and the job's history has why (NOT_FROZEN). Refused with
     `not-found`, and with `failed-precondition` for a gang, for a job of which nothing runs, and where it runs as a
     client of MPS, without GPUs or by a driver that freezes nothing.
     """
@@ -435,7 +435,7 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     priority: int | None = None  # 0..100; no higher than one that an operator has set
     timeout_s: float | None = None  # most seconds that an attempt may run that is placed from now on
     reason: str = ""
-    by: str = ""  # the caller's name, for the job's story
+    by: str = ""  # the caller's name, for the job's history
 
     def __post_init__(self) -> None:
         _check_job(self.job)

@@ -167,7 +167,7 @@ class Subjects:
         return f"{self.prefix}.load.{worker}"
 
     def worker(self, worker: str, verb: str) -> str:
-        """Return a worker's subject for a `verb`: join, renew, fact, looked, wanted or logs."""
+        """Return a worker's subject for a `verb`: join, renew, report, looked, wanted or logs."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
     def snapshot(self, name: str) -> str:

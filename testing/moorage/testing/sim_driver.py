@@ -23,7 +23,7 @@ from moorage.schemas.job import Request
 from moorage.worker.attempt.output_pages import page_of
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.session.member_messages import Ended, Started, StartFailed
+from moorage.worker.session.attempt_messages import Ended, Started, StartFailed
 
 #: characters in one frame of output
 OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024

@@ -69,9 +69,9 @@ class Upkeep:
         if self._may_miss_events(term):
             return 0.0
         state = term.engine.state
-        live = {worker.id: len(worker.members) for worker in state.workers.values() if worker.session}
+        live = {worker.id: len(worker.attempts) for worker in state.workers.values() if worker.session}
         agents = [agent for host in self._workers.values() for agent in host.agents.values()]
-        idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
+        idle = {agent.worker: len(agent.attempts.held) for agent in agents if agent.is_idle}
         return term.idle_until_s() if live == idle else 0.0  # else a worker is joining, or about to be lost
 
     def _may_miss_events(self, term: Term) -> bool:

@@ -16,14 +16,14 @@ from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End as EndOrder
-from moorage.schemas.frames import Fact, FactFrame, Hello, Place, Start
+from moorage.schemas.frames import Hello, Place, Report, ReportFrame, Start
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.testing.conformance.leader import (
     NeverHappened,
     ScriptedLeader,
-    decode_facts,
     decode_join,
     decode_renew,
+    decode_reports,
     until,
 )
 
@@ -49,7 +49,11 @@ SHORT: Final = ("sh", "-c", f"exit {CODE}")
 OF_FENCE: Final = ("fence", "lost")
 
 Verdict = Literal["ok", "fail", "skip"]
-_decoders: Final[dict[str, Callable[[bytes], Any]]] = {"join": decode_join, "renew": decode_renew, "fact": decode_facts}
+_decoders: Final[dict[str, Callable[[bytes], Any]]] = {
+    "join": decode_join,
+    "renew": decode_renew,
+    "fact": decode_reports,
+}
 
 
 class RuleChecked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="rule"):
@@ -168,7 +172,7 @@ class WorkerCheck:
         await self._leader.want(self.worker, order)  # as a frame that was under way
         await self._renews(QUIET_RENEWALS)
         self._is_whole(name)
-        exited = self._seat.fact("exited", name)
+        exited = self._seat.report("exited", name)
         if exited is None or exited.code != CODE:
             raise Broken(f"exited with {exited and exited.code}", f"{CODE}, the code of the program")
 
@@ -197,7 +201,7 @@ class WorkerCheck:
         if self._kinds(name) == ["refused"]:
             return
         self._only(name, ["claimed"], "wait for the frame's `start`")
-        claimed = self._seat.fact("claimed", name)
+        claimed = self._seat.report("claimed", name)
         assert claimed is not None
         if ":" not in claimed.detail:
             raise Broken(f"`claimed` with the detail {claimed.detail!r}", "address:port, of rank 0")
@@ -240,7 +244,7 @@ class WorkerCheck:
         )
         frames = [self._read(data) for data in copies()]
         if any(frame != frames[0] for frame in frames):
-            told = sorted({(frame.no, len(frame.facts)) for frame in frames if frame is not None})
+            told = sorted({(frame.no, len(frame.reports)) for frame in frames if frame is not None})
             raise Broken(
                 f"frames with other numbers or reports (number, reports): {told}",
                 "the same number and the same reports until the frame is answered",
@@ -325,12 +329,12 @@ class WorkerCheck:
         except Refused as refused:
             self._unreadable.append(f"a frame on .{verb} cannot be read: {refused.problem.message}")
             return
-        if isinstance(frame, FactFrame) and frame.session == self._seat.session and frame.no > self._seat.no + 1:
+        if isinstance(frame, ReportFrame) and frame.session == self._seat.session and frame.no > self._seat.no + 1:
             self._unreadable.append(f"reports number {frame.no} came behind number {self._seat.no}")
 
-    def _read(self, data: bytes) -> FactFrame | None:
+    def _read(self, data: bytes) -> ReportFrame | None:
         with contextlib.suppress(Refused):
-            return decode_facts(data)
+            return decode_reports(data)
         return None
 
     def _new(self, argv: list[str], *, hold: bool = False) -> Place:
@@ -369,7 +373,7 @@ class WorkerCheck:
         if name in map(name_in, join.holding):
             raise Broken(f"the join holds {name}", "nothing: its lease was over", "end it before the join")
         await self._renews(2)
-        exited = self._seat.fact("exited", name)
+        exited = self._seat.report("exited", name)
         if exited is not None and exited.detail not in OF_FENCE:
             raise Broken(
                 f"`exited` with the detail {exited.detail!r}",
@@ -399,13 +403,13 @@ class WorkerCheck:
                 "renew in a task of its own, with the session of the last join",
             ) from None
 
-    async def _kind(self, kind: str, name: AttemptName) -> Fact:
+    async def _kind(self, kind: str, name: AttemptName) -> Report:
         def found() -> str:
             return f"no `{kind}` of {name[1]}, but {self._told(name)}"
 
-        fact = await self._until(lambda: self._seat.fact(kind, name), found, f"`{kind}` within {self._slack_s:g} s")
-        assert isinstance(fact, Fact)
-        return fact
+        report = await self._until(lambda: self._seat.report(kind, name), found, f"`{kind}` within {self._slack_s:g} s")
+        assert isinstance(report, Report)
+        return report
 
     async def _until(
         self,
@@ -424,7 +428,7 @@ class WorkerCheck:
         return self._seat.kinds(name)
 
     def _told(self, name: AttemptName) -> str:
-        told = [f"{fact.kind} {fact.detail}".strip() for fact in self._seat.facts if name_in(fact) == name]
+        told = [f"{report.kind} {report.detail}".strip() for report in self._seat.reports if name_in(report) == name]
         return ", ".join(told) or "nothing"
 
     def _only(self, name: AttemptName, kinds: list[str], next_step: str) -> None:

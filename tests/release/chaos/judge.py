@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.job import TERMINAL
 from moorage.testing.demo.intervals import Holders, Span, overlaps
-from tests.release.chaos.records import Hold, Life, Line, MemberKey
+from tests.release.chaos.records import AttemptKey, Hold, Life, Line
 
 SHOWN_MAX: Final = 20
 
@@ -91,8 +91,8 @@ def judge(history: History) -> Verdict:
 
 def _sets(history: History, verdict: Verdict) -> None:
     """Every accepted id is in exactly one terminal state, with one recorded success a replica where it succeeded."""
-    ran_whole = Counter(line.member[:3] for line in history.lines if line.word == "end")
-    verdict.attempts = len({line.member for line in history.lines})
+    ran_whole = Counter(line.attempt[:3] for line in history.lines if line.word == "end")
+    verdict.attempts = len({line.attempt for line in history.lines})
     for planned in history.accepted:
         name = f"{planned.tenant}/{planned.job}"
         final = history.finals.get(name)
@@ -122,40 +122,40 @@ def _sets(history: History, verdict: Verdict) -> None:
 
 
 def _leases_by_journal(holds: Iterable[Hold], verdict: Verdict) -> None:
-    """By each worker's journal no slot is taken while another member has it. What stands twice says it twice."""
-    now: Holders[tuple[str, int], MemberKey] = Holders()
-    slots_of: dict[tuple[str, MemberKey], tuple[int, ...]] = {}
-    over: set[tuple[str, MemberKey]] = set()
+    """By each worker's journal no slot is taken while another attempt has it. What stands twice says it twice."""
+    now: Holders[tuple[str, int], AttemptKey] = Holders()
+    slots_of: dict[tuple[str, AttemptKey], tuple[int, ...]] = {}
+    over: set[tuple[str, AttemptKey]] = set()
     for hold in holds:
-        key = (hold.worker, hold.member)
+        key = (hold.worker, hold.attempt)
         if hold.word == "placed":
             if key in slots_of or key in over:
                 continue
             slots_of[key] = hold.slots
             for slot in hold.slots:
-                if others := now.take((hold.worker, slot), hold.member):
+                if others := now.take((hold.worker, slot), hold.attempt):
                     verdict.double_leases += 1
-                    verdict.found.append(f"lease: {hold.worker} slot {slot} of {others} is given to {hold.member}")
+                    verdict.found.append(f"lease: {hold.worker} slot {slot} of {others} is given to {hold.attempt}")
         elif hold.word != "claimed":
             over.add(key)
             for slot in slots_of.get(key, ()):
-                now.leave((hold.worker, slot), hold.member)
+                now.leave((hold.worker, slot), hold.attempt)
 
 
 def _by_lines(lines: list[Line], verdict: Verdict) -> None:
     """By what the jobs wrote: from an attempt's first line to its last nobody else is on its devices or its replica."""
-    starts = Counter(line.member for line in lines if line.word == "start")
-    for member, count in starts.items():
+    starts = Counter(line.attempt for line in lines if line.word == "start")
+    for attempt, count in starts.items():
         if count > 1:
             verdict.two_live_attempts += 1
-            verdict.found.append(f"attempt: {member} was started {count} times")
-    last = {line.member: at for at, line in enumerate(lines)}
-    first = {line.member: (at, line) for at, line in reversed(list(enumerate(lines)))}
-    devices = [Span(uuid, member, at, last[member]) for member, (at, line) in first.items() for uuid in line.uuids]
+            verdict.found.append(f"attempt: {attempt} was started {count} times")
+    last = {line.attempt: at for at, line in enumerate(lines)}
+    first = {line.attempt: (at, line) for at, line in reversed(list(enumerate(lines)))}
+    devices = [Span(uuid, attempt, at, last[attempt]) for attempt, (at, line) in first.items() for uuid in line.uuids]
     for late, others in overlaps(devices):
         verdict.double_leases += 1
         verdict.found.append(f"lease: {late.holder} began on {late.thing} while {others} ran there")
-    replicas = [Span(member[:3], member, at, last[member]) for member, (at, _) in first.items()]
+    replicas = [Span(attempt[:3], attempt, at, last[attempt]) for attempt, (at, _) in first.items()]
     for began, running in overlaps(replicas):
         verdict.two_live_attempts += 1
         verdict.found.append(f"attempt: {began.holder} began while {running} ran")
@@ -163,12 +163,12 @@ def _by_lines(lines: list[Line], verdict: Verdict) -> None:
 
 def _lives(lives: list[Life], verdict: Verdict) -> None:
     """By the supervisors' journals no attempt of a replica begins before the one before it was over."""
-    for late, others in overlaps(Span(life.member[:3], life, life.began_s, life.ended_s) for life in lives):
+    for late, others in overlaps(Span(life.attempt[:3], life, life.began_s, life.ended_s) for life in lives):
         for earlier in others:
             verdict.two_live_attempts += 1
             verdict.found.append(
-                f"attempt: {late.holder.member} began on {late.holder.worker} {(earlier.ended_s or 0) - late.began:.3f}"
-                f" s before {earlier.member} was over on {earlier.worker}"
+                f"{late.holder.attempt} began on {late.holder.worker} {(earlier.ended_s or 0) - late.began:.3f}"
+                f" s before {earlier.attempt} was over on {earlier.worker}"
             )
 
 
@@ -178,11 +178,11 @@ def _gangs(history: History, verdict: Verdict) -> None:
     claimed: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     for hold in history.holds:
         if hold.word == "claimed":
-            tenant, job, replica, attempt, _ = hold.member
+            tenant, job, replica, attempt, _ = hold.attempt
             claimed[(tenant, job, attempt)].add(replica)
     started: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     for line in history.lines:
-        tenant, job, replica, attempt, _ = line.member
+        tenant, job, replica, attempt, _ = line.attempt
         if (tenant, job) in sizes:
             started[(tenant, job, attempt)].add(replica)
     verdict.gangs_started = len(started)

@@ -21,7 +21,7 @@ from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor.journal import Over, Record, Starting
 
 #: tenant, job, replica, attempt, fence
-MemberKey = tuple[str, str, int, int, int]
+AttemptKey = tuple[str, str, int, int, int]
 
 _LAST: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 _LINE: Final = re.compile(
@@ -31,11 +31,11 @@ _LINE: Final = re.compile(
 
 
 class Hold(NamedTuple):
-    """An entry of a worker's journal: a member took these slots, or is done with them."""
+    """An entry of a worker's journal: an attempt took these slots, or is done with them."""
 
     worker: str
-    member: MemberKey
-    word: str  # placed, claimed, or the fact that ends it
+    attempt: AttemptKey
+    word: str  # placed, claimed, or the report that ends it
     slots: tuple[int, ...] = ()
 
 
@@ -43,19 +43,19 @@ class Line(NamedTuple):
     """What a job wrote, in the order in which it happened (one O_APPEND write each); `up_s` is CLOCK_BOOTTIME."""
 
     word: str
-    member: MemberKey
+    attempt: AttemptKey
     uuids: tuple[str, ...]
     up_s: float
 
 
 class Life(NamedTuple):
-    """A member by its supervisor's journal, in seconds of CLOCK_BOOTTIME.
+    """An attempt by its supervisor's journal, in seconds of CLOCK_BOOTTIME.
 
     `ended_s` is None while no end stands there, and where it died with its supervisor: its tree was gone before the
     next one, which wrote that, was there to see it.
     """
 
-    member: MemberKey
+    attempt: AttemptKey
     worker: str
     began_s: float
     ended_s: float | None
@@ -106,7 +106,7 @@ class Followed:
 
 
 class AgentJournal:
-    """An agent's journal: which members took which slots, and when they were done, in order."""
+    """An agent's journal: which attempts took which slots, and when they were done, in order."""
 
     def __init__(self, worker: str, path: Path) -> None:
         self._worker = worker
@@ -142,7 +142,7 @@ class SupervisorJournal:
     def __init__(self, worker: str, path: Path) -> None:
         self._worker = worker
         self._followed = Followed(path)
-        self.lives: dict[MemberKey, Life] = {}
+        self.lives: dict[AttemptKey, Life] = {}
         self._decode = msgspec.msgpack.Decoder(Record).decode
 
     def read(self) -> None:
@@ -158,13 +158,13 @@ class SupervisorJournal:
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Starting):
-            member = _member_of(record.key)
-            self.lives.setdefault(member, Life(member, self._worker, record.boottime_s, None))
+            attempt = _attempt_of(record.key)
+            self.lives.setdefault(attempt, Life(attempt, self._worker, record.boottime_s, None))
         elif isinstance(record, Over):
-            member = _member_of(record.ended.key)
-            life = self.lives.get(member)
+            attempt = _attempt_of(record.ended.key)
+            life = self.lives.get(attempt)
             if life is not None and life.ended_s is None and record.ended.reason != "supervisor-died":
-                self.lives[member] = life._replace(ended_s=record.ended.ended_boottime_s)
+                self.lives[attempt] = life._replace(ended_s=record.ended.ended_boottime_s)
 
     def close(self) -> None:
         self._followed.close()
@@ -177,12 +177,12 @@ def lines_in(file: Path) -> list[Line]:
         match = _LINE.fullmatch(text)
         if match is None:
             raise ValueError(f"no line of a job: {text!r}")
-        member = (match["tenant"], match["job"], int(match["replica"]), int(match["attempt"]), int(match["fence"]))
+        attempt = (match["tenant"], match["job"], int(match["replica"]), int(match["attempt"]), int(match["fence"]))
         uuids = () if match["uuids"] == "-" else tuple(match["uuids"].split(","))
-        found.append(Line(match["word"], member, uuids, float(match["up"])))
+        found.append(Line(match["word"], attempt, uuids, float(match["up"])))
     return found
 
 
-def _member_of(key: str) -> MemberKey:
+def _attempt_of(key: str) -> AttemptKey:
     tenant, job, replica, attempt, fence = key.partition("|")[2].split("/")
     return tenant, job, int(replica), int(attempt), int(fence)

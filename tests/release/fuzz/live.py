@@ -101,7 +101,7 @@ class Assault:
             at(subjects.worker(name, verb), verb, kind)
             for name in ("fuzzed", "w0")
             for verb, kind in (
-                ("join", frames.Join | frames.Goodbye), ("renew", frames.Renew), ("fact", frames.FactFrame),
+                ("join", frames.Join | frames.Goodbye), ("renew", frames.Renew), ("fact", frames.ReportFrame),
                 ("looked", frames.Looked), ("wanted", frames.Wanted), ("logs", frames.ReadLog),
             )
         ]  # fmt: skip

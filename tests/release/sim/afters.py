@@ -43,12 +43,12 @@ class Afters:
 
     def after(self, state: State) -> None:
         for worker in state.workers.values():
-            for member in worker.members.values():
-                if member.fence == state.seq:
-                    self._check_placed(state, member.replica.job)
+            for attempt in worker.attempts.values():
+                if attempt.fence == state.seq:
+                    self._check_placed(state, attempt.replica.job)
         for job in state.jobs.values():
-            if job.story and job.story[-1][AT_MS] == state.time_ms and job.story[-1][WHY].startswith("after "):
-                self._check_told(state, job, job.story[-1][WHY])
+            if job.history and job.history[-1][AT_MS] == state.time_ms and job.history[-1][WHY].startswith("after "):
+                self._check_told(state, job, job.history[-1][WHY])
 
     def _check_placed(self, state: State, job: Job) -> None:
         asked = decode_request(job.body).awaited

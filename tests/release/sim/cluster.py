@@ -298,7 +298,7 @@ class Cluster:
         settings = WorkerSettings(
             machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S, **self.freezing
         )
-        facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
+        reports = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(
             MachineKit(
                 name,
@@ -311,7 +311,7 @@ class Cluster:
             )
         )
         inventory = machine.inventory = MachineInventory(host, machine.memory, is_metered=bool(self.freezing))
-        agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
+        agent = Agent(fleet_host, name, settings, reports, inventory, [driver], journal)
         self.agents[name] = fleet_host, agent
         await fleet_host.open()
         await fleet_host.add(agent)
@@ -403,9 +403,9 @@ class Cluster:
         ]
         if waiting:
             return ", ".join(waiting[:5])
-        members = [str(member.name) for member in engine.state.members()]
-        if members:
-            return f"members {members[:5]} linger"
+        attempts = [str(attempt.name) for attempt in engine.state.attempts()]
+        if attempts:
+            return f"attempts {attempts[:5]} linger"
         away = [worker.id for worker in engine.state.workers.values() if not worker.session]
         if away or len(engine.state.worker_by_num) < len(self.hosts):
             return f"workers have not joined: {away or 'some never did'}"

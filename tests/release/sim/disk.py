@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from moorage.schemas.frames import Fact
+from moorage.schemas.frames import Report
 from moorage.testing.bus.processes import Process
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal
 from tests.release.sim.machine import Machine
@@ -37,9 +37,9 @@ class SimulatedJournal(Journal):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().flush()
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+    def join(self, n: int, reports: list[Report], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         if not self._is_cut:
-            super().join(n, facts, devices, left)
+            super().join(n, reports, devices, left)
 
     def close(self) -> None:
         self._cut()

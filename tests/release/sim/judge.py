@@ -52,7 +52,7 @@ class Judge:
         self.refused: set[tuple[str, str]] = set()  # for good: whatever comes late, these are never jobs
         self.records = 0
         self.digest = 0  # of every record: two runs of one seed have the same
-        self.started_members = 0
+        self.started_attempts = 0
         self.beside_frozen = 0  # processes that began on a device that a frozen one waits for
         self.on_violated: Callable[[], object] = lambda: None
         self.on_accepted: Callable[[str, str], object] = lambda tenant, job: None
@@ -109,13 +109,13 @@ class Judge:
         ended: dict[tuple[str, str, int], int] = {}
         for message in stream.messages.values() if stream is not None else ():
             frame = _read_history(message.data)
-            for story in frame.jobs:
-                name = frame.tenant, story.job, story.ledger
-                told.setdefault(name, []).extend(move.rev for move in story.moves)
-                if story.over:
+            for history in frame.jobs:
+                name = frame.tenant, history.job, history.ledger
+                told.setdefault(name, []).extend(move.rev for move in history.moves)
+                if history.over:
                     if name in ended:
                         self.violated(f"the end of {name} is told twice in the history")
-                    ended[name] = story.rev
+                    ended[name] = history.rev
         for name, revs in told.items():
             if len(set(revs)) < len(revs):
                 self.violated(f"revisions of {name} are told twice in the history: {sorted(revs)}")
@@ -248,7 +248,7 @@ class Judge:
 
     def started(self, ran: Ran) -> None:
         """A process began: no other live attempt of its replica, no other holder of its exclusive GPUs."""
-        self.started_members += 1
+        self.started_attempts += 1
         tenant, job, replica = _unit(ran)
         named = ran.key.partition("|")[2]
         if (before := self._ran.setdefault(named, ran)) is not ran:
@@ -316,7 +316,7 @@ class Judge:
                 self.violated(f"{uuid} was given to {who} before the memory of {left.key} was back")
 
     def _may_start(self, tenant: str, job: str, replica: int, ran: Ran) -> None:
-        """The ledger knows this very attempt, and of a gang that all its members were claimed."""
+        """The ledger knows this very attempt, and of a gang that all its attempts were claimed."""
         fence = int(ran.key.rpartition("/")[2])
         known = self.state.job(tenant, job)
         if known is None:

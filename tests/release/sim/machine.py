@@ -22,11 +22,11 @@ from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.cuda import Outcome
-from moorage.worker.freezing.freezer import Freezer, MembersOf
+from moorage.worker.freezing.freezer import AttemptsOf, Freezer
 from moorage.worker.freezing.gate import Gate
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
-from moorage.worker.supervisor.protocol import Ended, EndMember, Event, Listed, Reason, Started, StartMember
+from moorage.worker.supervisor.protocol import EndAttempt, Ended, Event, Listed, Reason, StartAttempt, Started
 from tests.release.sim.devices import LocalHold, MachineInventory, Memory, Ran
 
 #: what a start takes at most, and a death by SIGKILL
@@ -60,7 +60,7 @@ class Machine:
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.on_resume: Callable[[Machine, Ran], None] = lambda *_: None
         self.supervisor: Supervisor | None = None
-        self.used_s: dict[AttemptName, float] = {}  # when a member whose calls wait makes its next one
+        self.used_s: dict[AttemptName, float] = {}  # when an attempt whose calls wait makes its next one
         self.frozen: dict[AttemptName, bool] = {}  # whether it is, and not just being frozen
         self._supervisors = 0
         self._left: dict[str, Ended] = {}  # ends in the supervisors' journal, not forgotten yet
@@ -117,7 +117,7 @@ class Machine:
             self.memory.ended(ran)
 
     def living_of(self, name: AttemptName) -> list[Ran]:
-        """The processes of a member that live."""
+        """The processes of an attempt that live."""
         return [ran for ran in self.living if ran.key.partition("|")[2] == named(name)]
 
     def is_frozen(self, ran: Ran) -> bool:
@@ -126,7 +126,7 @@ class Machine:
 
 
 def named(name: AttemptName) -> str:
-    """The name of a member as it ends the key of its process."""
+    """The name of an attempt as it ends the key of its process."""
     return "/".join(map(str, name))
 
 
@@ -151,7 +151,7 @@ class MachineFreezer(Freezer):
         await asyncio.sleep(self.machine.rng.uniform(0.0, 1.0))
         return ("frozen" if name in self.machine.frozen else "running"), ""
 
-    async def freeze(self, name: AttemptName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+    async def freeze(self, name: AttemptName, slots: Sequence[int], attempts_of: AttemptsOf) -> tuple[Outcome, str]:
         self.machine.frozen[name] = False
         outcome = await self._done("running")
         if outcome == "frozen" and name in self.machine.frozen:
@@ -175,7 +175,7 @@ class MachineFreezer(Freezer):
         self.machine.frozen.pop(name, None)
 
     async def _done(self, fault: Outcome) -> Outcome:
-        """Return `frozen` after a while, or what becomes of a member where it fails."""
+        """Return `frozen` after a while, or what becomes of an attempt where it fails."""
         rng = self.machine.rng
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         return rng.choice((fault, "broken")) if rng.random() < self._faults else "frozen"
@@ -258,7 +258,7 @@ class MachineKit(Kit):
 
 @dataclass(slots=True)
 class Child:
-    start: StartMember
+    start: StartAttempt
     ran: Ran | None = None
     event: Started | None = None
     over: asyncio.TimerHandle | None = None
@@ -308,8 +308,8 @@ class Supervisor:
 
     # -- what is asked
 
-    def start(self, members: Iterable[StartMember]) -> None:
-        for start in members:
+    def start(self, attempts: Iterable[StartAttempt]) -> None:
+        for start in attempts:
             key = start.key
             if key in self.ended:
                 self._emit(self.ended[key])
@@ -475,12 +475,12 @@ class SimulatedSupervised:
 
     # -- the agent's side
 
-    def start(self, members: Sequence[StartMember]) -> asyncio.Future[None]:
-        return self._begin(self.supervisor.start, list(members))
+    def start(self, attempts: Sequence[StartAttempt]) -> asyncio.Future[None]:
+        return self._begin(self.supervisor.start, list(attempts))
 
-    def end(self, members: Iterable[EndMember]) -> asyncio.Future[None]:
-        (member,) = members
-        return self._begin(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s, member.why)
+    def end(self, attempts: Iterable[EndAttempt]) -> asyncio.Future[None]:
+        (attempt,) = attempts
+        return self._begin(self.supervisor.end, attempt.key, "end", attempt.grace_s, attempt.notice_s, attempt.why)
 
     def fence(self, deadline_boottime_s: float | None, grace_s: float) -> asyncio.Future[None]:
         return self._begin(self.supervisor.fence, deadline_boottime_s, grace_s)

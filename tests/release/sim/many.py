@@ -43,7 +43,7 @@ def run(seed: int, wide: bool = False) -> Told:
     seen = world.judge.preemptions
     world.did.update({"preempted": seen.ended, "preempted and placed again": seen.ran_again})
     world.did["one began where another is frozen"] = world.judge.beside_frozen
-    return Told(seed, wrong, world.did, world.judge.records, world.judge.started_members)
+    return Told(seed, wrong, world.did, world.judge.records, world.judge.started_attempts)
 
 
 def again(seed: int, wide: bool) -> str:
@@ -86,7 +86,7 @@ def main() -> int:
             pool.close()
             pool.join()
     cpu_s = sum(resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime for who in _WHOSE)
-    print(f"{done} seeds, {records} ledger records, {started} members started, {sum(did.values())} faults")
+    print(f"{done} seeds, {records} ledger records, {started} attempts started, {sum(did.values())} faults")
     print(f"{time.monotonic() - began:.0f} s, {cpu_s / max(1, done):.3f} s of processor time a seed")
     print("faults: " + ", ".join(f"{name} {count}" for name, count in sorted(did.items())))
     for told in sorted(failed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.ledger.state import Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, State, Worker
 
 #: a window that begins is seen at the next look, once a second
 WINDOW_LOOK_MS: Final = 1_500
@@ -63,30 +63,30 @@ class Orders:
 
     def after(self, state: State) -> None:
         for worker in state.workers.values():
-            for member in worker.members.values():
-                if member.fence == state.seq:
-                    self._check(state, worker, member)
+            for attempt in worker.attempts.values():
+                if attempt.fence == state.seq:
+                    self._check(state, worker, attempt)
 
-    def _check(self, state: State, worker: Worker, member: Member) -> None:
-        job, row = member.replica.job, state.tenants[member.replica.job.tenant]
+    def _check(self, state: State, worker: Worker, attempt: Attempt) -> None:
+        job, row = attempt.replica.job, state.tenants[attempt.replica.job.tenant]
         closed, now = self._closed.get(worker.num, _OPEN), _closed(worker, state.time_ms)
         held, limit = self._tenants.get(job.tenant, (False, 0))
         if closed.why and now.why:
-            self._wrong(job, member, f"on {worker.id}, which is {now.why}")
-        if member.mask & closed.mask & now.mask:
-            self._wrong(job, member, f"on devices {member.mask & now.mask:b} of {worker.id} that are out of use")
+            self._wrong(job, attempt, f"on {worker.id}, which is {now.why}")
+        if attempt.mask & closed.mask & now.mask:
+            self._wrong(job, attempt, f"on devices {attempt.mask & now.mask:b} of {worker.id} that are out of use")
         if (held and row.hold is not None) or (job.num in self._held and job.hold is not None):
-            self._wrong(job, member, "while it is held")
-        if limit and row.gpus_max and member.mask and row.gpus > max(limit, row.gpus_max):
-            self._wrong(job, member, f"beyond its tenant's limit of {row.gpus_max} GPUs: they are {row.gpus}")
+            self._wrong(job, attempt, "while it is held")
+        if limit and row.gpus_max and attempt.mask and row.gpus > max(limit, row.gpus_max):
+            self._wrong(job, attempt, f"beyond its tenant's limit of {row.gpus_max} GPUs: they are {row.gpus}")
         for num, mask in self._avoided.get(job.num, ()):
-            if num == worker.num and (mask & member.mask or not member.mask) and (num, mask) in job.avoid:
-                self._wrong(job, member, f"on {worker.id}, or devices of it, that it avoids")
-        if (ledger := self._cancelled.get((job.tenant, job.name))) is not None and ledger < member.fence:
-            self._wrong(job, member, f"though its cancel was answered with record {ledger}")
+            if num == worker.num and (mask & attempt.mask or not attempt.mask) and (num, mask) in job.avoid:
+                self._wrong(job, attempt, f"on {worker.id}, or devices of it, that it avoids")
+        if (ledger := self._cancelled.get((job.tenant, job.name))) is not None and ledger < attempt.fence:
+            self._wrong(job, attempt, f"though its cancel was answered with record {ledger}")
 
-    def _wrong(self, job: Job, member: Member, how: str) -> None:
-        self._violated(f"{job.tenant}/{job.name}/{member.replica.index}@{member.fence} was placed {how}")
+    def _wrong(self, job: Job, attempt: Attempt, how: str) -> None:
+        self._violated(f"{job.tenant}/{job.name}/{attempt.replica.index}@{attempt.fence} was placed {how}")
 
 
 def _closed(worker: Worker, time_ms: int) -> _Closed:

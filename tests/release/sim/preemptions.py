@@ -58,9 +58,9 @@ class Preemptions:
         for num, (workers, *_) in self._held.items():
             holder = state.jobs.get(num)
             for worker in workers if holder is not None else ():
-                for member in state.worker_by_num[worker].members.values():
-                    if holder is not None and member.fence == state.seq:
-                        self._check_placed(holder, member.replica.job)
+                for attempt in state.worker_by_num[worker].attempts.values():
+                    if holder is not None and attempt.fence == state.seq:
+                        self._check_placed(holder, attempt.replica.job)
         for num, job in state.preempting.items():
             if job.preempts is not None and self._held.get(num) != job.preempts:
                 self._begin(state, job, job.preempts[1])
@@ -104,11 +104,11 @@ class Preemptions:
         ending: Counter[str] = Counter()
         for num in {num for job in state.preempting.values() if job.preempts for num in job.preempts[1]}:
             for replica in state.jobs[num].replicas if num in state.jobs else ():
-                if replica.state == _ENDING and replica.member is not None:
-                    ending[state.jobs[num].tenant] += replica.member.home.bit_count()
+                if replica.state == _ENDING and replica.attempt is not None:
+                    ending[state.jobs[num].tenant] += replica.attempt.home.bit_count()
         losers, frozen = {job.tenant: state.tenants[job.tenant] for job in jobs}, Counter[str]()
-        for member in state.members():
-            frozen[member.replica.job.tenant] += (member.home & ~member.mask).bit_count()
+        for attempt in state.attempts():
+            frozen[attempt.replica.job.tenant] += (attempt.home & ~attempt.mask).bit_count()
         return own.name not in losers and all(
             ending[row.name] <= row.gpus + frozen[row.name] - row.guaranteed for row in losers.values()
         )
@@ -132,7 +132,7 @@ class Preemptions:
 
 def _failed_by_itself(job: Job, replica: int) -> bool:
     """Whether its worker was lost before it asked it to end, and kept: what the worker says later is the job's own."""
-    rows = [row for row in job.story if row[REPLICA] == replica][-2:]
+    rows = [row for row in job.history if row[REPLICA] == replica][-2:]
     return len(rows) == 2 and rows[0][STATE] == LOST_KEPT and rows[1][WHY] != ENDED_AS_ASKED
 
 

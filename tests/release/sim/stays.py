@@ -14,7 +14,7 @@ from moorage.scheduler.core.ledger.state import AT_MS, BY, FENCE, NOT_READY, REA
 from moorage.schemas.job import STATES
 from moorage.schemas.staying import Ready
 from moorage.worker.agent.ready_watch import ReadyWatch
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from tests.unit.scheduler.restarts_judge import RestartsJudge
 
 #: of the requests those that stay, and of them those that are looked at
@@ -53,10 +53,10 @@ class Stays:
         self._restarts.forget()
         self._revs.clear()
 
-    async def look(self, watch: ReadyWatch, member: Member, ready: Ready) -> str:
+    async def look(self, watch: ReadyWatch, attempt: Attempt, ready: Ready) -> str:
         """In place of `ReadyWatch._look`: nothing listens in a simulated machine, so chance says what is found."""
-        looks = self._looks.setdefault(member.fence, [])
-        chance = random.Random(f"{member.fence} {len(looks)}").random()
+        looks = self._looks.setdefault(attempt.fence, [])
+        chance = random.Random(f"{attempt.fence} {len(looks)}").random()
         is_ready = chance >= CEASES if looks and looks[-1] else chance < BECOMES_READY
         looks.append(is_ready)
         return "" if is_ready else "nothing listens"
@@ -77,13 +77,13 @@ class Stays:
         through, self._revs[job.num] = self._revs.get(job.num, 0), job.rev
         changes = [
             {"replica": row[REPLICA], "state": STATES[row[STATE]], "time_ms": row[AT_MS], "by": row[BY]}
-            for row in job.story
+            for row in job.history
             if row[REV] > through and row[STATE] >= 0
         ]
         self._restarts.told(job.tenant, job.name, self._restarts.run_of(job), changes)
 
     def _check_readiness(self, state: State, job: Job) -> None:
-        for row in reversed(job.story):
+        for row in reversed(job.history):
             if row[AT_MS] != state.time_ms:
                 return
             if row[STATE] in (READY, NOT_READY):

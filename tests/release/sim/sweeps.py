@@ -41,10 +41,10 @@ class Sweeps:
 
     def after(self, state: State) -> None:
         placed = {
-            member.replica.job
+            attempt.replica.job
             for worker in state.workers.values()
-            for member in worker.members.values()
-            if member.fence == state.seq
+            for attempt in worker.attempts.values()
+            if attempt.fence == state.seq
         }
         for job in placed:
             most = decode_request(job.body).max_running

@@ -44,7 +44,7 @@ def test_without_faults_every_job_ends_as_it_should() -> None:
     world = World(1, faults=0)
     world.run()
     assert world.did == {}
-    assert world.judge.started_members >= world.jobs // 2
+    assert world.judge.started_attempts >= world.jobs // 2
     assert world.judge.histories > 0
 
 

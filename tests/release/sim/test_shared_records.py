@@ -13,7 +13,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.leader.term import SHARE_AFTER, SHARE_WAIT_S
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted
+from moorage.schemas.frames import Device, Hello, Join, Joined, Renew, Report, ReportFrame, Wanted
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus, SimulatedConnection
 from moorage.testing.bus.clock import SimulatedClock
@@ -22,7 +22,7 @@ from tests.scenes import played_by
 from tests.waiting import until
 
 SUBJECTS: Final = Subjects("t")
-#: one way, in ms: an append takes 0.4, the next request comes 0.2 after an answer, and facts 0.3 after a placement
+#: one way, in ms: an append takes 0.4, the next request comes 0.2 after an answer, and reports 0.3 after a placement
 CALLER_MS, WORKER_MS, LEDGER_MS = 0.1, 0.15, 0.2
 JOBS: Final = 40
 SLOTS: Final = 8
@@ -32,7 +32,7 @@ _joined: Final = Decoder[Joined](Joined)
 
 
 class Fleet:
-    """One worker, whose members have ended as soon as they are placed."""
+    """One worker, whose attempts have ended as soon as they are placed."""
 
     def __init__(self, connection: SimulatedConnection) -> None:
         self.connection = connection
@@ -49,13 +49,13 @@ class Fleet:
         await self._ask("renew", Renew(self.session, 1))
 
     def on_wanted(self, delivery: Delivery) -> None:
-        facts = [
-            Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence)
+        reports = [
+            Report(kind, place.tenant, place.job, place.replica, place.attempt, place.fence)
             for place in _wanted(delivery.data).place
             for kind in ("claimed", "started", "exited", "freed")
         ]
         self.told += 1
-        task = asyncio.ensure_future(self._ask("fact", FactFrame(self.session, self.told, facts)))
+        task = asyncio.ensure_future(self._ask("fact", ReportFrame(self.session, self.told, reports)))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 

@@ -19,11 +19,11 @@ def test_an_attempt_that_ran_for_ten_minutes_lets_the_next_one_start_after_a_sec
     drive.submit("j", gpu={}, retries=0, run={"argv": ["x"], "restart": "always"})
     for ran_s, wait_s in ((1, 1), (600, 1), (1, 2), (1, 4)):
         stays.after(drive.state)
-        drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+        drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
         stays.after(drive.state)
         drive.pass_time(ran_s * 1000)
-        drive.facts([("exited", "j", 0, 1, "exit")])
-        drive.fact("freed", "j")
+        drive.reports([("exited", "j", 0, 1, "exit")])
+        drive.report("freed", "j")
         stays.after(drive.state)
         drive.pass_time(wait_s * 1000)
         assert drive.states("j") == ["PLACED"]
@@ -39,8 +39,8 @@ def test_a_restored_ledger_tells_again_what_was_and_no_restart_of_it_counts() ->
     for restarts in range(3):
         stays.restored()
         stays.after(drive.state)
-        drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, ""), ("exited", "j", 0, 1, "exit")])
-        drive.fact("freed", "j")
+        drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, ""), ("exited", "j", 0, 1, "exit")])
+        drive.report("freed", "j")
         stays.restored()
         stays.after(drive.state)
         assert stays.restarts == 0, "what was before is not known"

@@ -28,7 +28,7 @@ from moorage.schemas.job import QOS
 from moorage.schemas.staying import Ready
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent.ready_watch import ReadyWatch
-from moorage.worker.session.member_messages import LEAVE_S_MAX, Member
+from moorage.worker.session.attempt_messages import LEAVE_S_MAX, Attempt
 from tests.release.sim import sweeps
 from tests.release.sim.accidents import FEW_ACTS, Accidents
 from tests.release.sim.afters import ASKED, is_known_to_all, some_of
@@ -96,8 +96,8 @@ class WideWorld(World):
         super()._patch(patches)
         self.restores.patched(patches)
 
-        async def look(watch: ReadyWatch, member: Member, ready: Ready) -> str:
-            return await self.judge.stays.look(watch, member, ready)
+        async def look(watch: ReadyWatch, attempt: Attempt, ready: Ready) -> str:
+            return await self.judge.stays.look(watch, attempt, ready)
 
         patches.enter_context(mock.patch.object(ReadyWatch, "_look", look))
 
@@ -256,20 +256,20 @@ class WideAccidents(Accidents):
 
     def freeze_or_resume(self) -> None:
         """Some jobs that run, or are frozen: each comes to rest one way or the other."""
-        for member in list(self.world.judge.state.members()):
-            job = member.replica.job
-            if member.phase == AT_RUNNING and self.rng.random() < 0.5:
-                verb = "resume" if member.freeze and self.rng.random() < 0.8 else "freeze"
+        for attempt in list(self.world.judge.state.attempts()):
+            job = attempt.replica.job
+            if attempt.phase == AT_RUNNING and self.rng.random() < 0.5:
+                verb = "resume" if attempt.freeze and self.rng.random() < 0.8 else "freeze"
                 self._operate(verb, {"tenant": job.tenant, "job": job.name})
 
     def two_acts_on_a_frozen_job(self) -> None:
         """Two things that may happen to one, to its worker or to its leader, with little or some time between."""
         rng, world = self.rng, self.world
-        frozen = [member for member in world.judge.state.members() if member.mask != member.home]
+        frozen = [attempt for attempt in world.judge.state.attempts() if attempt.mask != attempt.home]
         if not frozen:
             return
-        member = rng.choice(frozen)
-        job, worker = member.replica.job, member.worker.id
+        attempt = rng.choice(frozen)
+        job, worker = attempt.replica.job, attempt.worker.id
         named, link = {"tenant": job.tenant, "job": job.name}, world.connect("operator")
         acts: tuple[Callable[[], object], ...] = (
             lambda: self._operate("resume", named),

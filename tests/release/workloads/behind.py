@@ -60,6 +60,6 @@ def confirm(world: World) -> list[str]:
             told = explain_job(world.drive.engine, job.tenant, job.name)
             if isinstance(told, Problem) or told.reason != "after" or told.after[0].job not in left:
                 wrong.append(f"{job.name} waits for {left}, and is told {told}")
-        if job.attempt and (ends or left):
+        if job.attempt_no and (ends or left):
             wrong.append(f"{job.name} was placed before its time: {ends} {left}")
     return wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.schemas.job import STATES
-from tests.release.workloads.reference import Room, World, as_waiting, may_run_on, member_name, over_limit, slots_of
+from tests.release.workloads.reference import Room, World, as_waiting, attempt_name, may_run_on, over_limit, slots_of
 
 
 def confirm(world: World) -> None:
@@ -18,26 +18,26 @@ def restless(world: World) -> list[str]:
     No preemptible job that came later is on such a device.
     """
     wrong = []
-    for member in world.drive.state.members():
-        state, job = STATES[member.replica.state], member.replica.job
-        if not member.worker.session or member.replica.member is not member or state not in ("RUNNING", "FROZEN"):
+    for attempt in world.drive.state.attempts():
+        state, job = STATES[attempt.replica.state], attempt.replica.job
+        if not attempt.worker.session or attempt.replica.attempt is not attempt or state not in ("RUNNING", "FROZEN"):
             continue
-        if state == "RUNNING" and member.freeze:
-            wrong.append(f"{member_name(member)} is {state} for ever, and is to be frozen")
-        if state == "RUNNING" or member.freeze:
+        if state == "RUNNING" and attempt.freeze:
+            wrong.append(f"{attempt_name(attempt)} is {state} for ever, and is to be frozen")
+        if state == "RUNNING" or attempt.freeze:
             continue
-        if member.mask:
-            wrong.append(f"{member_name(member)} has its devices, and is not resumed")
+        if attempt.mask:
+            wrong.append(f"{attempt_name(attempt)} has its devices, and is not resumed")
             continue
-        room, home = Room(world, member.worker.num, [member]), slots_of(member.home)
-        others = [m for m in member.worker.members.values() if m.mask & member.home]
-        if may_run_on(world, member) and any(m.preemptible and m.fence > member.fence for m in others):
-            wrong.append(f"{member_name(member)} waits for a preemptible job that came later")
+        room, home = Room(world, attempt.worker.num, [attempt]), slots_of(attempt.home)
+        others = [m for m in attempt.worker.attempts.values() if m.mask & attempt.home]
+        if may_run_on(world, attempt) and any(m.preemptible and m.fence > attempt.fence for m in others):
+            wrong.append(f"{attempt_name(attempt)} waits for a preemptible job that came later")
         tenant = world.drive.state.tenants[job.tenant]
         is_held = job.hold is not None or tenant.hold is not None or over_limit(world, as_waiting(job))
         is_open = home <= set(room.slots) and not any(room.users[slot] for slot in home)
-        if is_open and not is_held and member.worker.id not in world.silent and not tenant.gpus_max:
-            wrong.append(f"{member_name(member)} waits for ever, and its devices are free")
+        if is_open and not is_held and attempt.worker.id not in world.silent and not tenant.gpus_max:
+            wrong.append(f"{attempt_name(attempt)} waits for ever, and its devices are free")
     return wrong
 
 

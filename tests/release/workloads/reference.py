@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Worker
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
@@ -20,7 +20,7 @@ from tests.release.workloads.record import Record
 
 #: how a job is kept to its part of a device, the weakest first
 LEVELS: Final = ("advisory", "guarded", "hard")
-#: the mode that a member's number stands for
+#: the mode that an attempt's number stands for
 MODES: Final = ("", "exclusive", "mps", "time-slice")
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
 SETTLE_MS: Final = 600_000
@@ -52,30 +52,30 @@ class World(Protocol):
 class Room:
     """What is left on one worker for new work; None of it where the worker takes none."""
 
-    def __init__(self, world: World, num: int, without: Iterable[Member] = (), *, empty: bool = False) -> None:
+    def __init__(self, world: World, num: int, without: Iterable[Attempt] = (), *, empty: bool = False) -> None:
         self.worker = worker = world.drive.state.worker_by_num[num]
         real = world.drive.workers[worker.id]
         hello = self.hello = worker.hello
         gone = set(without)
-        members = [] if empty else [member for member in worker.members.values() if member not in gone]
+        attempts = [] if empty else [attempt for attempt in worker.attempts.values() if attempt not in gone]
         self.users: list[list[tuple[str, str, int, int]]] = [[] for _ in hello["gpu_pool"]]
         self.cpu, self.memory = hello["cpu_milli"], hello["memory_mib"]
         self.awaited: set[int] = set()  # devices that frozen jobs wait for: preemptible jobs alone get them
         self.needed: set[int] = set()  # those of them that a frozen job is to have now: no job gets them
-        for member in members:
-            request = request_of(member.replica.job)
-            if member.mask != member.home:
-                self.awaited |= slots_of(member.home)
-                asked_ms = member.replica.job.story[-1][1] if STATES[member.replica.state] == "ENDING" else -1
-                needs = needs_devices(member, request) and may_run_on(world, member)
+        for attempt in attempts:
+            request = request_of(attempt.replica.job)
+            if attempt.mask != attempt.home:
+                self.awaited |= slots_of(attempt.home)
+                asked_ms = attempt.replica.job.history[-1][1] if STATES[attempt.replica.state] == "ENDING" else -1
+                needs = needs_devices(attempt, request) and may_run_on(world, attempt)
                 if needs and asked_ms != world.drive.state.time_ms:  # else by this very pass
-                    self.needed |= slots_of(member.home)
+                    self.needed |= slots_of(attempt.home)
             resources, gpu = request.resources, request.effective_gpu
             self.cpu -= resources.cpu_milli if resources else 0
             self.memory -= resources.memory_mib if resources else 0
-            for slot in slots_of(member.mask):
-                user = user_of(hello, member.replica.job, request)
-                self.users[slot].append((MODES[member.mode], user, *share_of(gpu)))
+            for slot in slots_of(attempt.mask):
+                user = user_of(hello, attempt.replica.job, request)
+                self.users[slot].append((MODES[attempt.mode], user, *share_of(gpu)))
         lent = hello.get("lent_slots")
         shut = shut_on(world, worker, empty=empty)
         waiting = real.waiting and not empty
@@ -161,12 +161,12 @@ class Room:
         return not mib or sum(user[2] for user in users) + mib <= memory
 
 
-def needs_devices(member: Member, request: Request) -> bool:
+def needs_devices(attempt: Attempt, request: Request) -> bool:
     """Whether a frozen job is to run on, or to end and may save its work."""
-    state = STATES[member.replica.state]
-    if member.replica.member is not member:
+    state = STATES[attempt.replica.state]
+    if attempt.replica.attempt is not attempt:
         return True
-    return not member.freeze if state == "FROZEN" else request.workload.grace_s > 0
+    return not attempt.freeze if state == "FROZEN" else request.workload.grace_s > 0
 
 
 def shut_on(world: World, worker: Worker, *, empty: bool = False) -> set[int]:
@@ -181,21 +181,21 @@ def shut_on(world: World, worker: Worker, *, empty: bool = False) -> set[int]:
     return shut
 
 
-def may_run_on(world: World, member: Member) -> bool:
+def may_run_on(world: World, attempt: Attempt) -> bool:
     """Whether nothing but its devices keeps a frozen job that is to run on: else nobody gives them up for it."""
-    job, worker = member.replica.job, member.worker
+    job, worker = attempt.replica.job, attempt.worker
     tenant = world.drive.state.tenants[job.tenant]
-    if member.replica.member is not member or STATES[member.replica.state] != "FROZEN":
+    if attempt.replica.attempt is not attempt or STATES[attempt.replica.state] != "FROZEN":
         return True  # it ends
     if job.hold is not None or tenant.hold is not None:
         return False
-    if slots_of(member.home) & shut_on(world, worker):
+    if slots_of(attempt.home) & shut_on(world, worker):
         return False
     if not tenant.gpus_max:
         return True
-    own = (each for each in worker.members.values() if each.replica.job.tenant == job.tenant)
-    given = sum(each.mask.bit_count() for each in own if each.mask & member.home)
-    return tenant.gpus - given + member.home.bit_count() <= tenant.gpus_max
+    own = (each for each in worker.attempts.values() if each.replica.job.tenant == job.tenant)
+    given = sum(each.mask.bit_count() for each in own if each.mask & attempt.home)
+    return tenant.gpus - given + attempt.home.bit_count() <= tenant.gpus_max
 
 
 def answers(device: dict[str, Any], request: Request) -> bool:
@@ -317,12 +317,12 @@ def waiting_in(state: State) -> list[Waiting]:
     return found
 
 
-def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterable[Member] = ()) -> bool:
-    """Whether it could start now on open workers that are not `excluded`, were the members `without` gone."""
+def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterable[Attempt] = ()) -> bool:
+    """Whether it could start now on open workers that are not `excluded`, were the attempts `without` gone."""
     return startable(world, who, who.together, excluded, without) == who.together
 
 
-def startable(world: World, who: Waiting, most: int, excluded: Iterable[int], without: Iterable[Member] = ()) -> int:
+def startable(world: World, who: Waiting, most: int, excluded: Iterable[int], without: Iterable[Attempt] = ()) -> int:
     """How many replicas like it could start there, of at most so many."""
     left, gone = most, list(without)
     for num in open_workers(world):
@@ -386,7 +386,7 @@ def confirm(world: World) -> tuple[list[str], dict[str, list[Waiting]]]:
     """(what is wrong, what waits by the reason that was confirmed)."""
     state = world.drive.state
     every = waiting_in(state)
-    wrong = [f"{member_name(m)} is {STATES[m.replica.state]} for ever" for m in state.members() if _is_stuck(m)]
+    wrong = [f"{attempt_name(m)} is {STATES[m.replica.state]} for ever" for m in state.attempts() if _is_stuck(m)]
     found: dict[str, list[Waiting]] = {}
     for who in every:
         reason = why(world, who, every)
@@ -428,9 +428,9 @@ def over_limit(world: World, who: Waiting) -> bool:
 def _leased(world: World, tenant: str, *, endless: bool = False) -> int:
     """How many GPUs a tenant leases; `endless`: to jobs whose end nobody knows."""
     state = world.drive.state
-    members = [m for m in state.members() if m.replica.job.tenant == tenant and m.replica.member is m]
+    attempts = [m for m in state.attempts() if m.replica.job.tenant == tenant and m.replica.attempt is m]
     return sum(
-        m.mask.bit_count() for m in members if not endless or not world.ran.has_end(state, as_waiting(m.replica.job))
+        m.mask.bit_count() for m in attempts if not endless or not world.ran.has_end(state, as_waiting(m.replica.job))
     )
 
 
@@ -562,9 +562,9 @@ def _wrong_preemptions(world: World) -> list[str]:
     ]
 
 
-def _is_stuck(member: Member) -> bool:
-    return STATES[member.replica.state] in ON_THE_WAY and bool(member.worker.session) and member.phase < 3
+def _is_stuck(attempt: Attempt) -> bool:
+    return STATES[attempt.replica.state] in ON_THE_WAY and bool(attempt.worker.session) and attempt.phase < 3
 
 
-def member_name(member: Member) -> str:
-    return f"{member.replica.job.tenant}/{member.replica.job.name}/{member.replica.index} on {member.worker.id}"
+def attempt_name(attempt: Attempt) -> str:
+    return f"{attempt.replica.job.tenant}/{attempt.replica.job.name}/{attempt.replica.index} on {attempt.worker.id}"

@@ -17,7 +17,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.ledger.state import MAY_END, Job
 from moorage.schemas.service import MemberLoad
-from tests.unit.scheduler.honest_worker import HeldMember
+from tests.unit.scheduler.honest_worker import HeldAttempt
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WARM_MS, Site
 
 SERVICES_FROM: Final = 700_000
@@ -138,12 +138,12 @@ class Services(Site):
                     if ran_ms >= WARM_MS and not held.place.job.startswith(("batch", "urgent")):
                         worker.look(held, ready=True)
                         self.say(held)
-            self.offer_facts()
+            self.offer_reports()
             self.tick(self.dice.choice([1, 1_000]))  # with them the record may look at what moves, or not
             self.settle()
             self.leave()
 
-    def say(self, held: HeldMember) -> None:
+    def say(self, held: HeldAttempt) -> None:
         """A member says what it has to do, for minutes much, and for minutes nothing."""
         place, calls = held.place, self.dice.choice([1, 2]) if self.now // 100_000 % 3 else 0
         name = place.job, place.replica, place.fence, place.attempt
@@ -162,6 +162,6 @@ class Services(Site):
                 if moved and change["state"] in ("CANCELLING", "ENDING") and self.job(event["job"]).live:
                     row = self.job(event["job"]).rows.get(int(moved[1]))
                     assert row is not None, f"{event['job']}: {change}"
-                    assert row.member is not None, f"{event['job']}: {change}"
+                    assert row.attempt is not None, f"{event['job']}: {change}"
         self.seen = len(self.events)
         return out

@@ -33,7 +33,7 @@ from moorage.schemas.frames import Freeze
 from moorage.schemas.frames.use import AttemptUse, DeviceUse
 from moorage.schemas.service import BUSY, HOPS_MAX, MemberLoad, Turn
 from tests.unit.scheduler.driving import Driving
-from tests.unit.scheduler.honest_worker import HeldMember
+from tests.unit.scheduler.honest_worker import HeldAttempt
 
 SLEEPERS_FROM: Final = 800_000
 CAN: Final = {"process": Capabilities(answers_calls=True, freezes=True)}
@@ -72,7 +72,7 @@ class Told(NamedTuple):
 class Sleeper:
     """One member of a service, and its program. `Outside` of its `Member`."""
 
-    def __init__(self, site: Sleepers, held: HeldMember, places: int) -> None:
+    def __init__(self, site: Sleepers, held: HeldAttempt, places: int) -> None:
         self.site = site
         self.job = held.place.job
         self.held = held
@@ -307,7 +307,7 @@ class Sleepers(Driving):
         """Return how long the memory of a service takes to leave its GPU, or to be back."""
         return SWAP_S + self.sizes_mib[name] / (OUT_MIB_S if out else IN_MIB_S)
 
-    def has_swapped(self, held: HeldMember, order: Freeze) -> bool:
+    def has_swapped(self, held: HeldAttempt, order: Freeze) -> bool:
         is_out, since_s, asked_s = self.swaps.get(held.name, (not order.on, 0.0, 0.0))
         if is_out is not order.on or self.now_s - asked_s > LATE_S:
             since_s = self.now_s
@@ -355,7 +355,7 @@ class Sleepers(Driving):
 
     def look(self) -> None:
         """Members begin with their attempts, hear of their turns, and die with their attempts."""
-        held: dict[AttemptName, HeldMember] = {}
+        held: dict[AttemptName, HeldAttempt] = {}
         for worker in self.workers.values():
             held |= {name: each for name, each in worker.held.items() if each.phase in ("running", "frozen")}
         for each in held.values():
@@ -377,13 +377,13 @@ class Sleepers(Driving):
 
     def look_at_turn(self, sleeper: Sleeper, turn: Turn) -> None:
         """What a member is told of its turn is true."""
-        member = self.member(sleeper.job, sleeper.held.place.replica)
+        member = self.attempt(sleeper.job, sleeper.held.place.replica)
         host = member.worker
         if turn.awake:
-            self._look_at_end(sleeper, len(host.members))
+            self._look_at_end(sleeper, len(host.attempts))
             return
         if host.id not in self.held_up:
-            most_s = sum(self._most_s(other) for other in host.members.values())
+            most_s = sum(self._most_s(other) for other in host.attempts.values())
             assert turn.in_ms <= 1000 * most_s, f"{turn.member} has its turn in {turn.in_ms} ms: {turn.why}"
             self.checked["times"] += 1
         if turn.stuck or member.replica.state != ledger.FROZEN or member.freeze:
@@ -393,7 +393,7 @@ class Sleepers(Driving):
         if before is not None and before.leased == told.leased > 0 and sleeper.job in self.seen and not self.held_up:
             assert told.at_ms <= before.at_ms + 1_500, f"{turn.member} is waking, and told {turn.in_ms} ms again"
             self.checked["waking"] += 1
-        for other in host.members.values():
+        for other in host.attempts.values():
             has_gpus = other.mask & member.home & ~member.mask
             if has_gpus and other.replica.state == ledger.FROZEN and not other.freeze and turn.in_ms:
                 self._look_behind(sleeper, turn, other.replica.job.name)
@@ -419,7 +419,7 @@ class Sleepers(Driving):
         assert turn.in_ms >= 1000 * least_s, f"{turn.member} is told {turn.in_ms} ms, and {waking} wakes on its GPUs"
         self.checked["behind one that wakes"] += 1
 
-    def _most_s(self, member: ledger.Member) -> float:
+    def _most_s(self, member: ledger.Attempt) -> float:
         """Return how long the turn of a member may take, by what is known of its swaps; 0 if it has none."""
         name = member.replica.job.name
         if name not in self.sizes_mib:
@@ -430,7 +430,7 @@ class Sleepers(Driving):
     def look_at_reasons(self) -> None:
         """Why a member could not be frozen is what its own host said."""
         sleeping = self.engine.sleeping
-        for member in self.state.members():
+        for member in self.state.attempts():
             why = sleeping.stays_awake(member)
             if why:
                 assert why.endswith(f" {member.worker.id}"), f"{member.name} of {member.worker.id} stays awake: {why}"
@@ -438,7 +438,7 @@ class Sleepers(Driving):
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         out = super().tick(ms, obey=obey)
-        held = [member for member in self.state.members() if member.mask]
+        held = [member for member in self.state.attempts() if member.mask]
         for at, member in enumerate(held):
             for other in held[at + 1 :]:
                 both = member.mask & other.mask if member.worker is other.worker else 0

@@ -16,7 +16,7 @@ from moorage.scheduler.core.ledger.state import RUNNING
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import AttemptUse, DeviceUse
 from tests.unit.scheduler.driving import Driving
-from tests.unit.scheduler.honest_worker import HeldMember
+from tests.unit.scheduler.honest_worker import HeldAttempt
 
 STALLS_FROM: Final = 900_000
 GANG: Final = -1
@@ -45,7 +45,7 @@ class Stalls(Driving):
             for _ in range(self.dice.randint(1, 8)):
                 self.pass_second()
 
-    def running(self) -> list[HeldMember]:
+    def running(self) -> list[HeldAttempt]:
         return [held for host in self.hosts for held in self.workers[host].held.values() if held.phase == "running"]
 
     def act(self) -> None:
@@ -78,7 +78,7 @@ class Stalls(Driving):
 
     def pass_second(self) -> None:
         """Workers report, then renew; what stalls by then is told by the end of that second."""
-        self.report()
+        self.report_all()
         self.settle()
         names = {held.name for held in self.running()}
         self.hangs = {name: for_s + 1 for name, for_s in self.hangs.items() if name in names}
@@ -100,11 +100,11 @@ class Stalls(Driving):
         ended: Stalled = {}
         for job in self.state.jobs.values():
             run = self.engine.reader.request_of(job).workload
-            rows = [row for row in job.rows.values() if row.state == RUNNING and row.member is not None]
+            rows = [row for row in job.rows.values() if row.state == RUNNING and row.attempt is not None]
             still = [
-                (row.index, row.member.name)
+                (row.index, row.attempt.name)
                 for row in rows
-                if row.member is not None and self.hangs.get(row.member.name, 0) >= (run.stall_s or 0)
+                if row.attempt is not None and self.hangs.get(row.attempt.name, 0) >= (run.stall_s or 0)
             ]
             found = told if run.on_stall == "warn" else ended
             if job.gang and len(still) == job.size:
@@ -139,9 +139,9 @@ class Stalls(Driving):
 
     def all_run(self, attempts: frozenset[AttemptName]) -> bool:
         found = [
-            row.member.name
+            row.attempt.name
             for job in self.state.jobs.values()
             for row in job.rows.values()
-            if row.member is not None and row.state == RUNNING
+            if row.attempt is not None and row.state == RUNNING
         ]
         return attempts <= set(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.ledger.state import Attempt
 from moorage.schemas.job import STATES
 from tests.release.workloads.plan import H100, L40S, Draw, Plan
 from tests.release.workloads.reference import Waiting, request_of, starts, waiting_in
@@ -166,9 +166,9 @@ class Stream(World):
                     del self.ends_ms[key]
                     worker.finish(key)
 
-    def _leaving(self) -> list[Member]:
+    def _leaving(self) -> list[Attempt]:
         """All that runs but services, whose end nobody knows."""
-        return [each for each in self.drive.state.members() if not each.replica.job.name.startswith(SERVICE)]
+        return [each for each in self.drive.state.attempts() if not each.replica.job.name.startswith(SERVICE)]
 
     def _fits_beside_services(self, who: Waiting, excluded: tuple[int, ...]) -> bool:
         return starts(self, who, excluded, without=self._leaving())
@@ -177,7 +177,7 @@ class Stream(World):
         """Whether it must start: for a job that shares devices no host with a service is reserved."""
         gpu = who.request.effective_gpu
         shares = gpu is not None and gpu.effective_sharing != "exclusive"
-        services = {m.worker.num for m in self.drive.state.members() if m.replica.job.name.startswith(SERVICE)}
+        services = {m.worker.num for m in self.drive.state.attempts() if m.replica.job.name.startswith(SERVICE)}
         return self._fits_beside_services(who, tuple(services) if shares else ())
 
     def _confirm_reservation(self) -> None:

@@ -46,7 +46,7 @@ EACH: Final = 2
 #: tables whose bound is a constant that is not made small: a shape that is forgotten is another one when it comes again
 CONSTANT: Final = {"Shapes._by_key": SHAPES_MAX}
 #: objects that are no soft table of the engine's
-NOT_SOFT: Final = ("State", "Finished", "Job", "Replica", "Member", "Worker", "Tenant", "Shape", "Record", "Draft")
+NOT_SOFT: Final = ("State", "Finished", "Job", "Replica", "Attempt", "Worker", "Tenant", "Shape", "Record", "Draft")
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def test_jobs_start_beside_a_reservation_and_a_new_leader_starts_no_more(seed: i
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SERVICES_FROM))
-def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
+def test_attempts_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
     Services(seed).run()
 
 
@@ -147,7 +147,7 @@ def test_a_new_leader_knows_of_the_same_runs_whatever_numbers_the_shapes_have() 
     drive.settle()
     new, now_ms = new_leader._lead(world), drive.state.time_ms
     old_ends, new_ends = (
-        [one.engine.estimates.end_ms(member, now_ms) for member in one.state.members()] for one in (drive, new)
+        [one.engine.estimates.end_ms(attempt, now_ms) for attempt in one.state.attempts()] for one in (drive, new)
     )
     assert new_ends == old_ends
     assert now_ms < (old_ends[0] or 0) <= now_ms + 10_100, "of its own shape, not of all"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.ledger.state import Attempt
 from moorage.schemas.job import STATES
 from tests.release.workloads.reference import Waiting, World, as_waiting, left_too_soon, startable, starts, taken_back
 
@@ -25,7 +25,7 @@ def confirm(world: World) -> None:
         if is_reclaim(world, who):
             continue
         victims = set(act.victims)
-        most = max(defended(world, member) for num in victims for member in members_of(world, num))
+        most = max(defended(world, attempt) for num in victims for attempt in attempts_of(world, num))
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
         excluded = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
         excluded |= unheard(world) | world.drive.held_before
@@ -34,7 +34,7 @@ def confirm(world: World) -> None:
         excluded |= {num for other in found if other is not act for num in other.workers}
         excluded -= set(act.workers)
         wanted = who.together if job.gang else max(1, job.waits)
-        gone = [member for num in victims for member in members_of(world, num)]
+        gone = [attempt for num in victims for attempt in attempts_of(world, num)]
         made = max(who.together, startable(world, who, wanted, excluded, without=gone))
         assert startable(world, who, wanted, excluded, without=least) < made, (
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
@@ -58,70 +58,70 @@ def is_reclaim(world: World, who: Waiting) -> bool:
     return world.drive.config.reclaim and tenant.guaranteed > 0
 
 
-def members_of(world: World, num: int) -> list[Member]:
+def attempts_of(world: World, num: int) -> list[Attempt]:
     """Those of a job that are asked to end: other replicas of it may run on, or have just been placed."""
-    members = [member for member in world.drive.state.members() if member.replica.job.num == num]
-    return [member for member in members if STATES[member.replica.state] == "ENDING"]
+    attempts = [attempt for attempt in world.drive.state.attempts() if attempt.replica.job.num == num]
+    return [attempt for attempt in attempts if STATES[attempt.replica.state] == "ENDING"]
 
 
-def began_ms(member: Member, now_ms: int) -> int:
+def began_ms(attempt: Attempt, now_ms: int) -> int:
     """When it was started first, also if it has been frozen since; else when it was placed."""
-    rows = [row for row in member.replica.job.story if row[2] == member.replica.index and row[9] == member.fence]
+    rows = [row for row in attempt.replica.job.history if row[2] == attempt.replica.index and row[9] == attempt.fence]
     started = [row[1] for row in rows if STATES[row[4]] == RUNNING]
     placed = [row[1] for row in rows if STATES[row[4]] == "PLACED"]
     return min(started or placed or [row[1] for row in rows], default=now_ms)
 
 
-def defended(world: World, member: Member) -> int:
+def defended(world: World, attempt: Attempt) -> int:
     """The priority of a running job; with its age as it was when it began, where jobs age."""
-    job, state = member.replica.job, world.drive.state
-    if member.preemptible:
+    job, state = attempt.replica.job, world.drive.state
+    if attempt.preemptible:
         return -1
     priority = as_waiting(job).priority
     ages = world.drive.config.ages
     if ages is None:
         return priority
-    peers = [each.member for each in job.replicas if each.member is not None] if job.gang else [member]
+    peers = [each.attempt for each in job.replicas if each.attempt is not None] if job.gang else [attempt]
     began = min(began_ms(peer, state.time_ms) for peer in peers)
     return ages.of(priority, began - job.may_start_ms)
 
 
-def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
+def endable(world: World, who: Waiting, but: set[int]) -> list[Attempt]:
     """What runs, may be ended for it and shares no device; of the jobs `but`, by number, nothing.
 
     Of another tenant with a guarantee nothing counts where it would borrow: how much of that is borrowed is left out.
     """
     state, config = world.drive.state, world.drive.config
-    found: list[Member] = []
-    for member in state.members() if not who.request.preemptible else ():
-        job = member.replica.job
-        if member.preemptible and job.num not in but and job is not who.job and _runs(world, member):
-            found.append(member)
+    found: list[Attempt] = []
+    for attempt in state.attempts() if not who.request.preemptible else ():
+        job = attempt.replica.job
+        if attempt.preemptible and job.num not in but and job is not who.job and _runs(world, attempt):
+            found.append(attempt)
             continue
-        peers = [each.member for each in job.replicas] if job.gang else [member]
+        peers = [each.attempt for each in job.replicas] if job.gang else [attempt]
         if job is who.job or job.num in but or any(peer is None for peer in peers):
             continue
         if config.reclaim and job.tenant != who.job.tenant and state.tenants[job.tenant].guaranteed:
             continue
-        if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
+        if any(peer is None or not _runs(world, peer) for peer in peers) or attempt.mode > 1:
             continue
         began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
-        if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
+        if state.time_ms - began < config.preempt_after * 1000 or defended(world, attempt) >= who.priority:
             continue
-        found.append(member)
+        found.append(attempt)
     return found
 
 
-def _runs(world: World, member: Member) -> bool:
+def _runs(world: World, attempt: Attempt) -> bool:
     """It runs or is frozen, or this very record asks it to end."""
-    state = STATES[member.replica.state]
-    runs = state in (RUNNING, FROZEN) or (state == "ENDING" and _ends_now(world, member))
-    return runs and member.replica.member is member
+    state = STATES[attempt.replica.state]
+    runs = state in (RUNNING, FROZEN) or (state == "ENDING" and _ends_now(world, attempt))
+    return runs and attempt.replica.attempt is attempt
 
 
-def _ends_now(world: World, member: Member) -> bool:
+def _ends_now(world: World, attempt: Attempt) -> bool:
     named = {num for act in world.drive.acts if isinstance(act, acts.Preempt) for num in act.victims}
-    return member.replica.job.num in named
+    return attempt.replica.job.num in named
 
 
 def reserved_for_others(world: World, who: Waiting) -> set[int]:
@@ -144,8 +144,8 @@ def hidden(world: World, full: list[Waiting]) -> list[str]:
         excluded = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
         least = endable(world, who, but=set())
         if who.priority < config.preempt_priority:
-            least = [member for member in least if member.preemptible]
+            least = [attempt for attempt in least if attempt.preemptible]
         if least and starts(world, who, excluded, without=least):
-            names = sorted({member.replica.job.name for member in least})
+            names = sorted({attempt.replica.job.name for attempt in least})
             wrong.append(f"{who.name} of priority {who.priority} waits, though it may end others: {names}")
     return wrong

@@ -18,7 +18,7 @@ from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
-from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
+from moorage.schemas.frames import Device, Goodbye, Hello, Join, Place, Renew, ReportFrame, Unwell, Wanted
 from tests.release.workloads import behind, frozen, new_leader, placed, ranges, reference, told, victims
 from tests.release.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.release.workloads.ran import Ran
@@ -72,7 +72,7 @@ class Refusing(Worker):
     _said = ""
     lingers = 0  # of a hundred that exit, so many leave memory on their devices until the next rest
     slow = 0  # of a hundred that are asked to end, so many do not do so at once
-    breaks = False  # the next member that is to be frozen or resumed can neither run nor be frozen
+    breaks = False  # the next attempt that is to be frozen or resumed can neither run nor be frozen
     left: tuple[AttemptName, ...] = ()
 
     def obey(self, frame: Wanted) -> None:
@@ -172,9 +172,9 @@ class World:
                 self._send(worker, worker.renew_frame())
                 if name in self.ill:
                     drive.load(name, **self.ill[name])
-            facts = worker.fact_frame()
-            if facts is not None:
-                self._send(worker, facts)
+            reports = worker.report_frame()
+            if reports is not None:
+                self._send(worker, reports)
         holding, before_ms = self._holding(), drive.state.time_ms
         drive.tick(ms)
         for tenant, milli in holding.items():
@@ -192,8 +192,8 @@ class World:
         """How many thousandths of a GPU each tenant's attempts hold."""
         found: Counter[str] = Counter()
         for job in self.drive.state.jobs.values():
-            held = [replica.member for replica in job.replicas if replica.member is not None]
-            gpus = sum(member.mask.bit_count() for member in held)
+            held = [replica.attempt for replica in job.replicas if replica.attempt is not None]
+            gpus = sum(attempt.mask.bit_count() for attempt in held)
             if gpus:
                 found[job.tenant] += gpus * reference.milli_of(reference.request_of(job))
         return found
@@ -231,7 +231,7 @@ class World:
         worker.auto = True
         return False
 
-    def _send(self, worker: Worker, frame: Join | Renew | FactFrame | Goodbye) -> None:
+    def _send(self, worker: Worker, frame: Join | Renew | ReportFrame | Goodbye) -> None:
         if isinstance(frame, Renew):
             self.renewed[worker.id] = self.drive.now
         self.sent[self.drive.send(worker.id, frame)] = (worker, frame)
@@ -242,7 +242,7 @@ class World:
             answer = self.drive.answers.pop(reply)
             if isinstance(frame, Join):
                 if answer["kind"] == "joined":
-                    worker.joined(answer["session"], len(frame.facts))
+                    worker.joined(answer["session"], len(frame.reports))
                     self.renewed[worker.id] = self.drive.now - RENEW_MS
                 else:
                     self.say(f"                    {worker.id} may not join: {answer['message']}")
@@ -250,8 +250,8 @@ class World:
                 continue
             elif answer["kind"] == "error" and answer["code"] == "session-over":
                 worker.fence()
-            elif isinstance(frame, FactFrame) and answer["kind"] == "recorded":
-                worker.fact_answered(answer["no"])
+            elif isinstance(frame, ReportFrame) and answer["kind"] == "recorded":
+                worker.report_answered(answer["no"])
 
     def _events(self) -> None:
         for event in self.drive.events[self._told :]:
@@ -466,7 +466,7 @@ class World:
         for worker in self.drive.workers.values():
             worker.flying, worker.gathered = (
                 None,
-                [*(worker.flying.facts if worker.flying is not None else ()), *worker.gathered],
+                [*(worker.flying.reports if worker.flying is not None else ()), *worker.gathered],
             )
 
     # ------------------------------------------------------------------------------------------------- callers

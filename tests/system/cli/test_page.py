@@ -59,9 +59,9 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
-    story = draw.Story(told(JobInfo, shown), None, [], [BAD])
+    history = draw.JobDetail(told(JobInfo, shown), None, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
-    parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(story, 5)]
+    parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(history, 5)]
     text = whole(parts) + draw.document("/", parts, title=BAD, private=True)
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;") > 12
@@ -295,8 +295,8 @@ async def test_a_sweep_has_the_counts_that_the_list_of_jobs_has(node: Node, uniq
         cookie = await page.entered()
         assert "done 4 (1 failed: 2)" in (await page.get(f"/queue?tenant={unique}", Cookie=cookie)).text
         text = (await page.get(f"/job/{unique}/sweep", Cookie=cookie)).text
-        for fact in ("done 4 (1 failed: 2)", "sweep-again-1", "it ended by itself, with code 1"):
-            assert fact in text, fact
+        for report in ("done 4 (1 failed: 2)", "sweep-again-1", "it ended by itself, with code 1"):
+            assert report in text, report
 
 
 async def test_an_address_may_name_a_moment_of_the_past(node: Node, unique: str) -> None:

@@ -86,7 +86,7 @@ async def test_the_keys_show_parts_filter_rows_and_open_a_job(node: Node, unique
     await node.run("cancel", "one,never", tenant=unique)
 
 
-async def test_a_running_job_is_opened_with_its_story_and_the_tail_of_its_output(node: Node, unique: str) -> None:
+async def test_a_running_job_is_opened_with_its_history_and_the_tail_of_its_output(node: Node, unique: str) -> None:
     words = ("--gpu", "1xH100", "--job", "talks", "--", "sh", "-c", "echo it-began; sleep 600")
     await node.run("submit", *words, tenant=unique)
     async with on(node, unique, (160, 50)) as (app, pilot):

@@ -119,8 +119,8 @@ async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, u
 
 
 @pytest.mark.slow
-async def test_one_jobs_events_are_its_whole_story_and_end(node: Node, unique: str) -> None:
-    await node.run("submit", "--job", "story", "--gpu", "1xH100", "--driver", "noop", tenant=unique)
+async def test_one_jobs_events_are_its_whole_history_and_end(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "history", "--gpu", "1xH100", "--driver", "noop", tenant=unique)
     ran = await node.run("events", "sto", tenant=unique)
     assert [row[4] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
     assert ran.rows[1][5].endswith(" sim")

@@ -120,10 +120,10 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 
         async def nothing_is_left() -> None:
             await until(lambda: len(asyncio.all_tasks()) == tasks, 60, "the tasks of before")
-            await until(lambda: client._wire._stories._timer is None, 60, "it stands no more")
+            await until(lambda: client._wire._histories._timer is None, 60, "it stands no more")
             assert len(link._subscriptions) == subscriptions
-            assert not client._wire._stories.followers
-            assert not client._wire._stories.endless
+            assert not client._wire._histories.followers
+            assert not client._wire._histories.endless
 
         assert await at_every_step(lambda: once(client), nothing_is_left) >= 1
         await client.ls()
@@ -244,7 +244,7 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(
         }.items()
     }
     await until(
-        lambda: len(client._wire._stories.endless) == 2 and len(client._wire._stories.followers) == 4,
+        lambda: len(client._wire._histories.endless) == 2 and len(client._wire._histories.followers) == 4,
         30,
         "all of them listen",
     )

@@ -104,7 +104,7 @@ async def through(w: World, disturb: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _later(moorage: AsyncClient, job: str, first: asyncio.Task[list[str]]) -> list[str]:
-    """A follower that comes when all is over has the same story."""
+    """A follower that comes when all is over has the same history."""
     await asyncio.wait({first})
     return await followed(moorage.job(job), [])
 
@@ -156,11 +156,11 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
             stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": _ROOTS},
         )  # fmt: skip
         assert process.stdout is not None
-        story: dict[str, list[str]] = {"loud": [], "quiet": []}
+        history: dict[str, list[str]] = {"loud": [], "quiet": []}
         try:
             async with asyncio.timeout(200):
-                while not all("RUNNING" in states for states in story.values()):
-                    await _read(process.stdout, story)
+                while not all("RUNNING" in states for states in history.values()):
+                    await _read(process.stdout, history)
                 process.send_signal(signal.SIGSTOP)
                 subject = w.moorage._wire.subjects.log("default", "loud", 0)
                 flood = b"x" * (512 * 1024)
@@ -171,22 +171,22 @@ async def test_a_follower_that_was_stopped_until_the_server_cut_it_goes_on_witho
                     assert (await _ended(w.moorage, name)) == "CANCELLED"
                 await until(lambda: "Slow Consumer" in log.read_text(), 90, "the server cuts it")
                 process.send_signal(signal.SIGCONT)
-                while not all(states[-1] == "over" for states in story.values()):
-                    await _read(process.stdout, story)
+                while not all(states[-1] == "over" for states in history.values()):
+                    await _read(process.stdout, history)
                 assert await process.wait() == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.communicate()
-        for states in story.values():
+        for states in history.values():
             assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "CANCELLING", "CANCELLED", "over"]
 
 
-async def _read(stream: asyncio.StreamReader, story: dict[str, list[str]]) -> None:
+async def _read(stream: asyncio.StreamReader, history: dict[str, list[str]]) -> None:
     name, *rest = (await stream.readline()).decode().split()
     if rest != ["over"]:
-        assert int(rest.pop(0)) == len(story[name]) + 1
-    story[name] += rest
+        assert int(rest.pop(0)) == len(history[name]) + 1
+    history[name] += rest
 
 
 async def _ended(moorage: AsyncClient, name: str) -> str:

@@ -153,7 +153,7 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
             for size in (5_000, 50_000):  # not sent to all: read
                 assert len((await (await moorage.submit_handler("large", size)).result("90s")).value) == size
             assert (len(asked), subscribed) == (2, [])
-            assert not moorage._wire._stories.results, "what was taken is let go"
+            assert not moorage._wire._histories.results, "what was taken is let go"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, show
 from tests.waiting import until
 
 NO_OUTPUT = [LogPage(1, "out", over=True), LogPage(1, "err", over=True)]
-STORY = [change(1, "ACCEPTED"), change(2, "PLACED"), change(3, "SUCCEEDED", code=0)]
+HISTORY = [change(1, "ACCEPTED"), change(2, "PLACED"), change(3, "SUCCEEDED", code=0)]
 
 
 class Loop:
@@ -34,7 +34,7 @@ class Loop:
 
     async def submit(self, name: str, *, duplicate: bool = False) -> Job:
         self.scheduler.will("submit", Accepted(name, 9, "QUEUED", duplicate=duplicate))
-        self.scheduler.will_show(shown(name, "SUCCEEDED", *STORY))
+        self.scheduler.will_show(shown(name, "SUCCEEDED", *HISTORY))
         return await self.client.submit(["x"], job=name, driver="noop")
 
     async def say(self, name: str, *changes: Change) -> None:
@@ -42,7 +42,7 @@ class Loop:
 
     async def result(self, name: str) -> Result:
         job = await self.submit(name)
-        await self.say(name, *STORY)
+        await self.say(name, *HISTORY)
         return await job.result("60s")
 
     def verbs(self) -> list[str]:
@@ -79,17 +79,17 @@ async def test_the_next_jobs_results_need_no_question_and_no_subscription(nats_u
             assert list(link._subscriptions) == before
 
 
-async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_is_one_story(
+async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_is_one_history(
     nats_url: str, unique: str
 ) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
-        await loop.say("j", STORY[0])
-        await loop.say("other", *STORY)
+        await loop.say("j", HISTORY[0])
+        await loop.say("other", *HISTORY)
         await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
         waiting = asyncio.create_task(job.result("60s"))
-        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
-        await loop.say("j", *STORY[1:])
+        await until(lambda: loop.client._wire._histories.followers, what="it is awaited")
+        await loop.say("j", *HISTORY[1:])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]  # the test's own
 
@@ -104,7 +104,7 @@ async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(n
         await until(lambda: loop.scheduler.asked, what="it is submitted")
         new = [each.subject for each in link._subscriptions if each not in before]
         assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
-        await loop.say("j", *STORY)
+        await loop.say("j", *HISTORY)
         assert [each.rev for each in (await running).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
         assert list(link._subscriptions) == before
@@ -118,7 +118,7 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
         job = await loop.submit("j")
         watch = await opened.enter_async_context(loop.client.watch("j"))
         assert watch._by_frames, "it hears the tenant's frames"
-        await loop.say("j", *STORY)
+        await loop.say("j", *HISTORY)
         await until(lambda: watch._pending, what="they are here before the result is awaited")
         assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
@@ -128,10 +128,10 @@ async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: 
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
         waiting = asyncio.create_task(job.result("60s"))
-        await loop.say("j", STORY[0])
+        await loop.say("j", HISTORY[0])
         await loop.say("j", change(2, "PLACED", worker="w7"))
         await until(lambda: (job.state, job.worker) == ("PLACED", "w7"), what="it was placed")
-        await loop.say("j", STORY[2])
+        await loop.say("j", HISTORY[2])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
 
@@ -141,7 +141,7 @@ async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monk
     async with standing(nats_url, unique) as loop:
         monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 0.05)
         job = await loop.submit("j")
-        await loop.say("j", STORY[0])
+        await loop.say("j", HISTORY[0])
         assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
@@ -154,11 +154,11 @@ async def test_a_wait_that_is_over_says_how_long_it_was(
         for silence_s in (60.0, 0.02):
             monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", silence_s)
             job = await loop.submit(f"j-{silence_s:.0f}")
-            loop.scheduler.will_show(shown(job.job, "QUEUED", STORY[0]))
+            loop.scheduler.will_show(shown(job.job, "QUEUED", HISTORY[0]))
             with pytest.raises(TimedOut, match=r"after 0\.2 s; it goes on"):
                 await job.result(0.2)
             assert loop.verbs() == ["submit", "show"][: 1 if silence_s == 60.0 else 2]
-        assert not loop.client._wire._stories.followers
+        assert not loop.client._wire._histories.followers
 
 
 async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: str) -> None:
@@ -176,9 +176,9 @@ async def test_more_than_is_held_of_one_job_is_asked_for(
     async with standing(nats_url, unique) as loop:
         monkeypatch.setattr("moorage.client.follow.follower.HELD_MAX", 2)
         job = await loop.submit("j")
-        for each in STORY:
+        for each in HISTORY:
             await loop.say("j", each)
-        await until(lambda: job._story and job._story.is_stale, what="the third is here")
+        await until(lambda: job._history and job._history.is_stale, what="the third is here")
         assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
@@ -211,7 +211,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
             server = await EmbeddedServer.start(tmp_path / "nats", port=int(server.url.rpartition(":")[2]))
             await until(lambda: client._wire.link.is_connected)
             async with ScriptedScheduler(server.url, unique) as scheduler:
-                scheduler.will_show(shown("j", "SUCCEEDED", *STORY))
+                scheduler.will_show(shown("j", "SUCCEEDED", *HISTORY))
                 assert (await job.result("60s")).state == "SUCCEEDED"
                 assert [verb for verb, _ in scheduler.asked] == ["show"]
     finally:
@@ -220,7 +220,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
 
 async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
-        kept = loop.client._wire._stories._expected
+        kept = loop.client._wire._histories._expected
         job: Job | None = await loop.submit("j")
         assert list(kept) == ["j"]
         assert job is not None
@@ -233,7 +233,7 @@ async def test_who_awaits_no_more_results_hears_the_tenant_no_more(
 ) -> None:
     monkeypatch.setattr("moorage.client.follow.follower.LINGER_S", 1.0)
     async with standing(nats_url, unique) as loop:
-        feed = loop.client._wire._stories
+        feed = loop.client._wire._histories
         assert feed._subscription is not None
         job = await loop.submit("j")
         await until(lambda: feed._subscription is None, what="it is gone")
@@ -246,7 +246,7 @@ async def test_where_nearly_all_is_of_others_it_is_not_heard(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with standing(nats_url, unique) as loop:
-        feed, scheduler = loop.client._wire._stories, loop.scheduler
+        feed, scheduler = loop.client._wire._histories, loop.scheduler
         monkeypatch.setattr("moorage.client.follow.follower.OTHERS_FREE", 10)
         monkeypatch.setattr("moorage.client.follow.follower.OTHERS_PER_OWN", 2)
         await scheduler.say_to_tenant(*(scheduler.event(f"o{number}", "QUEUED", change(1)) for number in range(40)))
@@ -262,7 +262,7 @@ async def test_a_failure_has_the_tail_that_its_worker_keeps(nats_url: str, uniqu
         job = await loop.submit("j")
         pages = [LogPage(1, "out", over=True), LogPage(1, "err", 0, 10, 10, "no weights", over=True)]
         loop.scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in pages))
-        await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
+        await loop.say("j", HISTORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
             await job.result("60s")
         assert failed.value.log_tail == "no weights"
@@ -274,7 +274,7 @@ async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, 
         job = await loop.submit("j")
         loop.scheduler.will("logs", None)
         loop.client._wire.patience = lambda _verb, _is_clustered: 0.2
-        await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
+        await loop.say("j", HISTORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
             await job.result("60s")
         assert (failed.value.exit_code, failed.value.log_tail) == (3, "")
@@ -296,14 +296,14 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 for number in range(3):
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
-                assert client._wire._stories.is_refused
+                assert client._wire._histories.is_refused
                 running = asyncio.create_task(client.run(["x"], job="j2", driver="noop", wait="60s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
-                await scheduler.say("j2", "SUCCEEDED", *STORY)
+                await scheduler.say("j2", "SUCCEEDED", *HISTORY)
                 assert (await running).state == "SUCCEEDED"
             async with AsyncClient(context, tenant="t") as client:  # whose first question it is
                 scheduler.will("submit", Accepted("r", 9, "QUEUED"))
-                scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
+                scheduler.will_show(shown("r", "SUCCEEDED", *HISTORY))
                 scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
                 assert (await client.run(["x"], job="r", driver="noop", wait="60s")).state == "SUCCEEDED"
                 assert loop.verbs()[:2] == ["submit", "show"]

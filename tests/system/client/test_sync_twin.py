@@ -150,7 +150,7 @@ def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Clie
     for event in job.events("60s"):
         assert event.job == job.job
         break
-    assert not client._twin._wire._stories.followers
+    assert not client._twin._wire._histories.followers
     job.cancel("enough")
 
 
@@ -279,7 +279,7 @@ def test_an_alarm_ends_a_run_and_leaves_no_follower(client: Client) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(TimeoutError, match="the alarm"):
             client.run(["hang"], driver="noop", wait="30s")
-        assert not client._twin._wire._stories.followers
+        assert not client._twin._wire._histories.followers
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -34,7 +34,7 @@ from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.drivers.vm.driver import VmDriver, VmSettings
-from moorage.worker.session.member_messages import Event, Log
+from moorage.worker.session.attempt_messages import Event, Log
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from tests.named_tests import missing
@@ -52,7 +52,7 @@ DRIVERS: tuple[type[Driver], ...] = (
 
 
 class Clock:
-    """Of an agent, the little that a guard without members needs."""
+    """Of an agent, the little that a guard without attempts needs."""
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()

@@ -14,7 +14,20 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.frames import Device, End, Fact, FactFrame, Goodbye, Held, Hello, Join, Place, Renew, Start, Wanted
+from moorage.schemas.frames import (
+    Device,
+    End,
+    Goodbye,
+    Held,
+    Hello,
+    Join,
+    Place,
+    Renew,
+    Report,
+    ReportFrame,
+    Start,
+    Wanted,
+)
 from moorage.schemas.subjects import Subjects
 from tests.asking import answered
 from tests.system.live.stack import ANSWER_S, TRY_S
@@ -22,7 +35,7 @@ from tests.waiting import until
 
 RENEW_S: Final = 0.2
 _decode_wanted: Final = Decoder[Wanted](Wanted)
-#: what a member still has to tell, by the phase it is in
+#: what an attempt still has to tell, by the phase it is in
 _REST: Final[dict[str, tuple[str, ...]]] = {
     "placed": ("claimed", "started", "exited", "freed"),
     "claimed": ("started", "exited", "freed"),
@@ -33,7 +46,7 @@ _PHASE_AFTER: Final = {"claimed": "claimed", "started": "running", "exited": "ex
 
 
 class ScriptedWorker:
-    """Joins, renews and remembers what it is asked; facts leave when `tell` is called.
+    """Joins, renews and remembers what it is asked; reports leave when `tell` is called.
 
     `placed`, `started` and `ended` hold every frame's items in order of arrival, repeats too.
     """
@@ -84,14 +97,14 @@ class ScriptedWorker:
         answer = await answered(self.nc, subject, payload, deadline_s, TRY_S)
         return dict(msgspec.json.decode(answer.data))
 
-    async def join(self, facts: Iterable[Fact] = (), machine: str = "") -> dict[str, Any]:
+    async def join(self, reports: Iterable[Report] = (), machine: str = "") -> dict[str, Any]:
         self.join_n += 1
         frame = Join(
             machine or self.machine,
             self.hello.boot,
             self.join_n,
             self.hello,
-            facts=list(facts),
+            reports=list(reports),
             holding=self._holding(),
         )
         answer = await self.ask("join", frame)
@@ -147,37 +160,37 @@ class ScriptedWorker:
         """Every (attempt, fence) that was ever asked for."""
         return {(p.attempt, p.fence) for p in self.placed if (p.job, p.replica) == (job, replica)}
 
-    def fact(self, kind: Any, place: Place, code: int = 0, detail: str = "") -> Fact:
-        return Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, code, detail)
+    def report(self, kind: Any, place: Place, code: int = 0, detail: str = "") -> Report:
+        return Report(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, code, detail)
 
-    def next_frame(self, *facts: Fact) -> FactFrame:
+    def next_frame(self, *reports: Report) -> ReportFrame:
         """The next numbered frame; counts as told, so that a test may lose its answer."""
         self.no += 1
-        for fact in facts:
-            key = (fact.job, fact.replica, fact.fence)
-            if fact.kind in _PHASE_AFTER:
-                self.held[key] = (self.held[key][0], _PHASE_AFTER[fact.kind])
+        for report in reports:
+            key = (report.job, report.replica, report.fence)
+            if report.kind in _PHASE_AFTER:
+                self.held[key] = (self.held[key][0], _PHASE_AFTER[report.kind])
             else:
                 self.held.pop(key, None)
-        return FactFrame(self.session, self.no, list(facts))
+        return ReportFrame(self.session, self.no, list(reports))
 
-    async def tell(self, *facts: Fact) -> None:
-        """Tell facts in one frame, until they are recorded."""
-        frame = self.next_frame(*facts)
+    async def tell(self, *reports: Report) -> None:
+        """Tell reports in one frame, until they are recorded."""
+        frame = self.next_frame(*reports)
         answer = await self.ask("fact", frame)
         assert answer == {"kind": "recorded", "no": frame.no, "reign": answer.get("reign"), "v": 1}, answer
 
     async def step(self, job: str, *kinds: str, replica: int = 0) -> None:
-        """Tell facts about this replica's placement, a frame each."""
+        """Tell reports about this replica's placement, a frame each."""
         place = await self.wants(job, replica)
         for kind in kinds:
-            await self.tell(self.fact(kind, place))
+            await self.tell(self.report(kind, place))
 
     async def finish(self, job: str, replica: int = 0) -> None:
         """Tell whatever is left until the device is free."""
         place = await self.wants(job, replica)
         for kind in _REST[self.held[(job, replica, place.fence)][1]]:
-            await self.tell(self.fact(kind, place))
+            await self.tell(self.report(kind, place))
 
 
 @contextlib.asynccontextmanager

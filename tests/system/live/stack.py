@@ -263,14 +263,14 @@ class Caller:
     async def _on_events(self, msg: Msg) -> None:
         for event in msgspec.json.decode(msg.data)["jobs"]:
             job = event["job"]
-            story = self.heard.setdefault(job, {})
+            history = self.heard.setdefault(job, {})
             if "stalled" in event:
                 self.stalls.setdefault(job, []).append(event["stalled"])
             for change in event.get("changes", ()):
-                if change["rev"] in story:
-                    assert story[change["rev"]] == change, f"two stories of {job}"
+                if change["rev"] in history:
+                    assert history[change["rev"]] == change, f"two histories of {job}"
                     continue
-                story[change["rev"]] = change
+                history[change["rev"]] = change
             self.states[job] = event["state"]
             if event["state"] in TERMINAL:
                 self.ended.setdefault(job, []).append(event["state"])
@@ -334,7 +334,7 @@ class Caller:
         await until(up, ANSWER_S, f"{workers} up")
 
     async def all_free(self) -> None:
-        """Wait until no member holds anything and every GPU is free; then the audit finds no drift."""
+        """Wait until no attempt holds anything and every GPU is free; then the audit finds no drift."""
 
         async def free() -> bool:
             rows = (await self.fleet())["workers"]
@@ -348,14 +348,14 @@ class Caller:
 
         await until(agreed, ANSWER_S, "an audit without drift")
 
-    async def check_story(self, job: str) -> dict[str, Any]:
-        """The revisions heard, merged with those of `show`, have no gap, no double and no second story."""
+    async def check_history(self, job: str) -> dict[str, Any]:
+        """The revisions heard, merged with those of `show`, have no gap, no double and no second history."""
 
         async def told() -> dict[str, Any] | None:  # without its changes while the history cannot be read
             shown = await self.show(job)
             return shown if "changes" in shown else None
 
-        shown = dict(await until(told, ANSWER_S, f"the story of {job}"))
+        shown = dict(await until(told, ANSWER_S, f"the history of {job}"))
         merged = {change["rev"]: change for change in shown["changes"]}
         for rev, change in self.heard.get(job, {}).items():
             assert merged.setdefault(rev, change) == change, f"{job}: revision {rev} was told in two ways"

@@ -189,7 +189,7 @@ async def test_all_that_a_record_sends_is_made_while_it_is_stored_and_leaves_in_
 async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_begins_again(
     nats_server: Server, unique: str
 ) -> None:
-    """Its members would have another fence: nothing of it leaves, and the same scheduler leads again at once."""
+    """Its attempts would have another fence: nothing of it leaves, and the same scheduler leads again at once."""
     async with leading(nats_server, unique) as scene:
         subjects, epoch = scene.subjects, scene.engine.state.epoch
         await scene.client.send([(subjects.api("acme", "submit"), scene.hold("held"), "answer.here")])
@@ -203,8 +203,8 @@ async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_
             what="it leads again",
         )
         assert scene.engine.state.epoch == epoch + 1
-        member = next(scene.engine.state.members())
-        assert (member.name[:2], member.fence) == (("acme", "held"), member.replica.job.ledger)
+        attempt = next(scene.engine.state.attempts())
+        assert (attempt.name[:2], attempt.fence) == (("acme", "held"), attempt.replica.job.ledger)
         assert {delivery.subject for delivery in scene.heard} <= {subjects.worker("w1", "wanted")}
         again = await scene.client.request(subjects.api("acme", "submit"), SUBMIT, ANSWER_S)
         assert msgspec.json.decode(again.data)["kind"] == "accepted"

@@ -17,7 +17,7 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.follower.follower import count_the_rest
-from moorage.scheduler.history.told_story import read_frame
+from moorage.scheduler.history.unpacking import read_frame
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.ledger.invariants import validate

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
 
-#: jobs of host a by the facts that were answered before the kill
+#: jobs of host a by the reports that were answered before the kill
 STEPS: dict[str, tuple[str, ...]] = {
     "placed": (),
     "claimed": ("claimed",),
@@ -35,13 +35,13 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
         assert (await acme.submit(job, **ON_A))["kind"] == "accepted"
     for job in GANGS:
         await acme.submit(job, gpu={"scheduling": "gang"}, replicas=2, **ON_A)
-    for job, facts in STEPS.items():
-        await a.step(job, *facts)
+    for job, reports in STEPS.items():
+        await a.step(job, *reports)
     for job, ranks in GANGS.items():
         for rank in ranks:
             place = await a.wants(job, rank)
             assert place.hold
-            await a.tell(a.fact("claimed", place, detail="10.0.0.1:29500" if rank == 0 else ""))
+            await a.tell(a.report("claimed", place, detail="10.0.0.1:29500" if rank == 0 else ""))
     await until(lambda: {start.replica for start in a.started} == {0, 1}, what="START of both ranks")
     await a.step("cancelling", "claimed", "started")
     for job in ("cancelling", "cancel-placed"):
@@ -57,9 +57,9 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
     # the durable queue: read and placed before the kill
     await acme.queue("submit", request("queue-read", **ON_A))
     await a.wants("queue-read")
-    # a fact that is recorded, but whose answer nobody gets: it is sent without a reply subject
+    # a report that is recorded, but whose answer nobody gets: it is sent without a reply subject
     await acme.submit("fact-recorded", requires={"host": ["b"]})
-    frame = b.next_frame(b.fact("claimed", await b.wants("fact-recorded")))
+    frame = b.next_frame(b.report("claimed", await b.wants("fact-recorded")))
     await b.nc.publish(b.subjects.worker("b", "fact"), encode(frame))
     await acme.reaches("fact-recorded", "CLAIMED")
     # a submit that is recorded, but whose answer nobody gets
@@ -91,7 +91,7 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
             # the leader hears nothing of what follows: it is stopped, then killed
             old.stop()
             await acme.nc.publish(
-                made.subjects.worker("c", "fact"), encode(c.next_frame(c.fact("claimed", lost_place)))
+                made.subjects.worker("c", "fact"), encode(c.next_frame(c.report("claimed", lost_place)))
             )
             await acme.nc.publish(
                 acme.subjects.api("acme", "submit"), msgspec.json.encode(request("submit-lost", **ON_A))
@@ -138,9 +138,9 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
             await a.finish("queue-unread")
             await a.finish(unnamed)
             place = await a.wants("cancelling")
-            await a.tell(a.fact("exited", place, -15, "end"), a.fact("freed", place))
-            await a.tell(a.fact("withdrawn", await a.wants("cancel-placed")))
-            await a.tell(a.fact("claimed", await a.wants("gang-half", 1)))
+            await a.tell(a.report("exited", place, -15, "end"), a.report("freed", place))
+            await a.tell(a.report("withdrawn", await a.wants("cancel-placed")))
+            await a.tell(a.report("claimed", await a.wants("gang-half", 1)))
             for job in GANGS:
                 await until(lambda job=job: any(s.job == job for s in a.started), what=f"START of {job}")
                 for rank in (0, 1):
@@ -154,14 +154,14 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
             cancelled = {"cancelling", "cancel-placed", "queue-cancelled", "behind-cancelling"}
             done = {*STEPS, *GANGS, "queued", "queue-read", "queue-unread", unnamed, "fact-recorded", "fact-lost"}
             for job in done | {"submit-recorded", "submit-lost", "behind-started"}:
-                shown = await acme.check_story(job)
+                shown = await acme.check_history(job)
                 assert shown["state"] == "SUCCEEDED", job
                 assert {replica["attempt"] for replica in shown["replica_states"]} == {1}, job
                 assert [change["state"] for change in shown["changes"] if change["replica"] == 0] == [
                     "PLACED", "CLAIMED", "RUNNING", *(["EXITED"] if job in GANGS else []), "SUCCEEDED",
                 ], job  # fmt: skip
             for job in cancelled:
-                assert (await acme.check_story(job))["state"] == "CANCELLED", job
+                assert (await acme.check_history(job))["state"] == "CANCELLED", job
             for worker in (a, b, c):
                 for job in {place.job for place in worker.placed}:
                     for rank in (0, 1) if job in GANGS else (0,):
@@ -176,12 +176,12 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique:
 def b_frame(b: ScriptedWorker) -> object:
     """The frame of `fact-recorded` again, as it was."""
     place = next(place for place in b.placed if place.job == "fact-recorded")
-    frame = b.next_frame(b.fact("claimed", place))
+    frame = b.next_frame(b.report("claimed", place))
     b.no -= 1
     return msgspec.structs.replace(frame, no=b.no)
 
 
 def c_frame(c: ScriptedWorker, place: object) -> object:
-    frame = c.next_frame(c.fact("claimed", place))  # type: ignore[arg-type]
+    frame = c.next_frame(c.report("claimed", place))  # type: ignore[arg-type]
     c.no -= 1
     return msgspec.structs.replace(frame, no=c.no)

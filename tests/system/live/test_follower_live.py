@@ -81,9 +81,9 @@ async def some_end(one: Caller, name: str, count: int = 16) -> None:
 def held_ms(one: Caller, gaps: list[list[int]]) -> int:
     """What a stopwatch beside every attempt says, without the time of the gaps."""
     total = 0
-    for story in one.heard.values():
+    for history in one.heard.values():
         since = 0
-        for _, change in sorted(story.items()):
+        for _, change in sorted(history.items()):
             if change["state"] == "PLACED":
                 since = change["time_ms"]
             elif since and change["state"] in (*TERMINAL, "QUEUED"):
@@ -110,18 +110,20 @@ async def is_exact(made: Stack, one: Caller, gaps: list[list[int]]) -> None:
                 return []
 
         async def all_else_is_written() -> bool:
-            rows = {(story.job, move.rev) for frame in await frames() for story in frame.jobs for move in story.moves}
+            rows = {
+                (history.job, move.rev) for frame in await frames() for history in frame.jobs for move in history.moves
+            }
             return not [
                 (job, rev)
-                for job, story in one.heard.items()
-                for rev, change in story.items()
+                for job, history in one.heard.items()
+                for rev, change in history.items()
                 if rev > 1 and (job, rev) not in rows
                 if not any(begin <= change["time_ms"] <= end for begin, end in gaps)
             ]
 
         await until(all_else_is_written, ANSWER_S, "the history")
         found = await frames()
-    rows = Counter((story.job, move.rev) for frame in found for story in frame.jobs for move in story.moves)
+    rows = Counter((history.job, move.rev) for frame in found for history in frame.jobs for move in history.moves)
     assert max(rows.values()) == 1
     assert [list(frame.gap[2:]) for frame in found if frame.gap is not None] == gaps
     (row,) = (await usage_of(one))["rows"]
@@ -190,7 +192,7 @@ async def test_a_follower_that_is_stopped_under_load_while_its_leader_is_killed(
             await until(lambda: not is_alive(stopped), ANSWER_S, "the end of the follower whose leader is gone")
         (made.folder / "go").touch()
         await one.reaches("long", "SUCCEEDED")
-        shown = await one.check_story("before-3")
+        shown = await one.check_history("before-3")
         assert shown["compacted"], "it is told from the history"
         told = await usage_of(one)
         gaps = told.get("gaps", [])

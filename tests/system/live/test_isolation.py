@@ -211,7 +211,7 @@ async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(
 
 @pytest.mark.slow
 async def test_what_a_worker_does_not_permit_is_told_with_code_and_reason(nats_server: Server, unique: str) -> None:
-    """A program and a driver send the job elsewhere, and its story says why; no worker that may start it is left."""
+    """A program and a driver send the job elsewhere, and its history says why; no worker that may start it is left."""
     rules: dict[str, Any] = {
         "programs_for": {"acme": "sh /bin/echo"},
         "drivers_for": {"acme": "process", "beta": "noop"},

@@ -109,7 +109,7 @@ async def test_every_job_ends_once_whatever_is_killed(nats_server: Server, uniqu
         await acme.all_free()
         for one, jobs in zip(callers, accepted, strict=True):
             for job in jobs:
-                shown = await one.check_story(job)
+                shown = await one.check_history(job)
                 assert shown["state"] == "SUCCEEDED", shown
                 ends = [change["state"] for change in shown["changes"] if change["state"] in TERMINAL]
                 assert ends == ["SUCCEEDED"], shown
@@ -159,8 +159,8 @@ async def test_a_stopped_agents_job_is_gone_before_it_is_placed_elsewhere(nats_s
         assert is_alive(kept)
         await until(lambda: pid_files["kill"].read_text().split() != [str(killed)], what="the next attempt")
         shown = await acme.reaches("kill", "RUNNING")
-        story = [(change["state"], change.get("worker")) for change in shown["changes"][1:]]
-        assert story == [
+        history = [(change["state"], change.get("worker")) for change in shown["changes"][1:]]
+        assert history == [
             ("PLACED", "w1"), ("CLAIMED", "w1"), ("RUNNING", "w1"), ("QUEUED", "w1"),
             ("PLACED", "w2"), ("CLAIMED", "w2"), ("RUNNING", "w2"),
         ]  # fmt: skip

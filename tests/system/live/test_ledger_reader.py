@@ -81,17 +81,17 @@ async def written(server: Server, prefix: str) -> AsyncIterator[Written]:
 
 async def test_any_decision_with_its_evidence(nats_server: Server, unique: str) -> None:
     async with written(nats_server, unique) as made:
-        placed = made.drive.member("urgent").fence
+        placed = made.drive.attempt("urgent").fence
         [row] = [row for row in await made.told(placed) if row.get("job") == "urgent"]
         told = (row["tenant"], row["job"], row["state"], row["worker"], row["gpus"])
         assert told == ("t", "urgent", "PLACED", "w0", ["GPU-w0-0", "GPU-w0-1"])
         assert (row["ledger"], row["workers_known"], row["free_left"]) == (placed, 2, 0)
         assert row["waited_ms"] > 0
-        story = await made.told(job="u/wide")
-        assert [row.get("state", row.get("act")) for row in story] == [
+        history = await made.told(job="u/wide")
+        assert [row.get("state", row.get("act")) for row in history] == [
             "ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "ENDING", "preempt", "QUEUED",
         ]  # fmt: skip
-        assert story[4]["why"] == "preempted by tenant t: priority 90 over 50"
+        assert history[4]["why"] == "preempted by tenant t: priority 90 over 50"
         [limit] = [row for row in await made.told() if row.get("act") == "limit"]
         assert (limit["tenant"], limit["gpus"], limit["by"], limit["why"]) == ("u", 2, "operator ana", "until Monday")
         everything = json.dumps(await made.told())
@@ -103,7 +103,7 @@ async def test_any_decision_with_its_evidence(nats_server: Server, unique: str) 
 
 async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats_server: Server, unique: str) -> None:
     async with written(nats_server, unique) as made:
-        placed = made.drive.member("urgent").fence
+        placed = made.drive.attempt("urgent").fence
         cut = made.stored
         await made.snapshot()
         made.drive.run_out("w0")
@@ -119,7 +119,7 @@ async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats
         states = [row["state"] for row in before if row["kind"] == "decision"]
         assert [row["state"] for row in after if row["kind"] == "decision"] == states
         assert [row.get("recorded", True) for row in after][:3] == [False] * 3, "by its outcome alone"
-        again = made.drive.member("wide", tenant="u").fence
+        again = made.drive.attempt("wide", tenant="u").fence
         assert [row["state"] for row in await made.told(again) if row.get("job") == "wide"] == ["PLACED"]
 
 

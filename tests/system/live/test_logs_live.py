@@ -299,7 +299,7 @@ async def test_cleared_output_says_by_which_setting_and_running_output_stays(
         page = (await one.api("logs", {"job": "runs", "limit": PAGE}))["data"]
         assert raw(page) == numbers
         following = asyncio.create_task(joined(client.job("runs").logs()))
-        await until(lambda: bool(client._wire._stories.followers), what="it is followed")
+        await until(lambda: bool(client._wire._histories.followers), what="it is followed")
         go.touch()
         assert (await following)["out"] == numbers + b"end\n"
 

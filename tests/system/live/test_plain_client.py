@@ -44,7 +44,7 @@ async def test_it_does_everything_that_a_service_needs(nats_server: EmbeddedServ
             await watcher.reaches(job, "SUCCEEDED")
         await watcher.reaches("q-cancelled", "CANCELLED")
         for job in ("train-1", "q-named", unnamed):
-            assert (await watcher.check_story(job))["attempt"] == 1
+            assert (await watcher.check_history(job))["attempt"] == 1
         await watcher.all_free()
 
 
@@ -63,10 +63,10 @@ def use(port: int, prefix: str, folder: Path) -> None:
     assert api("submit", **train)["kind"] == "accepted"
     assert api("submit", **train)["duplicate"] is True
     assert api("submit", **{**train, "priority": 1})["code"] == "conflict"
-    story = list(plain.follow("vision", "train-1"))
-    assert [change["state"] for change in story] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
-    assert [change["rev"] for change in story] == [1, 2, 3, 4, 5]
-    assert len(story[1]["gpus"]) == 2
+    history = list(plain.follow("vision", "train-1"))
+    assert [change["state"] for change in history] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+    assert [change["rev"] for change in history] == [1, 2, 3, 4, 5]
+    assert len(history[1]["gpus"]) == 2
     assert (folder / "ran").exists()
 
     accepted = api("submit", job="wait-1", gpu={"model": "B200"}, run={"argv": ["true"]})

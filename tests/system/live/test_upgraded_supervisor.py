@@ -53,7 +53,7 @@ async def test_jobs_under_a_supervisor_of_another_release_end_with_their_grace_a
         supervised = await made.supervisor("w")
         assert supervised.protocol == PROTOCOL
         supervised.close()
-        await acme.check_story("saves")
+        await acme.check_history("saves")
         await acme.all_free()
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.gpu import GpuSpec, Share
-from moorage.worker.session.member_messages import Ended
+from moorage.worker.session.attempt_messages import Ended
 from moorage.worker.sharing.limiter.limits import Limits
 from tests.waiting import until
 

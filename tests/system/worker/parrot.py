@@ -19,7 +19,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt.output_pages import page_of
 from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.session.member_messages import Ended, Started
+from moorage.worker.session.attempt_messages import Ended, Started
 
 
 class ParrotSettings(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from moorage.system.cgroup import CgroupBase
 from moorage.system.proctree import Process, read_process
 from moorage.worker.supervisor.capped_output import output_path
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable, python_variables
-from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember
+from moorage.worker.supervisor.protocol import Ended, Event, StartAttempt, Started
 
 WAIT_S: Final = 60.0
 SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
@@ -72,16 +72,16 @@ class Rig:
         await self.until(lambda: key in self.ends())
         return self.ends()[key]
 
-    async def run(self, member: StartMember) -> Ended:
-        await self.client.start([member])
-        return await self.ended(member.key)
+    async def run(self, attempt: StartAttempt) -> Ended:
+        await self.client.start([attempt])
+        return await self.ended(attempt.key)
 
     def text(self, key: str) -> str:
         path = output_path(self.state, key, "stdout")
         return path.read_text() if path.exists() else ""
 
     async def line(self, key: str, count: int = 1) -> list[str]:
-        """The first whole lines of a member's output."""
+        """The first whole lines of an attempt's output."""
         await poll(lambda: self.text(key).count("\n") >= count)
         return self.text(key).splitlines()
 
@@ -113,11 +113,11 @@ async def poll(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def sh(key: str, script: str, **fields: Any) -> StartMember:
-    # by its tenant no other test process's supervisor takes it for a former member of its own, and clears it away
+def sh(key: str, script: str, **fields: Any) -> StartAttempt:
+    # by its tenant no other test process's supervisor takes it for a former attempt of its own, and clears it away
     marks = {"MOORAGE_TENANT": f"test-{os.getpid()}", "MOORAGE_JOB": key, "MOORAGE_FENCE": "1"}
     fields.setdefault("env", {"PATH": SHELL_PATH, **marks})
-    return StartMember(key=key, argv=("/bin/sh", "-c", script), **fields)
+    return StartAttempt(key=key, argv=("/bin/sh", "-c", script), **fields)
 
 
 def lives(pid: int, process: Process | None = None) -> bool:

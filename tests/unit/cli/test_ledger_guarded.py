@@ -30,7 +30,7 @@ def test_a_backup_whose_state_contradicts_itself_is_refused(tmp_path: Path) -> N
     for name in ("a", "b"):
         drive.submit(name, gpu={})
     drive.settle()
-    first, second = drive.state.workers["w0"].members.values()
+    first, second = drive.state.workers["w0"].attempts.values()
     second.mask = first.mask
     drive.state.digest = drive.state.full_digest()
     data = dump(drive.state)

@@ -1,4 +1,4 @@
-"""Many jobs waited for at once: over one subscription, from whatever of their story was seen or missed."""
+"""Many jobs waited for at once: over one subscription, from whatever of their history was seen or missed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from moorage.client import AsyncClient, JobFailed, NoScheduler, NotFound, Rejected, TimedOut
 from moorage.client.follow.follower import CROWD
 from moorage.client.follow.gathering import Gathering
-from moorage.client.follow.story import AHEAD_MAX
+from moorage.client.follow.job_history import AHEAD_MAX
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted, Answer, Event
 from moorage.testing import Ran, SimFleet, Task
@@ -214,7 +214,7 @@ async def test_a_request_that_the_durable_queue_refuses_ends_the_wait_for_its_jo
         scheduler.will("ls", Answer("ls", 9, {"jobs": []}))
         scheduler.will_show(problem("not-found", "there is no such job"))
         jobs, why = [client.job(f"j{at}") for at in range(CROWD)], "unknown field $.gpus"
-        async with Gathering(client._wire._stories, jobs) as gathering:
+        async with Gathering(client._wire._histories, jobs) as gathering:
             await scheduler.say_to_tenant(*(Event(unique, job.job, 0, "REJECTED", 9, why=why) for job in jobs))
             ended = [job.known_result async for job in gathering.over(20)]
         assert [(each.state, each.why) for each in ended if each is not None] == [("REJECTED", why)] * CROWD
@@ -240,15 +240,15 @@ async def test_a_flood_after_a_gap_is_bounded_and_the_end_is_asked_for(nats_url:
         scheduler.will("submit", Accepted("j", 1, "QUEUED"))
         scheduler.will_show(shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", end))
         job = await client.submit(["x"], job="j")
-        async with Gathering(client._wire._stories, [job]) as gathering:
+        async with Gathering(client._wire._histories, [job]) as gathering:
             over = gathering.over(20)
             first = asyncio.ensure_future(anext(over))
             await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")
             lost_each_second = (scheduler.event("j", "RUNNING", change(rev)) for rev in range(3, end.rev, 2))
             await scheduler.say_to_tenant(*lost_each_second)
-            stories = gathering.left
-            await until(lambda: "j" in stories and stories["j"].is_stale, what="more than is kept")
-            assert len(stories["j"].ahead) == AHEAD_MAX
+            histories = gathering.left
+            await until(lambda: "j" in histories and histories["j"].is_stale, what="more than is kept")
+            assert len(histories["j"].ahead) == AHEAD_MAX
             await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", end))
             assert (await first).job == "j"
             assert len(scheduler.asked) == 3

@@ -532,24 +532,24 @@ def test_a_handler_without_a_name_is_told() -> None:
 
 @in_virtual_time
 async def test_the_steps_of_a_job_are_types_for_match() -> None:
-    story: list[str] = []
+    history: list[str] = []
     fleet = SimFleet("1x2xH100", script=lambda task: Ran(int(task.attempt == 1), seconds=1))
     async with AsyncClient(transport=fleet) as moorage:
         job = await moorage.submit(["x"], gpu=Gpu("H100", count=2), retries=1)
         async for step in job.steps("60s"):
             match step:
                 case Submitted(replica=-1):
-                    story.append("submitted")
+                    history.append("submitted")
                 case Queued(attempt=attempt, why=why):
-                    story.append(f"queued {attempt} {why}".rstrip())
+                    history.append(f"queued {attempt} {why}".rstrip())
                 case Placed(worker=worker, gpus=gpus):
-                    story.append(f"{len(gpus)} of {worker}")
+                    history.append(f"{len(gpus)} of {worker}")
                 case Claimed() | Running():
-                    story.append(step.state.lower())
+                    history.append(step.state.lower())
                 case Ended(state="SUCCEEDED", code=code):
-                    story.append(f"ended {code}")
+                    history.append(f"ended {code}")
     once = ["2 of sim-0000", "claimed", "running"]
-    assert story == ["submitted", *once, "queued 1", *once, "ended 0"]
+    assert history == ["submitted", *once, "queued 1", *once, "ended 0"]
     assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
         "Queued", "Placed", "Claimed", "Running", "Frozen", "Ending", "Ended",
     }  # fmt: skip

@@ -81,8 +81,8 @@ async def test_a_wait_that_is_cancelled_as_it_begins_leaves_nothing_behind(
                 waiting.cancel()
                 await asyncio.wait([waiting])
                 assert waiting.cancelled()
-                assert len(client._wire._stories.followers) == others, turns
-        assert not client._wire._stories.followers
+                assert len(client._wire._histories.followers) == others, turns
+        assert not client._wire._histories.followers
 
 
 async def test_doubles_and_stragglers_are_dropped(nats_url: str, unique: str) -> None:
@@ -196,7 +196,7 @@ async def test_a_page_with_nothing_new_does_not_make_it_ask_for_ever(nats_url: s
         await following.ends()
 
 
-async def test_a_row_without_a_story_ends_it(nats_url: str, unique: str) -> None:
+async def test_a_row_without_a_history_ends_it(nats_url: str, unique: str) -> None:
     row = {"job": "j", "tenant": unique, "state": "FAILED", "ended_ms": 5, "compacted": True}
     async with follow(nats_url, unique, row) as (scheduler, following):
         scheduler.will("history", problem("history-gone", "gone"))
@@ -321,10 +321,10 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
             request = client.request(["x"], job="j", fields={"driver": "noop", "events": events})
-            async with Watch(client._wire._stories, "j", to_submit=request) as watch:
+            async with Watch(client._wire._histories, "j", to_submit=request) as watch:
                 following = Following(watch, client)
-                story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
-                for changes in story:
+                history = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
+                for changes in history:
                     state = changes[-1].state
                     if events == "job":
                         await scheduler.say("j", state, *changes)
@@ -335,7 +335,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
         again = client.request(["x"], job="j")
-        async with Watch(client._wire._stories, "j", to_submit=again) as watch:
+        async with Watch(client._wire._histories, "j", to_submit=again) as watch:
             following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
@@ -344,7 +344,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
 
 
 async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: str) -> None:
-    """Those on their own subject and those in the crowd have the same story; the leader has only the first to tell."""
+    """Those on their own subject and those in the crowd have one history; the leader tells only the first."""
     first = shown("j", "QUEUED", change(1, "ACCEPTED"))
     async with follow(nats_url, unique, first) as (scheduler, alone), contextlib.AsyncExitStack() as opened:
         client = alone.client
@@ -391,7 +391,7 @@ async def test_the_last_of_a_crowd_hears_the_tenant_no_more(nats_url: str, uniqu
     async with AsyncClient(nats_url, tenant=unique) as client, contextlib.AsyncExitStack() as opened:
         for _ in range(CROWD):
             await opened.enter_async_context(client.watch("other"))
-        feed = client._wire._stories
+        feed = client._wire._histories
         for _ in range(2):  # again after the last has left
             async with client.watch("j"), client.watch("k"):
                 assert feed._subscription is not None
@@ -413,9 +413,11 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
         heard = [each.subject for each in link._subscriptions if ".log." not in each.subject]
         subjects = scheduler.subjects
         assert heard[-2:] == [subjects.events(unique), subjects.event(unique, "chosen")]
-        story = [change(1, "ACCEPTED"), change(2, "SUCCEEDED", code=0)]
-        await scheduler.say("chosen", "SUCCEEDED", *story)
-        await scheduler.say_to_tenant(*(scheduler.event(f"j{number}", "SUCCEEDED", *story) for number in range(CROWD)))
+        history = [change(1, "ACCEPTED"), change(2, "SUCCEEDED", code=0)]
+        await scheduler.say("chosen", "SUCCEEDED", *history)
+        await scheduler.say_to_tenant(
+            *(scheduler.event(f"j{number}", "SUCCEEDED", *history) for number in range(CROWD))
+        )
         for result in await asyncio.gather(*running, chosen):
             assert (result.state, len(result.changes)) == ("SUCCEEDED", 2)
 
@@ -453,11 +455,11 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
         for _ in range(2):  # the second time the driver is known
-            async with Watch(client._wire._stories, "j", to_submit=submitted, output=True) as watch:
+            async with Watch(client._wire._histories, "j", to_submit=submitted, output=True) as watch:
                 following = Following(watch, client)
                 await scheduler.say("j", "RUNNING", change(1))
                 assert await following.revisions() == ("RUNNING", [1])
-                assert client._wire._stories.drivers.can(watch.driver).ends_streams == (told is not None)
+                assert client._wire._histories.drivers.can(watch.driver).ends_streams == (told is not None)
                 await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
                 assert await following.revisions() == ("SUCCEEDED", [2])
                 for stream in ("out", "err"):
@@ -511,7 +513,7 @@ async def test_what_waits_for_readers_is_bounded_in_bytes_for_a_whole_client(nat
             readers = [Following(one, client), Following(other, client)]
             for reader in readers:
                 await reader.revisions()
-            budget = client._wire._stories.budget
+            budget = client._wire._histories.budget
             whole = budget.left
             budget.left = 30_000
             for at in range(20):

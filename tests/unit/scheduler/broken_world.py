@@ -264,7 +264,7 @@ class BrokenWorld(FaultyWorld):
         job, worker = state.job(CALM, self.calm), state.workers[CALM]
         if job is None or STATES[job.replicas[0].state] not in ("QUEUED", "PLACED", "CLAIMED"):
             self.calm = ""  # it ran, or the next leader has not heard of it
-        elif (len(worker.members) == CALM_GPUS and not job.members) or self._is_left_out():
+        elif (len(worker.attempts) == CALM_GPUS and not job.attempts) or self._is_left_out():
             self.calm_since_ms = drive.now
         else:
             waited_ms = drive.now - max(self.calm_since_ms, self.undisturbed_ms)

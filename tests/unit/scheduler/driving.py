@@ -28,7 +28,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF, of_replica
 from moorage.scheduler.core.outputs.outputs import Outputs
@@ -41,7 +41,7 @@ from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
+from moorage.schemas.frames import Goodbye, Hello, Join, Renew, Report, ReportFrame, ReportKind, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
 from moorage.schemas.service import Turn
@@ -82,7 +82,7 @@ class Driving:
         self.snapshot: bytes | None = None
         self.workers: dict[str, Worker] = {}
         self.answers: dict[str, Any] = {}
-        self.turns = dict[str, Turn]()  # the last one of each member
+        self.turns = dict[str, Turn]()  # the last one of each attempt
         self.events: list[dict[str, Any]] = []
         self.wanted: list[Wanted] = []
         self.sizes: list[int] = []
@@ -180,7 +180,7 @@ class Driving:
         """What a follower does with each record besides; some tests have one."""
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
-        """One record; then the workers do as they are told, their facts wait for the next record."""
+        """One record; then the workers do as they are told, their reports wait for the next record."""
         self.now += ms
         out = self.record()
         self.term_counts.follow(out)
@@ -290,24 +290,24 @@ class Driving:
             assert held.num in line.jobs
 
     def check_counters(self) -> None:
-        """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""
+        """The soft view's sums are those of the ledger's attempts: CPU, memory, slots, sharers."""
         for host in self.engine.fleet.hosts.values():
             cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
             mib, percent = Counter[int](), Counter[int]()
-            frozen = [member for member in host.worker.members.values() if member.mask != member.home]
-            for member in host.worker.members.values():
-                shape = self.engine.reader.shape_of(member.replica.job)
+            frozen = [attempt for attempt in host.worker.attempts.values() if attempt.mask != attempt.home]
+            for attempt in host.worker.attempts.values():
+                shape = self.engine.reader.shape_of(attempt.replica.job)
                 cpu -= shape.cpu_milli
                 memory -= shape.memory_mib
-                free &= ~member.mask
-                if member.mode > 1:
-                    for slot in [slot for slot in range(64) if member.mask >> slot & 1]:
+                free &= ~attempt.mask
+                if attempt.mode > 1:
+                    for slot in [slot for slot in range(64) if attempt.mask >> slot & 1]:
                         users[slot] += 1
                         mib[slot] += shape.share_mib
                         percent[slot] += shape.compute_percent
-            missing = [member.name for member in frozen if host.frozen.get(member.name) is not member]
+            missing = [attempt.name for attempt in frozen if host.frozen.get(attempt.name) is not attempt]
             assert not missing, f"{host.worker.id} does not know that {missing} wait for their GPUs"
-            assert host.held == len(host.worker.members)
+            assert host.held == len(host.worker.attempts)
             assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
             assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
             assert {slot: device.users for slot, device in host.shared.items()} == users, host.worker.id
@@ -344,7 +344,7 @@ class Driving:
         assert answer["kind"] == "joined", answer
         return worker
 
-    def send(self, worker: str, frame: Join | Renew | FactFrame | Goodbye) -> str:
+    def send(self, worker: str, frame: Join | Renew | ReportFrame | Goodbye) -> str:
         self._replies += 1
         self._sessions += 1
         reply = f"r{self._replies}"
@@ -357,7 +357,7 @@ class Driving:
         self.tick()
         answer: dict[str, Any] = self.answers[reply]
         if answer["kind"] == "joined":
-            worker.joined(answer["session"], len(frame.facts))
+            worker.joined(answer["session"], len(frame.reports))
         return answer
 
     def renew(self, *names: str) -> list[dict[str, Any]]:
@@ -365,45 +365,47 @@ class Driving:
         self.tick()
         return [self.answers[reply] for reply in replies]
 
-    def report(self, *names: str) -> None:
-        """Every worker's gathered facts, in one record; answered."""
+    def report_all(self, *names: str) -> None:
+        """Every worker's gathered reports, in one record; answered."""
         sent = []
         for name in names or self.workers:
-            frame = self.workers[name].fact_frame() if self.workers[name].session else None
+            frame = self.workers[name].report_frame() if self.workers[name].session else None
             if frame is not None:
                 sent.append((self.workers[name], self.send(name, frame)))
         self.tick()
         for worker, reply in sent:
             assert self.answers[reply]["kind"] == "recorded", self.answers[reply]
-            worker.fact_answered(self.answers[reply]["no"])
+            worker.report_answered(self.answers[reply]["no"])
 
     def settle(self, records: int = 20) -> None:
-        """Facts and orders go to and fro until nothing is left to say."""
+        """Reports and orders go to and fro until nothing is left to say."""
         for _ in range(records):
-            self.report()
+            self.report_all()
             if not any(worker.gathered or worker.flying for worker in self.workers.values()):
                 return
 
-    def fact(
-        self, kind: FactKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t"
+    def report(
+        self, kind: ReportKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t"
     ) -> None:
-        """Speak for a worker that is not `auto`: one fact of the member in question, in a frame of its own."""
-        self.facts([(kind, job, replica, code, detail)], tenant=tenant)
+        """Speak for a worker that is not `auto`: one report of the attempt in question, in a frame of its own."""
+        self.reports([(kind, job, replica, code, detail)], tenant=tenant)
 
-    def facts(self, many: list[tuple[FactKind, str, int, int, str]], *, tenant: str = "t", tick: bool = True) -> None:
-        """Facts of several members, one frame a worker, all in one record: the next one, unless `tick` is False."""
-        frames: dict[str, list[Fact]] = {}
+    def reports(
+        self, many: list[tuple[ReportKind, str, int, int, str]], *, tenant: str = "t", tick: bool = True
+    ) -> None:
+        """Reports of several attempts, one frame a worker, all in one record: the next one, unless `tick` is False."""
+        frames: dict[str, list[Report]] = {}
         for kind, job, replica, code, detail in many:
-            member = self.member(job, replica, tenant)
-            name = (tenant, job, replica, member.attempt, member.fence)
-            frames.setdefault(member.worker.id, []).append(Fact(kind, *name, code, detail))
-        for worker_id, facts in frames.items():
+            attempt = self.attempt(job, replica, tenant)
+            name = (tenant, job, replica, attempt.no, attempt.fence)
+            frames.setdefault(attempt.worker.id, []).append(Report(kind, *name, code, detail))
+        for worker_id, reports in frames.items():
             worker = self.workers[worker_id]
-            worker.gathered += facts
-            frame = worker.fact_frame()
+            worker.gathered += reports
+            frame = worker.report_frame()
             assert frame is not None
             self.send(worker_id, frame)
-            worker.fact_answered(frame.no)
+            worker.report_answered(frame.no)
         if tick:
             self.tick()
 
@@ -505,12 +507,12 @@ class Driving:
     def replica(self, name: str, index: int = 0, tenant: str = "t") -> Replica:
         return next(replica for replica in listed(self.job(name, tenant)) if replica.index == index)
 
-    def member(self, name: str, index: int = 0, tenant: str = "t") -> Member:
-        """The replica's member, or the one that lingers after its exit."""
+    def attempt(self, name: str, index: int = 0, tenant: str = "t") -> Attempt:
+        """The replica's attempt, or the one that lingers after its exit."""
         job = self.job(name, tenant)
-        if index in job.rows and (member := job.rows[index].member) is not None:
-            return member
-        lingering = [m for m in self.state.members() if m.replica.job is job and m.replica.index == index]
+        if index in job.rows and (attempt := job.rows[index].attempt) is not None:
+            return attempt
+        lingering = [m for m in self.state.attempts() if m.replica.job is job and m.replica.index == index]
         assert lingering, f"{name}/{index} holds nothing"
         return lingering[-1]
 
@@ -532,10 +534,10 @@ class Driving:
 
     def placed_on(self, name: str, tenant: str = "t") -> list[str]:
         """The worker of each replica, `-` where it holds nothing."""
-        return [r.member.worker.id if r.member is not None else "-" for r in self.job(name, tenant).replicas]
+        return [r.attempt.worker.id if r.attempt is not None else "-" for r in self.job(name, tenant).replicas]
 
     def slots(self, name: str, index: int = 0, tenant: str = "t") -> list[int]:
-        mask = self.member(name, index, tenant).mask
+        mask = self.attempt(name, index, tenant).mask
         return [slot for slot in range(64) if mask >> slot & 1]
 
     def free_gpus(self) -> int:

@@ -22,7 +22,7 @@ from moorage.scheduler.core.ledger.state import IS_TERMINAL, WHY
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
-from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
+from moorage.schemas.frames import Goodbye, Join, Renew, ReportFrame, Wanted
 from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.service import MemberLoad
@@ -43,7 +43,7 @@ class Clock:
 
     base_ms: int = 0  # sending of the last answered renewal or join
     renew_ms: int = 0
-    fact_ms: int = 0
+    report_ms: int = 0
     join_ms: int = 0
     joining_n: int = 0  # the join whose answer is awaited
     cut_until_ms: int = 0  # partitioned until then
@@ -147,7 +147,7 @@ class FaultyWorld:
             if isinstance(what, Wanted):
                 if worker.session and self.drive.now < clock.base_ms + LEASE_MS // 2:
                     worker.obey(what)
-            elif isinstance(what, Join | Renew | FactFrame | Goodbye):
+            elif isinstance(what, Join | Renew | ReportFrame | Goodbye):
                 self.sent[self.drive.send(to, what)] = (to, what, self.drive.now)
             else:
                 self._answer(worker, clock, *what)
@@ -159,7 +159,7 @@ class FaultyWorld:
         if isinstance(frame, Join):
             if kind == "joined" and frame.n == clock.joining_n and not worker.session:
                 clock.joining_n = 0
-                worker.joined(answer["session"], len(frame.facts))
+                worker.joined(answer["session"], len(frame.reports))
                 clock.base_ms = clock.join_ms - RENEW_MS  # the first sending of this number
                 clock.renew_ms = 0
         elif frame.session != worker.session:
@@ -168,8 +168,8 @@ class FaultyWorld:
             worker.fence()
         elif isinstance(frame, Renew) and kind == "renewed":
             clock.base_ms = max(clock.base_ms, self.renew_sent.pop((worker.id, frame.session, frame.n), 0))
-        elif isinstance(frame, FactFrame) and kind == "recorded":
-            worker.fact_answered(answer["no"])
+        elif isinstance(frame, ReportFrame) and kind == "recorded":
+            worker.report_answered(answer["no"])
 
     def _timers(self) -> None:
         now = self.drive.now
@@ -189,11 +189,11 @@ class FaultyWorld:
                 renewal = worker.renew_frame()
                 self.renew_sent[(worker.id, renewal.session, renewal.n)] = now
                 self._post(worker.id, renewal)
-            if now >= clock.fact_ms or worker.flying is None:
-                facts = worker.fact_frame()
-                if facts is not None:
-                    clock.fact_ms = now + RESEND_MS
-                    self._post(worker.id, facts)
+            if now >= clock.report_ms or worker.flying is None:
+                reports = worker.report_frame()
+                if reports is not None:
+                    clock.report_ms = now + RESEND_MS
+                    self._post(worker.id, reports)
             if self.random.random() < 0.3:
                 self.drive.load(worker.id)
 
@@ -359,7 +359,7 @@ class FaultyWorld:
             fields["run"] |= {"ports": 1, "ready": {"tcp": "PORT"}}
 
     def looks(self, worker: Worker, key: AttemptName) -> bool:
-        """Whether a worker looks now whether a member is ready."""
+        """Whether a worker looks now whether an attempt is ready."""
         run = decode_request(worker.held[key].place.body).workload
         return run.ready is not None and self.staying.random() < 0.7
 
@@ -385,7 +385,7 @@ class FaultyWorld:
             if chance() < 0.1:
                 drive.engine.offer(Wake(job.tenant, job.name))
             for row in job.rows.values():
-                if row.member is not None and chance() < 0.3:
+                if row.attempt is not None and chance() < 0.3:
                     calls = (pick((0, 0, 1, 2)), pick((0, 0, 3)), pick((0, 0, 900)), pick((False, False, True)))
                     sums = (drive.now // 7, 0, 0, drive.now // 3, drive.now // 9, drive.now)
                     load = MemberLoad(f"m{row.fence}", 1, *calls, *sums, job.name, row.index, row.fence)
@@ -443,7 +443,7 @@ class FaultyWorld:
             if request.scale is not None:
                 most, wanted = request.scale.max, wanted_of(live, request) + moving
                 stay = sum(STATES[row.state] in ("PLACED", "CLAIMED", "RUNNING") for row in live.rows.values())
-                assert stay <= wanted, f"{live.name} has {stay} members, and {wanted} are wanted"
+                assert stay <= wanted, f"{live.name} has {stay} attempts, and {wanted} are wanted"
             assert most is None or live.on_workers <= most + moving, (
                 f"{live.name} runs {live.on_workers} replicas of {most}"
             )
@@ -454,7 +454,7 @@ class FaultyWorld:
                 if request.is_gang and IS_TERMINAL[live.state_of(0) or 0]:
                     continue  # nothing is counted there any more
                 again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
-                assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
+                assert replica.attempt_no <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
 
     def _end_of(self, tenant: str, name: str) -> str:
         """The final state of a job; "" of one that has not ended."""
@@ -479,7 +479,7 @@ class FaultyWorld:
                 if end and when != "any" and (end == "SUCCEEDED") != (when == "succeeded")
             ]
             missing = [name for name, _, end in ends if not end]
-            if job.attempt:
+            if job.attempt_no:
                 assert not wrong, f"{job.name} was placed, and cannot be: {wrong}"
                 assert not missing, f"{job.name} was placed before the end of {missing}"
             if not is_settled or job.state == "REJECTED":
@@ -491,7 +491,7 @@ class FaultyWorld:
                     now_ms = 0
                 left = [num for num, until in job.awaits if num or until <= now_ms]
                 assert not left, f"{job.name} waits for {job.awaits}, and all have ended"
-            told = [row[WHY] for row in job.story if row[WHY].startswith("after ")]
+            told = [row[WHY] for row in job.history if row[WHY].startswith("after ")]
             assert set(told) <= set(wrong), f"{job.name} says {told}, and has {wrong}"
 
     def _check_orders(self) -> None:
@@ -550,7 +550,7 @@ class FaultyWorld:
         }
         infeasible = {name for name in stuck if not self._feasible(*name)}
         assert set(stuck) == infeasible, {name: stuck[name] for name in set(stuck) - infeasible}
-        assert not list(drive.state.members())
+        assert not list(drive.state.attempts())
         assert drive.free_gpus() == sum(len(worker.hello.gpu_pool) for worker in drive.workers.values())
         # who waits for others goes first
         for tenant, name in sorted(infeasible, key=lambda each: -drive.job(each[1], each[0]).num):
@@ -568,5 +568,5 @@ class FaultyWorld:
         if any(worker.held or not worker.session for worker in self.drive.workers.values()):
             return False
         return all(job.over or not self._feasible(job.tenant, job.name) for job in state.jobs.values()) and not list(
-            state.members()
+            state.attempts()
         )

@@ -12,9 +12,6 @@ from moorage.schemas.frames import (
     AttemptUse,
     Device,
     DriverDown,
-    Fact,
-    FactFrame,
-    FactKind,
     Freeze,
     Held,
     Hello,
@@ -22,6 +19,9 @@ from moorage.schemas.frames import (
     Load,
     Place,
     Renew,
+    Report,
+    ReportFrame,
+    ReportKind,
     Resized,
     SlotLoad,
     Stopped,
@@ -31,8 +31,8 @@ from moorage.schemas.frames import (
 
 
 @dataclass
-class HeldMember:
-    """A member as its worker really holds it."""
+class HeldAttempt:
+    """An attempt as its worker really holds it."""
 
     place: Place
     phase: str  # claimed, running, frozen, exited
@@ -47,7 +47,7 @@ class HeldMember:
 
 @dataclass
 class Worker:
-    """An honest worker: its pool decides, its facts are numbered, kept until answered, and repeated at a join."""
+    """An honest worker: its pool decides, its reports are numbered, kept until answered, and repeated at a join."""
 
     id: str
     hello: Hello
@@ -60,11 +60,11 @@ class Worker:
     no: int = 0
     renewals: int = 0
     loads: int = 0
-    held: dict[AttemptName, HeldMember] = field(default_factory=dict)
+    held: dict[AttemptName, HeldAttempt] = field(default_factory=dict)
     dead: dict[AttemptName, str] = field(default_factory=dict)
-    gathered: list[Fact] = field(default_factory=list)
+    gathered: list[Report] = field(default_factory=list)
     joining: int = 0  # how many of them are in the join that is not answered yet
-    flying: FactFrame | None = None
+    flying: ReportFrame | None = None
     local: set[int] = field(default_factory=set)  # slots that somebody in the worker's own process claimed
     waiting: bool = False
     told: Counter[str] = field(default_factory=Counter)
@@ -75,11 +75,11 @@ class Worker:
     stopped: list[Stopped] = field(default_factory=list)
     leaving_s: int | None = None
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
-    stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
+    stays_awake: set[str] = field(default_factory=set)  # jobs whose attempts it is refused to freeze, besides
     not_frozen: str = "CUDA error 801"  # what it says then
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
-    #: whether the memory of a member has left the GPUs by now, or is back
-    has_swapped: Callable[[HeldMember, Freeze], bool] = lambda held, order: True
+    #: whether the memory of an attempt has left the GPUs by now, or is back
+    has_swapped: Callable[[HeldAttempt, Freeze], bool] = lambda held, order: True
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -99,15 +99,15 @@ class Worker:
         return False
 
     def validate(self) -> None:
-        """A device has one exclusive holder; a frozen member holds none."""
-        here: dict[int, list[HeldMember]] = {}
+        """A device has one exclusive holder; a frozen attempt holds none."""
+        here: dict[int, list[HeldAttempt]] = {}
         for held in self.held.values():
             for slot in held.place.slots if held.place.mode == "exclusive" and held.leased else ():
                 here.setdefault(slot, []).append(held)
         for slot, users in here.items():
             assert len(users) <= 1, f"{self.id}: slot {slot} is held by {users}"
 
-    def freeze(self, held: HeldMember, freeze: Freeze) -> None:
+    def freeze(self, held: HeldAttempt, freeze: Freeze) -> None:
         """As ordered; what is frozen gives its devices up, and the pool decides whether it gets them again."""
         if not self.hears_freezes:
             return
@@ -125,19 +125,19 @@ class Worker:
             held.phase, held.leased = "running", True
             self.say("resumed", held.place, freeze.n)
 
-    def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
+    def say(self, kind: ReportKind, place: Place, code: int = 0, detail: str = "") -> None:
         self.told[kind] += 1
         name = name_in(place)
         begun = [
-            fact
-            for fact in self.gathered[self.joining :]
-            if fact.kind in ("claimed", "started") and name_in(fact) == name
+            report
+            for report in self.gathered[self.joining :]
+            if report.kind in ("claimed", "started") and name_in(report) == name
         ]
-        if kind == "exited" and any(fact.kind == "started" for fact in begun):
-            self.gathered[self.joining :] = [fact for fact in self.gathered[self.joining :] if fact not in begun]
-            self.gathered.append(Fact("ran", *name, code, detail, 7 * place.fence % 5000))
+        if kind == "exited" and any(report.kind == "started" for report in begun):
+            self.gathered[self.joining :] = [report for report in self.gathered[self.joining :] if report not in begun]
+            self.gathered.append(Report("ran", *name, code, detail, 7 * place.fence % 5000))
         else:
-            self.gathered.append(Fact(kind, *name, code, detail))
+            self.gathered.append(Report(kind, *name, code, detail))
 
     # --------------------------------------------------------------------------------------------- frames
 
@@ -161,7 +161,7 @@ class Worker:
                 self.say("refused", place, 0, "device-busy")
                 continue
             keep = decode_request(place.body).on_partition == "keep" and not place.hold
-            self.held[name] = HeldMember(place, "claimed", keep)
+            self.held[name] = HeldAttempt(place, "claimed", keep)
             self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == 0 else "")
             if not place.hold:
                 self._start(self.held[name])
@@ -193,13 +193,13 @@ class Worker:
             if held is not None:
                 self.freeze(held, freeze)
 
-    def _start(self, held: HeldMember) -> None:
+    def _start(self, held: HeldAttempt) -> None:
         held.phase = "running"
         ports = decode_request(held.place.body).workload.ports
         self.say("started", held.place, 0, f"{self.id}.local:{20000 + held.place.fence % 999}" if ports else "")
 
-    def look(self, held: HeldMember, *, ready: bool) -> None:
-        """See whether a running member is ready, and say what has changed."""
+    def look(self, held: HeldAttempt, *, ready: bool) -> None:
+        """See whether a running attempt is ready, and say what has changed."""
         if held.ready != ready:
             held.ready = ready
             self.say("ready" if ready else "not-ready", held.place, 0, "" if ready else "nothing listens")
@@ -232,7 +232,7 @@ class Worker:
         self.session = ""
 
     def die(self) -> None:
-        """The machine restarts: nothing runs, the journal's facts are kept."""
+        """The machine restarts: nothing runs, the journal's reports are kept."""
         for name, held in list(self.held.items()):
             if held.phase in ("running", "frozen"):
                 self.finish(name, -9, "lost")
@@ -245,18 +245,18 @@ class Worker:
     def join_frame(self) -> Join:
         self.n += 1
         if self.flying is not None:
-            self.gathered = [*self.flying.facts, *self.gathered]
+            self.gathered = [*self.flying.reports, *self.gathered]
             self.flying = None
         self.joining = len(self.gathered)
-        return Join(self.machine, self.boot, self.n, self.hello, facts=list(self.gathered), holding=self.holding())
+        return Join(self.machine, self.boot, self.n, self.hello, reports=list(self.gathered), holding=self.holding())
 
-    def joined(self, session: str, facts: int) -> None:
+    def joined(self, session: str, reports: int) -> None:
         self.session = session
         self.no = 0
         self.renewals = 0
         self.flying = None
         self.joining = 0
-        del self.gathered[:facts]
+        del self.gathered[:reports]
 
     def holding(self) -> list[Held]:
         return [Held(*name, held.phase) for name, held in self.held.items()]
@@ -283,13 +283,13 @@ class Worker:
             leaving_s=self.leaving_s,
         )
 
-    def fact_frame(self) -> FactFrame | None:
+    def report_frame(self) -> ReportFrame | None:
         if self.flying is None and self.gathered:
-            self.flying = FactFrame(self.session, self.no + 1, self.gathered)
+            self.flying = ReportFrame(self.session, self.no + 1, self.gathered)
             self.gathered = []
         return self.flying
 
-    def fact_answered(self, no: int) -> None:
+    def report_answered(self, no: int) -> None:
         if self.flying is not None and no >= self.flying.no:
             self.no, self.flying = self.flying.no, None
 

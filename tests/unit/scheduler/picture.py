@@ -7,7 +7,7 @@ from typing import Any
 
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Tenant, Worker
 
 
 def picture(state: State) -> dict[int, Any]:
@@ -23,7 +23,7 @@ def picture(state: State) -> dict[int, Any]:
             return bytes(value)
         if isinstance(value, (list, deque)):
             return [seen(each) for each in value]
-        if isinstance(value, (Job, Replica, Member, Worker, Tenant, Schedule)) and id(value) not in rows:
+        if isinstance(value, (Job, Replica, Attempt, Worker, Tenant, Schedule)) and id(value) not in rows:
             rows[id(value)] = None
             if isinstance(value, Job):
                 assert value.state, "from now on it is known by its revision"

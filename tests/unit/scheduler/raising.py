@@ -25,7 +25,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Submit
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, Worker
 from moorage.scheduler.core.lifecycle import pending_events
 from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
@@ -89,7 +89,7 @@ def entities(given: Iterator[Any]) -> Iterator[Entity]:
             yield "job", each.num
         elif isinstance(each, Replica):
             yield "job", each.job.num
-        elif isinstance(each, Member):
+        elif isinstance(each, Attempt):
             yield "job", each.replica.job.num
             yield "worker", each.worker.id
         elif isinstance(each, Worker):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from moorage.scheduler.core.ledger.state import RUNNING, State
 from tests.unit.scheduler.honest_worker import Worker
 
-#: after these words of a story no attempt of the replica runs, or a new one begins, which is not ready yet
+#: after these words of a history no attempt of the replica runs, or a new one begins, which is not ready yet
 _ANEW: Final = frozenset({"PLACED", "QUEUED", "SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED"})
 
 
@@ -35,8 +35,8 @@ class ReadinessJudge:
             known = state.workers[worker.id]
             if worker.gathered or worker.flying is not None or not worker.session or known.session != worker.session:
                 continue
-            for key, member in known.members.items():
+            for key, attempt in known.attempts.items():
                 held = worker.held.get(key)
-                if held is not None and held.phase == "running" and member.replica.state == RUNNING:
-                    assert member.ready is held.ready, f"{key} is ready: {held.ready}, the ledger says {member.ready}"
-                    assert not member.address or member.address.startswith(f"{worker.id}.local:"), member.address
+                if held is not None and held.phase == "running" and attempt.replica.state == RUNNING:
+                    assert attempt.ready is held.ready, f"{key} is ready: {held.ready}, the ledger says {attempt.ready}"
+                    assert not attempt.address or attempt.address.startswith(f"{worker.id}.local:"), attempt.address

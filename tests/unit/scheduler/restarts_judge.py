@@ -95,17 +95,17 @@ class RestartsJudge:
                 counted = replica.retries + replica.losses + replica.restarts
                 seen = self.seen.setdefault(name, _Seen())
                 if not seen.attempt:  # not looked at yet: what it counts may be older, as in a ledger that was restored
-                    seen.restarts, seen.attempt, seen.counted = replica.restarts, replica.attempt, counted
+                    seen.restarts, seen.attempt, seen.counted = replica.restarts, replica.attempt_no, counted
                 assert counted <= seen.counted + 1, f"{name}: attempt {seen.attempt} has counted more than once"
-                if replica.attempt > seen.attempt:
+                if replica.attempt_no > seen.attempt:
                     seen.counted = counted
                 early_ms = seen.may_start_ms - state.time_ms
-                assert replica.attempt <= seen.attempt or early_ms <= 0, f"{name} starts {early_ms} ms too early"
+                assert replica.attempt_no <= seen.attempt or early_ms <= 0, f"{name} starts {early_ms} ms too early"
                 grew = replica.restarts - seen.restarts
                 assert grew in (0, 1), f"{name}: {grew} restarts in one record"
                 if grew:
                     self._restarted(seen, seen.queued_ms or state.time_ms)
-                seen.restarts, seen.attempt = replica.restarts, replica.attempt
+                seen.restarts, seen.attempt = replica.restarts, replica.attempt_no
 
     def _restarted(self, seen: _Seen, over_ms: int) -> None:
         ran_ms = 0 if seen.began_ms is None else over_ms - seen.began_ms

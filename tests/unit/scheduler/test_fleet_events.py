@@ -56,16 +56,16 @@ def test_a_gpu_in_quarantine_is_out_until_it_is_released_or_freed_and_is_told_on
     first, second = (f"worker w0: GPU {device.uuid}" for device in worker.hello.gpu_pool)
     for job in ("j", "k"):
         drive.submit(job, gpu={})
-        drive.facts([("claimed", job, 0, 0, ""), ("exited", job, 0, 0, "exit")])
+        drive.reports([("claimed", job, 0, 0, ""), ("exited", job, 0, 0, "exit")])
     drive.take()
-    drive.facts([("quarantined", "j", 0, 0, "0"), ("quarantined", "k", 0, 0, "1")])
+    drive.reports([("quarantined", "j", 0, 0, "0"), ("quarantined", "k", 0, 0, "1")])
     assert drive.take() == [f"{first} out: quarantined", f"{second} out: quarantined"]
     worker.unwell = [Unwell(0, "xid", "Xid 79", False)]
     drive.renew("w0")
     assert drive.take() == [], "it is out already"
     drive.operate("release", "w0", slots=[0], why="looked at it")
     assert drive.take() == [f"{first} back by operator, unverified (says me): looked at it"]
-    drive.fact("freed", "k")
+    drive.report("freed", "k")
     assert drive.take() == [f"{second} back"]
 
 

@@ -21,17 +21,17 @@ from moorage.schemas.codec import (
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import (
     VERSION,
-    FactFrame,
     Goodbye,
     Join,
     Look,
     Renew,
+    ReportFrame,
     Standing,
     Wanted,
 )
 
 READERS: list[Callable[[bytes], Any]] = [
-    *(Decoder[Any](kind) for kind in (Wanted, Join | Goodbye | FactFrame | Renew, dict[str, Any])),
+    *(Decoder[Any](kind) for kind in (Wanted, Join | Goodbye | ReportFrame | Renew, dict[str, Any])),
     decode_request,
     split_array,
 ]

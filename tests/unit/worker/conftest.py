@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.worker.member_bench import Bench
+from tests.unit.worker.attempt_bench import Bench
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 40,
         ),
     ] = LIMITER_CONTEXT_DEFAULT
-    address: Annotated[str | None, setting("Address of this host for gang members; detected by default.")] = None
+    address: Annotated[str | None, setting("Address of this host for the ranks of a gang; detected by default.")] = None
     ports: Annotated[
         str,
         setting(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.schemas.errors import MoorageError
 
 EXIT_FAILED: Final = 1

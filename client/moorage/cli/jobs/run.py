@@ -31,7 +31,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.output import Joiner, Piece
     from moorage.schemas.job import Request

@@ -216,10 +216,10 @@ def _kept_rows(shown: ShownJob) -> list[tuple[str, str]]:
     kept = shown.kept
     if kept is None:
         return []
-    story_ms = shown.kept_until_ms if shown.compacted else kept.history_ms
+    history_ms = shown.kept_until_ms if shown.compacted else kept.history_ms
     return [
         ("id until", utc(kept.job_ms)),
-        *([("history until", utc(story_ms))] if story_ms is not None else []),
+        *([("history until", utc(history_ms))] if history_ms is not None else []),
         *(("output until", f"{utc(until)} on {worker}") for worker, until in kept.output_ms.items()),
     ]
 
@@ -293,7 +293,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
     if not changes:
         return about
     rows, left_out = _exceptions(changes)
-    story = table(
+    history = table(
         ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
         [_change_row(change, began) for change in rows],
         numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
@@ -301,10 +301,12 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
         wraps=True,
     )
     if _lacks_older(shown):
-        story += f"\nolder changes are left out; moorage events {word_here(shown.job)} has what is kept of them"
+        history += f"\nolder changes are left out; moorage events {word_here(shown.job)} has what is kept of them"
     elif left_out:
-        story += f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
-    return f"{about}\n\n{story}"
+        history += (
+            f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
+        )
+    return f"{about}\n\n{history}"
 
 
 def _lacks_older(shown: ShownJob) -> bool:
@@ -317,13 +319,13 @@ def _lacks_older(shown: ShownJob) -> bool:
 
 
 #: the state changes of more replicas are shown of those alone that did not go well
-STORIES_MAX: Final = 16
+HISTORIES_MAX: Final = 16
 
 
 def _exceptions(changes: list[Change]) -> tuple[list[Change], int]:
     """Return the changes to show, and the number of replicas that are left out because nothing went wrong with them."""
     replicas = {change.replica for change in changes if change.replica >= 0}
-    if len(replicas) <= STORIES_MAX:
+    if len(replicas) <= HISTORIES_MAX:
         return changes, 0
     odd = {
         change.replica

@@ -26,7 +26,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.follow.story import Result
+    from moorage.client.follow.job_history import Result
     from moorage.schemas.frames import Event
 
 #: of the columns of rows that come one by one, so that the first ones stand below each other: a state's longest name,

@@ -288,7 +288,7 @@ def _jobs(jobs: Sequence[JobRow]) -> list[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------------------------- a job
 
 
-class Story(NamedTuple):
+class JobDetail(NamedTuple):
     """What the leader answers about one job. A job that is over has no `why` and no `use`; `output` are lines."""
 
     shown: JobInfo
@@ -297,9 +297,9 @@ class Story(NamedTuple):
     output: Sequence[str]
 
 
-def job(story: Story, now_ms: int) -> list[Part]:
+def job(detail: JobDetail, now_ms: int) -> list[Part]:
     """Return a job: facts, why it waits and what would help, its attempts as bars, its use, its output, its changes."""
-    shown = story.shown
+    shown = detail.shown
     request = shown.asked
     facts = [
         ("asks", shown.gpu),
@@ -316,17 +316,17 @@ def job(story: Story, now_ms: int) -> list[Part]:
         ("use", use_cell(shown.use) if shown.use is not None else ""),
     ]
     why, fixes = [], []
-    if story.why is not None and story.why.reason:
-        why = [(name, value) for name, value in explained_rows(story.why) if value]
-        fixes = fix_lines(story.why)
+    if detail.why is not None and detail.why.reason:
+        why = [(name, value) for name, value in explained_rows(detail.why) if value]
+        fixes = fix_lines(detail.why)
     attempts, changes = bars(shown.changes, now_ms), shown.changes
     is_ill = shown.state in TERMINAL and shown.state != "SUCCEEDED"
     return [
         part("job", "facts", shown=shown, ill=is_ill, rows=facts),
         part("job", "why", rows=why, fixes=fixes),
         part("job", "attempts", rows=_attempts(attempts[-BARS_MAX:]), hidden=max(0, len(attempts) - BARS_MAX)),
-        part("job", "use", rows=[_use(row) for row in story.use]),
-        part("job", "output", lines=story.output),
+        part("job", "use", rows=[_use(row) for row in detail.use]),
+        part("job", "output", lines=detail.output),
         part("job", "changes", rows=changes[-ROWS_MAX:], began_ms=changes[0].time_ms if changes else 0),
     ]
 

@@ -206,7 +206,7 @@ class Page:
                 ended = draw.ended(tenant if is_tenant(tenant) else "", await source.ended(tenant, after))
                 return draw.queue(view, tenant, wanted, ended)
             case ["job", tenant, name] if is_tenant(tenant) and is_job(name):
-                return draw.job(await source.story(tenant, name), view.at_ms)
+                return draw.job(await source.job_detail(tenant, name), view.at_ms)
             case ["lanes"] if not source.feed.operates:
                 return [draw.trouble("who had which GPU is not shown: that takes an operator's key")]
             case ["lanes"]:

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.cli.framework.console import error_line
 from moorage.cli.jobs.selectors import LIVE
-from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
+from moorage.cli.page.draw import OUTPUT_IS_ITS, JobDetail
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
 from moorage.client.answers import JobInfo, JobList, told
@@ -39,8 +39,8 @@ PICTURE_S: Final = 0.25
 #: how long a page waits for an answer before it is drawn with what is there, and how many answers are kept
 FIRST_S: Final = 2.0
 KEPT_MAX: Final = 512
-#: stories of running jobs that are asked for in one round, because their beginning was not heard
-STORIES_MAX: Final = 16
+#: histories of running jobs that are asked for in one round, because their beginning was not heard
+HISTORIES_MAX: Final = 16
 #: rows of a page of jobs that the leader lists, and seconds for which those that are over and the usage hold
 PAGE_ROWS: Final = 50
 SLOW_S: Final = 10.0
@@ -176,7 +176,7 @@ class Source:
             for row in view.jobs
             if row.worker and row.state != QUEUED and (row.tenant, row.job) not in self.lanes.jobs
         ]
-        for tenant, job in unheard[:STORIES_MAX]:
+        for tenant, job in unheard[:HISTORIES_MAX]:
             with contextlib.suppress(MoorageError):
                 answer = await self.client._wire.answer("show", {"job": job, "events": "tenant"}, tenant)
                 self.lanes.hear(tenant, job, told(JobInfo, answer.data).changes)
@@ -213,10 +213,10 @@ class Source:
         finally:
             kept.at_s, kept.task = time.monotonic(), None
 
-    async def story(self, tenant: str, job: str) -> Story:
+    async def job_detail(self, tenant: str, job: str) -> JobDetail:
         """Return what a job's page shows. Raises `NotFound`, `NotPermitted`, `NoScheduler`, TimeoutError."""
 
-        async def ask() -> Story:
+        async def ask() -> JobDetail:
             from moorage.cli.jobs.use import use_rows
 
             wire = self.client._wire
@@ -228,10 +228,10 @@ class Source:
             if not over:
                 with contextlib.suppress(MoorageError):
                     use = await use_rows(own or self.client, job, None, tenant)
-            return Story(shown, why, use, await self._output(own, tenant, shown))
+            return JobDetail(shown, why, use, await self._output(own, tenant, shown))
 
-        story: Story = await self.kept(("job", tenant, job), ROUND_S, ask)
-        return story
+        detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
+        return detail
 
     async def _output(self, own: AsyncClient | None, tenant: str, shown: JobInfo) -> list[str]:
         lines = await tail(own or self.client, tenant, shown)

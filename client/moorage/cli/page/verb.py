@@ -59,9 +59,9 @@ def page(
     """Serve the fleet as a page for browsers, which need neither a key nor NATS, until Ctrl-C.
 
     An observer's key shows the map of the fleet and its health, to everybody who reaches the page. An operator's key
-    shows the queue, the story of each job, GPU time and usage, too: to those who open the link that is printed, or whom
-    a trusted proxy names. The output of jobs is the tenant's: --output-of shows it. It only reads, unless --operate is
-    given. It needs the extra page.
+    shows the queue, the history of each job, GPU time and usage, too: to those who open the link that is printed, or
+    whom a trusted proxy names. The output of jobs is the tenant's: --output-of shows it. It only reads, unless
+    --operate is given. It needs the extra page.
     """
 
     def act() -> int:

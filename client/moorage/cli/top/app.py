@@ -53,7 +53,7 @@ moorage top: the whole fleet on one screen. It only reads, unless it was started
               with --operate: drain, cordon, uncordon n07; hold, release vision/train-42, then why
   s           sort the jobs: {", ".join(SORTS)}
   up, down    choose a job (also k, j)
-  Enter       the job: why it waits and what would help, its story, use and output
+  Enter       the job: why it waits and what would help, its history, use and output
   Esc         back; without an open job, no filter
   q, Ctrl-C   end
 

@@ -1,4 +1,4 @@
-"""One job in full, as the live screen opens it: its story, why it waits and what would help, its use, its output."""
+"""One job in full, as the live screen opens it: its history, why it waits and what would help, its use, its output."""
 
 from __future__ import annotations
 

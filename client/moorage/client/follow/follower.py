@@ -29,7 +29,7 @@ from moorage.bus.errors import ConnectionClosed, RequestTimeout
 from moorage.bus.inbox import CLOCK_S, Answers
 from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotPermitted, TimedOut, Unreachable
-from moorage.client.follow.story import Shown, Story
+from moorage.client.follow.job_history import JobHistory, Shown
 from moorage.client.known_drivers import KnownDrivers
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -146,7 +146,7 @@ def check_permitted(subscription: Subscribed | None) -> None:
         raise NotPermitted(subscription.refused.problem)
 
 
-class Stories:
+class Histories:
     """What the followers of one open client share: its subscription to the tenant's frames, and its budget.
 
     `upkeep` is the context of the timers that end silences. Not thread-safe.
@@ -165,7 +165,7 @@ class Stories:
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, list[Follower]] = {}
-        self._expected: weakref.WeakValueDictionary[str, Story] = weakref.WeakValueDictionary()
+        self._expected: weakref.WeakValueDictionary[str, JobHistory] = weakref.WeakValueDictionary()
         self._subscription: Subscribed | None = None
         self._results: Subscribed | None = None
         self._changing = asyncio.Lock()  # one task subscribes or unsubscribes at a time
@@ -287,16 +287,16 @@ class Stories:
         own = 0
         for event in events:
             name = event.job
-            following, story = listeners.get(name), expected.get(name)
+            following, history = listeners.get(name), expected.get(name)
             if following is not None:
                 for follower in following:
                     follower._hear(event)
-            if story is not None:  # even if the job is followed: its result is taken from this story
-                if len(story.changes) < HELD_MAX:
-                    story.take(event)
+            if history is not None:  # even if the job is followed: its result is taken from this history
+                if len(history.changes) < HELD_MAX:
+                    history.take(event)
                 else:
-                    story.is_stale = True
-            own += following is not None or story is not None
+                    history.is_stale = True
+            own += following is not None or history is not None
         self._own += own
         self._others += len(events) - own
         if self._timer is not None and self._others > OTHERS_FREE + OTHERS_PER_OWN * self._own:
@@ -341,27 +341,27 @@ class Stories:
                     subject = client.subjects.results(client.tenant)
                     self._results = await client.subscribe_ahead(subject, self._on_results)
 
-    def expect(self, job: str) -> Story | None:
-        """Return the story of a job that is submitted next. Events are merged into it while the caller references it.
+    def expect(self, job: str) -> JobHistory | None:
+        """Return the history of a job that is submitted next. Events are merged into it while the caller references it.
 
         None if the client does not linger.
         """
         if not self.lingers:
             return None
-        if (before := self._expected.get(job)) is not None:  # submitted twice: events go to the new story from now on
+        if (before := self._expected.get(job)) is not None:  # submitted twice: events go to the new history from now on
             before.is_stale = True
-        story = self._expected[job] = Story(job)
-        return story
+        history = self._expected[job] = JobHistory(job)
+        return history
 
-    def is_followed(self, story: Story) -> None:
-        """Stop merging events into this story: a follower does it from now on."""
-        if self._expected.get(story.job) is story:
-            del self._expected[story.job]
+    def is_followed(self, history: JobHistory) -> None:
+        """Stop merging events into this history: a follower does it from now on."""
+        if self._expected.get(history.job) is history:
+            del self._expected[history.job]
 
     def _doubt_expected(self) -> None:
         """Note that events of the jobs that are not followed yet may have been missed."""
-        for story in self._expected.values():
-            story.is_stale = True
+        for history in self._expected.values():
+            history.is_stale = True
 
     def _end_lingering(self) -> None:
         """Stop lingering, unless `linger` was called meanwhile. Unsubscribe if there are no listeners."""
@@ -405,14 +405,14 @@ class Follower:
     """Follows jobs until they end, and asks the leader for what was missed: the only loop that does.
 
     What is made of the news is up to the views: `Watch` yields all of one job, `Gathering` the ends of many. `left` has
-    the stories that are followed on. `_due` are the jobs that the leader is asked for next, from `_ask_at_s` on.
+    the histories that are followed on. `_due` are the jobs that the leader is asked for next, from `_ask_at_s` on.
     """
 
-    def __init__(self, stories: Stories, jobs: Iterable[Story], *, asks_first: bool) -> None:
-        self.left = {story.job: story for story in jobs}
+    def __init__(self, histories: Histories, jobs: Iterable[JobHistory], *, asks_first: bool) -> None:
+        self.left = {history.job: history for history in jobs}
         self._names = tuple(self.left)
-        self._stories = stories
-        self._client = stories.client
+        self._histories = histories
+        self._client = histories.client
         self._due: dict[str, None] = {}
         self._asks_first = asks_first  # and no answer has come yet
         self._ask_at_s = 0.0
@@ -429,13 +429,13 @@ class Follower:
     def _hear(self, event: Event) -> None:
         raise NotImplementedError
 
-    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
+    def _take_answer(self, history: JobHistory, shown: Shown, rev: int, changes: list[Change]) -> None:
         """Merge an answer of `show`: a job's state, and its transitions up to revision `rev`."""
         raise NotImplementedError
 
     async def _listen(self) -> None:
         """Subscribe to the events of the jobs."""
-        await self._stories.join(self._names, self)
+        await self._histories.join(self._names, self)
         self._by_frames = True
 
     @property
@@ -466,7 +466,7 @@ class Follower:
 
     async def open(self) -> None:
         """Subscribe to the jobs' events. Raises `NotPermitted`."""
-        self._stories.followers.add(self)
+        self._histories.followers.add(self)
         try:
             await self._listen()
         except BaseException:  # if it is cancelled here, `__aexit__` is never called
@@ -475,7 +475,7 @@ class Follower:
 
     async def close(self) -> None:
         """Stop listening; the jobs go on."""
-        self._stories.followers.discard(self)
+        self._histories.followers.discard(self)
         if self._end_timer is not None:
             self._end_timer.cancel()
         own, self._own = self._own, None
@@ -485,7 +485,7 @@ class Follower:
         finally:
             if self._by_frames:
                 self._by_frames = False
-                await self._stories.leave(self._names, self)
+                await self._histories.leave(self._names, self)
 
     # -- waiting
 
@@ -530,13 +530,13 @@ class Follower:
         if self._ends_s - now_s <= CLOCK_S:
             raise self._too_late()
         if self._by_frames:
-            self._stories.check_permitted()
+            self._histories.check_permitted()
         if self._due and now_s >= self._ask_at_s:
             await self._ask()
             return
         received = self._received
         # a simulation may lengthen the wait for a silence while no event can have been lost
-        waits = self._stories.waits if self._due else self._stories.silences
+        waits = self._histories.waits if self._due else self._histories.silences
         if await self._wait(waits, self._silence_s) or received != self._received:
             return
         if self._due:  # of a crowd that is not asked for yet, no job ends at present
@@ -578,8 +578,8 @@ class Follower:
         first, due = self._asks_first, [name for name in self._due if name in self.left]
         self._due = {}
         for name in due:  # at the end: after the next silence, the other jobs are asked for first
-            self.left[name] = story = self.left.pop(name)
-            story.is_stale = False
+            self.left[name] = history = self.left.pop(name)
+            history.is_stale = False
         try:
             rest = due if len(due) < CROWD else await self._not_listed(due)
             for at in range(0, len(rest), SHOWS_AT_ONCE):
@@ -597,22 +597,24 @@ class Follower:
             left_s = self._ends_s - asyncio.get_running_loop().time()
             await asyncio.sleep(min(RETRY_S, max(left_s, 0.0)))
 
-    async def _show(self, stories: list[Story]) -> None:
-        revs = [story.rev for story in stories]
-        for story, rev, shown in zip(stories, revs, await asyncio.gather(*map(self._shown, stories)), strict=True):
-            if story.job not in self.left:
+    async def _show(self, histories: list[JobHistory]) -> None:
+        revs = [history.rev for history in histories]
+        for history, rev, shown in zip(
+            histories, revs, await asyncio.gather(*map(self._shown, histories)), strict=True
+        ):
+            if history.job not in self.left:
                 continue
-            if not story.knows_more_than(shown):
+            if not history.knows_more_than(shown):
                 told = await self._missing(shown.info)
-                if not story.knows_more_than(shown):
-                    self._take_answer(story, shown, *told)
-            elif story.rev == rev:  # it came from a replaced leader
-                story.is_stale = True
-            if story.has_gap and story.job in self.left:
-                self._due[story.job] = None
+                if not history.knows_more_than(shown):
+                    self._take_answer(history, shown, *told)
+            elif history.rev == rev:  # it came from a replaced leader
+                history.is_stale = True
+            if history.has_gap and history.job in self.left:
+                self._due[history.job] = None
 
-    async def _shown(self, story: Story) -> Shown:
+    async def _shown(self, history: JobHistory) -> Shown:
         from moorage.client.answers import JobInfo, told  # slow to import, and most jobs end without a question
 
-        answer = await self._answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
+        answer = await self._answer("show", {"job": history.job, **(BY_FRAMES if self._by_frames else {})})
         return Shown(told(JobInfo, answer.data), answer.ledger)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from moorage.client.errors import TimedOut, timed_out, word_to_explain
-from moorage.client.follow.follower import CROWD, Follower, Stories
-from moorage.client.follow.story import Shown, Story, decided, result_of, shown_event
+from moorage.client.follow.follower import CROWD, Follower, Histories
+from moorage.client.follow.job_history import JobHistory, Shown, decided, result_of, shown_event
 from moorage.schemas.frames import Change, Event
 from moorage.schemas.job import REJECTED, TERMINAL
 
@@ -30,11 +30,11 @@ class Gathering(Follower):
     """Waits for many jobs of one tenant: an async context manager. `over` yields the jobs in the order in which they
     end. Only the end of a job matters here: an earlier gap is not repaired."""
 
-    def __init__(self, stories: Stories, jobs: Iterable[Job]) -> None:
+    def __init__(self, histories: Histories, jobs: Iterable[Job]) -> None:
         self._jobs = {job.job: job for job in jobs}
         self._ended = deque(job for job in self._jobs.values() if job.known_result is not None)
-        waited = (Story(name) for name, job in self._jobs.items() if job.known_result is None)
-        super().__init__(stories, waited, asks_first=True)
+        waited = (JobHistory(name) for name, job in self._jobs.items() if job.known_result is None)
+        super().__init__(histories, waited, asks_first=True)
 
     async def over(self, timeout_s: float) -> AsyncIterator[Job]:
         """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
@@ -50,32 +50,34 @@ class Gathering(Follower):
             await self._step()
 
     def _hear(self, event: Event) -> None:
-        story = self.left.get(event.job)
-        if story is None:
+        history = self.left.get(event.job)
+        if history is None:
             return
-        was_refused = event.state == REJECTED and event.rev == story.last_rev == 0  # by the durable queue: it is no job
-        if event.rev <= story.last_rev and not was_refused:
+        was_refused = (
+            event.state == REJECTED and event.rev == history.last_rev == 0
+        )  # by the durable queue: it is no job
+        if event.rev <= history.last_rev and not was_refused:
             return
         self._received += 1
-        story.take(event)
+        history.take(event)
         self._jobs[event.job]._saw(event)
         if event.state in TERMINAL:
-            if story.has_gap and decided(story.all_changes(), event.state) is None:
+            if history.has_gap and decided(history.all_changes(), event.state) is None:
                 self._due[event.job] = None  # the transition that decided the job's end was missed
             else:
-                self._end(story, event.state, event.why, None)
+                self._end(history, event.state, event.why, None)
             self._wake()
 
-    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
-        self._jobs[story.job]._learn(shown.info)
-        story.accept(shown_event(self._client.tenant, story.job, shown, rev, changes))
-        if story.is_over:
-            self._end(story, story.state, "", shown.info)
+    def _take_answer(self, history: JobHistory, shown: Shown, rev: int, changes: list[Change]) -> None:
+        self._jobs[history.job]._learn(shown.info)
+        history.accept(shown_event(self._client.tenant, history.job, shown, rev, changes))
+        if history.is_over:
+            self._end(history, history.state, "", shown.info)
 
-    def _end(self, story: Story, state: str, why: str, shown: JobRow | None) -> None:
-        job = self._jobs[story.job]
-        del self.left[story.job]
-        job._has_ended(result_of(job.job, state, story.all_changes(), why or story.why, shown))
+    def _end(self, history: JobHistory, state: str, why: str, shown: JobRow | None) -> None:
+        job = self._jobs[history.job]
+        del self.left[history.job]
+        job._has_ended(result_of(job.job, state, history.all_changes(), why or history.why, shown))
         self._ended.append(job)
 
     async def _not_listed(self, names: list[str]) -> list[str]:
@@ -86,10 +88,10 @@ class Gathering(Follower):
             part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
             for row in msgspec.convert(await self._read("ls", {"jobs": part}), JobsAnswer).jobs:
                 listed.add(row.job)
-                if (story := self.left.get(row.job)) is not None:
-                    self._jobs[story.job]._learn(row)
+                if (history := self.left.get(row.job)) is not None:
+                    self._jobs[history.job]._learn(row)
                     if row.state in TERMINAL:
-                        self._end(story, row.state, "", row)
+                        self._end(history, row.state, "", row)
         return [name for name in names if name not in listed]
 
     def _too_late(self) -> TimedOut:

@@ -19,11 +19,11 @@ from moorage.client.errors import (
     timed_out,
     word_to_explain,
 )
-from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Stories, check_permitted
-from moorage.client.follow.story import (
+from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Histories, check_permitted
+from moorage.client.follow.job_history import (
+    JobHistory,
     Result,
     Shown,
-    Story,
     behind,
     replicas_in,
     shown_event,
@@ -63,15 +63,15 @@ class Watch(Follower):
     a worker. `lost` counts pieces of output that this client dropped.
     """
 
-    # `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
-    # need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need not be
-    # asked either, and the request's `events` choose the subject. `driver` is the job's driver, if it is known. With
-    # `ahead`, opening takes no round trip, and `follow` instead of `open` raises `NotPermitted`; the caller sends a
-    # request next. `at_end` is for readers that only need the end of the job: they are woken less often. `saw` is
+    # `heard` is the history of a job that the client submitted while it lingered: it has all events so far, so the
+    # leader need not be asked. `to_submit` is a request that will be submitted once this is open: then the leader need
+    # not be asked either, and the request's `events` choose the subject. `driver` is the job's driver, if it is known.
+    # With `ahead`, opening takes no round trip, and `follow` instead of `open` raises `NotPermitted`; the caller sends
+    # a request next. `at_end` is for readers that only need the end of the job: they are woken less often. `saw` is
     # called with each new event.
     def __init__(
         self,
-        stories: Stories,
+        histories: Histories,
         job: str,
         *,
         output: bool = False,
@@ -79,7 +79,7 @@ class Watch(Follower):
         tail: int | None = None,
         replica: Which = None,
         notes: bool = False,
-        heard: Story | None = None,
+        heard: JobHistory | None = None,
         to_submit: Request | None = None,
         driver: str = "",
         ahead: bool = False,
@@ -88,9 +88,9 @@ class Watch(Follower):
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is about stored output: it needs past=True")
-        self._is_heard = heard is not None and not heard.is_stale and not stories.is_refused
-        self._story = heard if heard is not None and self._is_heard else Story(job)
-        super().__init__(stories, [self._story], asks_first=not self._is_heard and to_submit is None)
+        self._is_heard = heard is not None and not heard.is_stale and not histories.is_refused
+        self._history = heard if heard is not None and self._is_heard else JobHistory(job)
+        super().__init__(histories, [self._history], asks_first=not self._is_heard and to_submit is None)
         self.lost = 0
         self.joiner = Joiner(self._read, job, tail) if past else None
         self._output = output or past
@@ -102,7 +102,7 @@ class Watch(Follower):
         self._at_end = at_end
         self._saw = saw
         self.info: JobInfo | None = None  # the last answer of `show`
-        self._pending: Held[Event | Piece] = Held(stories.budget)
+        self._pending: Held[Event | Piece] = Held(histories.budget)
         self._logs: Subscribed | None = None
         self._open_streams: set[tuple[int, int, StreamName]] = set()
         self._ended_streams: set[tuple[int, int, StreamName]] = set()
@@ -110,12 +110,12 @@ class Watch(Follower):
     @property
     def job(self) -> str:
         """The id of the job."""
-        return self._story.job
+        return self._history.job
 
     @property
     def state(self) -> str:
         """The last state that was received; "" before the first."""
-        return self._story.state
+        return self._history.state
 
     @property
     def driver(self) -> str:
@@ -124,18 +124,18 @@ class Watch(Follower):
 
     def result(self) -> Result:
         """Return how the job ended. Call it only once the job has ended."""
-        return self._story.result(self.info)
+        return self._history.result(self.info)
 
     async def open(self) -> None:
         """Subscribe to the job's events and, if asked for, to its output. Raises `NotPermitted`."""
         await super().open()
 
     async def _listen(self) -> None:
-        stories, client, request = self._stories, self._client, self._to_submit
-        together = len(stories.followers) > CROWD if request is None else request.events == "tenant"
+        histories, client, request = self._histories, self._client, self._to_submit
+        together = len(histories.followers) > CROWD if request is None else request.events == "tenant"
         if self._is_heard:
-            stories.is_followed(self._story)
-        if self._is_heard or (together and not stories.is_refused):
+            histories.is_followed(self._history)
+        if self._is_heard or (together and not histories.is_refused):
             await super()._listen()
         else:
             self._own = await self._subscribe(client.subjects.event(client.tenant, self.job), self._on_event)
@@ -165,25 +165,25 @@ class Watch(Follower):
             self._refresh()
 
     def _hear(self, event: Event) -> None:
-        story = self._story
+        history = self._history
         self._received += 1
-        if self._stories.budget.left < _size_of(event):
-            story.is_stale = True
-        elif (news := story.take(event)) is not None:
+        if self._histories.budget.left < _size_of(event):
+            history.is_stale = True
+        elif (news := history.take(event)) is not None:
             self._enqueue(news)
             self._wake_reader()
             return
-        if story.has_gap:
+        if history.has_gap:
             self._refresh()
 
-    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
-        for news in story.accept(shown_event(self._client.tenant, story.job, shown, rev, changes)):
+    def _take_answer(self, history: JobHistory, shown: Shown, rev: int, changes: list[Change]) -> None:
+        for news in history.accept(shown_event(self._client.tenant, history.job, shown, rev, changes)):
             self._enqueue(news)
 
     def _enqueue(self, news: Event) -> None:
         if self._saw is not None:
             self._saw(news)
-        self._pending.put(news, _size_of(news), always=True)  # the story has it already, so it is not asked for again
+        self._pending.put(news, _size_of(news), always=True)  # the history has it already, so it is not asked for again
 
     def _on_output(self, delivery: Delivery) -> None:
         try:
@@ -257,8 +257,8 @@ class Watch(Follower):
             self._ends_after(timeout_s)
         if self._is_heard:
             self._take_events()
-            if self._story.rev:
-                self._enqueue(self._story.so_far(self._client.tenant))
+            if self._history.rev:
+                self._enqueue(self._history.so_far(self._client.tenant))
         elif self._to_submit is None:
             self._asks_first = True
             self._refresh()
@@ -266,7 +266,7 @@ class Watch(Follower):
         # an answer has arrived since the subscription, so the server has accepted or refused that by now
         check_permitted(self._own)
         if self._by_frames:
-            self._stories.check_permitted()
+            self._histories.check_permitted()
 
     def _take_events(self) -> list[Event]:
         """Return the waiting events; output stays in the queue."""
@@ -279,7 +279,7 @@ class Watch(Follower):
     async def _note_streams(self, event: Event) -> None:
         """Note which streams have begun and will send an end."""
         begun = [change for change in event.changes if change.state == RUNNING] if self._output else []
-        drivers = self._stories.drivers
+        drivers = self._histories.drivers
         if begun and self.driver and self.driver not in drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
                 from moorage.client.answers import JobInfo, told
@@ -321,7 +321,7 @@ class Watch(Follower):
                         yield piece
             if not self._open_streams:
                 return
-            if not self._pending and not await self._wait(self._stories.waits, max(ends_s - loop.time(), 0.0)):
+            if not self._pending and not await self._wait(self._histories.waits, max(ends_s - loop.time(), 0.0)):
                 break
         if self.joiner is not None:
             for replica, attempt in sorted({key[:2] for key in self._open_streams}):
@@ -332,20 +332,20 @@ class Watch(Follower):
 
     @property
     def _is_over(self) -> bool:
-        return self._story.is_over
+        return self._history.is_over
 
-    async def _shown(self, story: Story) -> Shown:
-        shown = await super()._shown(story)
-        self.info = shown.info  # kept even if it is older than the story: it has the replicas' attempts
-        self._stories.drivers.learn(shown.info)
+    async def _shown(self, history: JobHistory) -> Shown:
+        shown = await super()._shown(history)
+        self.info = shown.info  # kept even if it is older than the history: it has the replicas' attempts
+        self._histories.drivers.learn(shown.info)
         return shown
 
     async def _missing(self, info: JobInfo) -> tuple[int, list[Change]]:
-        """Return the revision of an answer of `show`, and the transitions up to it that the story lacks.
+        """Return the revision of an answer of `show`, and the transitions up to it that the history lacks.
 
         Transitions that are not in the answer are read from the history, as far as it is kept. Raises `Unreachable`.
         """
-        known = self._story.rev
+        known = self._history.rev
         changes, rev = behind(known, info.changes), info.rev or known
         if (len(changes) == rev - known and info.rev) or replicas_in(info) is not None:
             return rev, changes
@@ -363,20 +363,20 @@ class Watch(Follower):
 
 
 async def run(
-    stories: Stories, job: str, asked: Request, submit: Callable[[], Awaitable[None]], timeout_s: float
+    histories: Histories, job: str, asked: Request, submit: Callable[[], Awaitable[None]], timeout_s: float
 ) -> Result:
     """Submit a job, and return its result with its output. The watch opens first, so that no output is missed.
 
     Raises as `AsyncClient.run`.
     """
-    captured, tail = Captured(stories.budget), Tail()
-    watch = Watch(stories, job, to_submit=asked, ahead=True, at_end=True, past=True)
+    captured, tail = Captured(histories.budget), Tail()
+    watch = Watch(histories, job, to_submit=asked, ahead=True, at_end=True, past=True)
     await watch.open()
     try:
         await submit()
-        if asked.events == "tenant" and stories.is_refused:  # a watch that asks first turns on the job's subject
+        if asked.events == "tenant" and histories.is_refused:  # a watch that asks first turns on the job's subject
             await watch.close()
-            watch = Watch(stories, job, ahead=True, past=True)
+            watch = Watch(histories, job, ahead=True, past=True)
             await watch.open()
         async for item in watch.follow(timeout_s):
             if isinstance(item, Piece):
@@ -389,7 +389,7 @@ async def run(
         watch.result(), stdout=captured.text("out"), stderr=captured.text("err"), lost_bytes=captured.lost_bytes
     )
     if result.state != SUCCEEDED:
-        raise JobFailed(result, await tail.or_kept(stories.client.read, result), asked)
+        raise JobFailed(result, await tail.or_kept(histories.client.read, result), asked)
     return result
 
 

@@ -46,8 +46,8 @@ class Explanation:
 
 
 HOLDERS_MAX: Final = 5
-#: the most members that one answer reads
-MEMBERS_LOOKED_MAX: Final = 4_096
+#: the most attempts that one answer reads
+ATTEMPTS_LOOKED_MAX: Final = 4_096
 
 
 def explain(
@@ -265,7 +265,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
 
     The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
     given. `workers` lists a few of the `hosts` with how many GPUs are leased there, or with `of_host` how much CPU and
-    memory is free. Once `MEMBERS_LOOKED_MAX` members were read, further hosts are left out, and `more` is true.
+    memory is free. Once `ATTEMPTS_LOOKED_MAX` attempts were read, further hosts are left out, and `more` is true.
     """
     own: dict[str, int] = {}
     others: set[int] = set()
@@ -277,18 +277,18 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
             leased = (host.lent & ~host.free).bit_count()
             of_gpus = f"{leased} of {len(host.cls.devices)} GPUs leased"
             workers.append(f"{host.worker.id}: {_left_of_host(host) if of_host else of_gpus}")
-        for member in host.worker.members.values():
+        for attempt in host.worker.attempts.values():
             looked += 1
-            held = (member.mask & mask).bit_count()
+            held = (attempt.mask & mask).bit_count()
             if shape.count and not held and not of_host:
                 continue
-            job = member.replica.job
+            job = attempt.replica.job
             if job.tenant == tenant:
                 own[job.name] = own.get(job.name, 0) + held
             else:
                 others.add(job.num)
                 gpus += held
-        if looked >= MEMBERS_LOOKED_MAX:
+        if looked >= ATTEMPTS_LOOKED_MAX:
             break
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))
     return Holders(
@@ -298,7 +298,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         other_gpus=gpus,
         workers=workers,
         hosts=len(hosts),
-        more=looked >= MEMBERS_LOOKED_MAX,
+        more=looked >= ATTEMPTS_LOOKED_MAX,
     )
 
 

@@ -1,6 +1,6 @@
 """Reads jobs' transitions from memory and the history stream: for `history`, and for `show` of jobs not in memory.
 
-The ledger's follower knows which messages have a job's story, so a look-up reads only those. Look-ups run beside the
+The ledger's follower knows which messages have a job's history, so a look-up reads only those. Look-ups run beside the
 loop, a few at a time; beyond a bound the caller is asked to try again.
 """
 
@@ -23,8 +23,8 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import LISTED_MAX, REV, Job
 from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting, is_end
 from moorage.scheduler.follower.follower import behind
-from moorage.scheduler.history.story import BLOCK, Parts
-from moorage.scheduler.history.told_story import Found, Frame, changes_in, changes_of, read_frame
+from moorage.scheduler.history.packing import BLOCK, Parts
+from moorage.scheduler.history.unpacking import Found, Frame, changes_in, changes_of, read_frame
 from moorage.scheduler.pacing.answering import RETRY_AFTER_S, Answering
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import HistoryAnswer, ReplicaInfo, ShownJob
@@ -44,24 +44,25 @@ READS_MAX: Final = 4
 QUESTIONS_MAX: Final = 256
 QUESTIONS_MAX_TENANT: Final = 64
 FRAMES_KEPT: Final = 16
-#: parts of a long story read for one answer; the rest comes with the next
+#: parts of a long history read for one answer; the rest comes with the next
 PARTS_MAX: Final = 8
 #: replicas of a job that one question may name
 REPLICAS_SHOWN_MAX: Final = 1_000
 
 
 class Gone(Exception):
-    """The frame with a job's story is no longer in the stream, never was, or cannot be decoded."""
+    """The frame with a job's history is no longer in the stream, never was, or cannot be decoded."""
 
 
-#: frames with earlier parts of a story (sequence, first and last revision), and the sequence of that with its end or 0
+#: frames with earlier parts of a history (sequence, first and last revision), and the sequence of that with its end or
+#: 0
 Place = tuple[Parts, int]
-#: returns where the story of a tenant's job is; raises `Refused` if the follower cannot say it now
+#: returns where the history of a tenant's job is; raises `Refused` if the follower cannot say it now
 Where = Callable[[str, str], Awaitable[Place]]
 
 
 class Read(msgspec.Struct, frozen=True):
-    """A frame of the history, its stories by job, and the wall time at which it was stored."""
+    """A frame of the history, its histories by job, and the wall time at which it was stored."""
 
     frame: Frame
     jobs: dict[str, list[Found]]
@@ -153,7 +154,7 @@ class HistoryReader:
         after, limit = check_page(arguments)
         job = self._engine.state.job(tenant, name)
         if job is not None:
-            first = job.story[0][REV] if job.story else 2
+            first = job.history[0][REV] if job.history else 2
             if after + 1 >= first or first <= 2:
                 return self._of_memory(job, after, limit, [])
             return self.later("history", partial(self._of_parts, job, after, limit), reply, json, tenant, name)
@@ -163,31 +164,31 @@ class HistoryReader:
         return self.later("history", partial(self._of_stream, tenant, name, after, limit), reply, json, tenant, name)
 
     async def last_part(self, tenant: str, name: str) -> tuple[Frame, Found]:
-        """Return the last part of the story of a job not in memory, and its frame. Raises `Gone`, `Refused`,
+        """Return the last part of the history of a job not in memory, and its frame. Raises `Gone`, `Refused`,
         `BusError`."""
-        read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+        read, found = await self._history(tenant, name, (await self._where(tenant, name))[1])
         return read.frame, found[-1]
 
     async def of_replica(self, tenant: str, name: str, index: int) -> tuple[list[Change], Request | None]:
         """Return the transitions of one replica in the newest part of the history that has it, and the request if kept.
 
         The end of its last attempt is among them. If no part has it, all of the last part is returned. Raises `Refused`
-        if the story is gone, cannot be read now, or is not written yet.
+        if the history is gone, cannot be read now, or is not written yet.
         """
         with readable(name):
             parts, seq = await self._where(tenant, name)
             request: Request | None = None
             last: list[Change] = []
             if seq:
-                read, found = await self._story(tenant, name, seq)
+                read, found = await self._history(tenant, name, seq)
                 parts, request = found[-1].parts, views.request_in(found[-1])
-                last = [change for story in found for change in changes_in(read.frame, story)]
+                last = [change for history in found for change in changes_in(read.frame, history)]
                 if changes := changes_of(last, index):
                     return changes, request
             for at, _, _, blocks in reversed(parts):
                 if index // BLOCK in blocks:
-                    read, found = await self._story(tenant, name, at)
-                    told = [change for story in found for change in changes_in(read.frame, story)]
+                    read, found = await self._history(tenant, name, at)
+                    told = [change for history in found for change in changes_in(read.frame, history)]
                     if changes := changes_of(told, index):
                         return changes, request
         job = self._engine.state.job(tenant, name)
@@ -230,10 +231,10 @@ class HistoryReader:
         return self._of_memory(job, after, limit, begin + before)
 
     async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> HistoryAnswer:
-        read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+        read, found = await self._history(tenant, name, (await self._where(tenant, name))[1])
         last = found[-1]
         before, whole = await self._parts(tenant, name, last.parts, after, limit)
-        rest = [change for story in found for change in changes_in(read.frame, story)] if whole else []
+        rest = [change for history in found for change in changes_in(read.frame, history)] if whole else []
         changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
         of_many = last.revs is not None
         data = _page(tenant, name, last.state, last.rev, changes, after, limit, of_many=of_many)
@@ -242,17 +243,17 @@ class HistoryReader:
     async def _shown(self, tenant: str, name: str, row: ShownJob) -> ShownJob:
         """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
         try:
-            read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+            read, found = await self._history(tenant, name, (await self._where(tenant, name))[1])
         except (Gone, Refused):
             return row
         except (BusError, TimeoutError) as error:
             log.warning("the history of jobs cannot be read now: %s", error)
             return row
         last = found[-1]
-        changes = [change for story in found for change in changes_in(read.frame, story)]
+        changes = [change for history in found for change in changes_in(read.frame, history)]
         if not last.parts:
             changes.insert(0, accepted(tenant, last.accepted_ms))
-        shown = views.show_story(self._engine, read.frame, last, changes, row)
+        shown = views.show_history(self._engine, read.frame, last, changes, row)
         return msgspec.structs.replace(shown, kept_until_ms=self._kept_until(read))
 
     def _kept_until(self, read: Read) -> int:
@@ -271,18 +272,18 @@ class HistoryReader:
             if reads >= PARTS_MAX or len(changes) >= limit:
                 return changes, False
             try:
-                read, found = await self._story(tenant, name, seq)
+                read, found = await self._history(tenant, name, seq)
             except Gone:
                 continue  # the answer says that it is incomplete
             reads += 1
-            for story in found:
-                changes += [change for change in changes_in(read.frame, story) if change.rev > after]
+            for history in found:
+                changes += [change for change in changes_in(read.frame, history) if change.rev > after]
         return changes, True
 
     # ------------------------------------------------------------------------------------------- the stream
 
-    async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
-        """Return the frame at `seq` and the job's stories in it. Raises `Gone`, also for 0, and `BusError`."""
+    async def _history(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
+        """Return the frame at `seq` and the job's histories in it. Raises `Gone`, also for 0, and `BusError`."""
         if seq == 0:
             raise Gone
         known = seq in self._frames
@@ -390,7 +391,7 @@ def _page(
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Raise `Refused` where the block finds that the story of a job is gone, or that the history cannot be read now."""
+    """Raise `Refused` where the block finds that the history of a job is gone, or that it cannot be read now."""
     try:
         yield
     except Gone:

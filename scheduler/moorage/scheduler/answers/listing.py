@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.answers.views import last_worker_of, of_story, request_in, summary
+from moorage.scheduler.answers.views import from_history, last_worker_of, request_in, summary
 from moorage.scheduler.answers.waiting import held_reason, pause_after, reason_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import (
@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
 )
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.history.told_story import Found, Frame, changes_in, moves_in
+from moorage.scheduler.history.unpacking import Found, Frame, changes_in, moves_in
 from moorage.schemas import reasons
 from moorage.schemas.always import sending
 from moorage.schemas.answers.jobs import JobRow
@@ -146,7 +146,7 @@ class Wanted:
         changes = list(changes_in(frame, found))
         if not changes:
             return None
-        row = of_story(engine, frame, found, changes, JobRow, labels=dict(labels))
+        row = from_history(engine, frame, found, changes, JobRow, labels=dict(labels))
         return None if asked.worker and row.worker != asked.worker else row
 
 
@@ -199,15 +199,15 @@ class Then:
                 names[row[WORKER]].id if row[WORKER] >= 0 else "",
                 row[SLOTS],
             )
-            for row in job.story
+            for row in job.history
             if 0 <= row[STATE] < len(STATES)
         ]
-        ended_ms = job.story[-1][AT_MS] if job.over and job.story else None
+        ended_ms = job.history[-1][AT_MS] if job.over and job.history else None
         request = engine.reader.request_of(job)
         return self._row(job.tenant, job.name, job.accepted_ms, job.state, ended_ms, moves, request)
 
     def of_history(self, frame: Frame, found: Found) -> JobRow | None:
-        """Return the row of a job in a frame of the history, as `of_memory`; a part of a story has none."""
+        """Return the row of a job in a frame of the history, as `of_memory`; a part of a history has none."""
         if not found.over:
             return None
         moves = [
@@ -277,7 +277,7 @@ def row_of(engine: Engine, job: Job, reason: Reasons) -> JobRow:
 
 
 def in_memory(engine: Engine, frame: Frame, found: Found) -> bool:
-    """Return whether the job of a story is in memory, too."""
+    """Return whether the job of a history is in memory, too."""
     held = engine.state.job(frame.tenant, found.job)
     return held is not None and held.ledger == found.ledger
 
@@ -285,7 +285,7 @@ def in_memory(engine: Engine, frame: Frame, found: Found) -> bool:
 def _was_on(engine: Engine, job: Job, worker: str) -> bool:
     """Return whether a job has an attempt on a worker now, or, if it is over, whether its last attempt was there."""
     if job.held:
-        return any(member.worker.id == worker for member in job.members)
+        return any(attempt.worker.id == worker for attempt in job.attempts)
     if job.live:
         return False
     return last_worker_of(engine, job) == worker

@@ -25,7 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.history.told_story import changes_of
+from moorage.scheduler.history.unpacking import changes_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, Rescue, RescueAsked, UseAsked
 from moorage.schemas.job import Request
@@ -44,7 +44,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kep
     """Return which worker to ask for a page of output, or to store a folder; an empty page if the replica was never
     placed; or a problem.
 
-    None for a job, or one of very many replicas, that has left memory: then use `find_in_story`.
+    None for a job, or one of very many replicas, that has left memory: then use `find_in_history`.
     """
     job = engine.state.job(tenant, asked.job)
     if job is None:
@@ -55,7 +55,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kep
     state = job.state_of(asked.replica)
     if state is None:
         return no_replica(asked, job.numbers)
-    if job.size > LISTED_MAX and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.story):
+    if job.size > LISTED_MAX and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.history):
         return None  # the history has its end
     last = _last_attempt(job, asked.replica)
     attempt = asked.attempt if asked.attempt is not None else last
@@ -73,7 +73,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kep
     return Kept(worker, _read(worker, tenant, asked, attempt, fence, driver, ended_ms))
 
 
-def find_in_story(
+def find_in_history(
     engine: Engine, tenant: str, asked: LogsAsked | RescueAsked, changes: list[Change], request: Request | None
 ) -> Kept | LogPage | Problem:
     """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
@@ -122,11 +122,11 @@ def _read(
 
 
 def _last_attempt(job: Job, index: int) -> int:
-    """Return the last attempt of a replica; of one that has ended, by the story in memory."""
+    """Return the last attempt of a replica; of one that has ended, by the history in memory."""
     row = job.rows.get(index)
     if row is not None:
-        return row.attempt
-    return next((row[ATTEMPT] for row in reversed(job.story) if row[REPLICA] == index), 0)
+        return row.attempt_no
+    return next((row[ATTEMPT] for row in reversed(job.history) if row[REPLICA] == index), 0)
 
 
 def _is_of(row: Transition, index: int) -> bool:
@@ -184,13 +184,13 @@ def _no_holder(asked: LogsAsked | RescueAsked, attempt: int) -> Problem:
     )
 
 
-def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worker, int, int] | None:
+def _holder(engine: Engine, job: Job, replica: int, no: int) -> tuple[Worker, int, int] | None:
     """Return (worker, fence, ledger ms of the end) of an attempt; the end is 0 while it runs. None if unknown."""
     row = job.rows.get(replica)
-    member = row.member if row is not None else None
-    if member is not None and member.attempt == attempt and member.phase != AT_EXITED:
-        return member.worker, member.fence, 0
-    rows = [row for row in job.story if row[REPLICA] == replica and row[ATTEMPT] == attempt]
+    attempt = row.attempt if row is not None else None
+    if attempt is not None and attempt.no == no and attempt.phase != AT_EXITED:
+        return attempt.worker, attempt.fence, 0
+    rows = [row for row in job.history if row[REPLICA] == replica and row[ATTEMPT] == no]
     held = next((row for row in rows if row[WORKER] >= 0), None)
     if held is None:
         return None

@@ -7,18 +7,18 @@ from typing import Final
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
-from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, Job
+from moorage.scheduler.core.ledger.state import HISTORY_WORDS, RESIZED, Job
 from moorage.scheduler.follower.granted import granted_to, in_seconds, part_of
-from moorage.scheduler.history.told_story import Found
+from moorage.scheduler.history.unpacking import Found
 from moorage.schemas.answers.jobs import GpuTime
 from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import ON_WORKER, STATES, Request
 
-_RESIZED: Final = STORY_WORDS[RESIZED]
+_RESIZED: Final = HISTORY_WORDS[RESIZED]
 
 
 def usage_of_job(engine: Engine, job: Job) -> GpuTime | None:
-    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; None if nothing."""
+    """Return what a job in memory was granted and has used of GPUs, as far as its history is there; None if nothing."""
     sums = granted_to(engine.state, job, engine.reader.request_of)
     if sums is None:
         return None
@@ -26,13 +26,13 @@ def usage_of_job(engine: Engine, job: Job) -> GpuTime | None:
     return used_of_job(job.used, granted["gpu_s"], granted["memory_mib_s"])
 
 
-def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> GpuTime | None:
+def usage_of_history(found: Found, changes: Sequence[Change], request: Request) -> GpuTime | None:
     """Return the GPU time that a job was granted, and what it used, from its history; None if none or if resized.
 
     The memory that it was granted is left out, because the history does not say how much its GPUs have.
     """
     if any(change.state == _RESIZED for change in changes):
-        return None  # the story does not say which part of a device it had at which time
+        return None  # the history does not say which part of a device it had at which time
     held: dict[int, tuple[int, int]] = {}  # by replica: (since when, number of devices)
     gpu_ms = 0
     for change in changes:

@@ -6,7 +6,7 @@ import msgspec
 
 from moorage.scheduler.answers.logs import Kept, no_replica
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Attempt, Job
 from moorage.schemas.answers.fleet import ModelUse
 from moorage.schemas.answers.jobs import DeviceUsed, Used
 from moorage.schemas.errors import Problem, problem
@@ -29,8 +29,8 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
     if not is_in(job.numbers, asked.replica):
         return no_replica(asked, job.numbers)
     row = job.rows.get(asked.replica)
-    member = row.member if row is not None else None
-    if member is None or member.phase != AT_RUNNING:
+    attempt = row.attempt if row is not None else None
+    if attempt is None or attempt.phase != AT_RUNNING:
         return problem(
             "failed-precondition",
             f"replica {asked.replica} of job {asked.job} does not run now",
@@ -39,21 +39,21 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             job=asked.job,
             next=f"moorage show {word_of(asked.job)}",
         )
-    worker = member.worker
-    ask = ReadUse(worker.session, *member.name, asked.last_s, asked.points)
+    worker = attempt.worker
+    ask = ReadUse(worker.session, *attempt.name, asked.last_s, asked.points)
     return Kept(worker, ask)
 
 
-def devices_used(engine: Engine, member: Member) -> list[DeviceUse]:
+def devices_used(engine: Engine, attempt: Attempt) -> list[DeviceUse]:
     """Return the newest reading of each device of an attempt; [] if there is none."""
-    host = engine.fleet.hosts.get(member.worker.num)
-    use = None if host is None or member.phase != AT_RUNNING else host.use.get(member.name)
+    host = engine.fleet.hosts.get(attempt.worker.num)
+    use = None if host is None or attempt.phase != AT_RUNNING else host.use.get(attempt.name)
     return [] if use is None else use.devices
 
 
-def use_rows(engine: Engine, member: Member) -> list[DeviceUsed]:
+def use_rows(engine: Engine, attempt: Attempt) -> list[DeviceUsed]:
     """Return the newest reading of an attempt, a row for each device."""
-    pool = member.worker.pool_at(member.fence).devices
+    pool = attempt.worker.pool_at(attempt.fence).devices
     return [
         DeviceUsed(
             index=pool[use.slot]["index"],
@@ -63,15 +63,15 @@ def use_rows(engine: Engine, member: Member) -> list[DeviceUsed]:
             power_w=use.power_w,
             shared_by=use.shared_by,
         )
-        for use in devices_used(engine, member)
+        for use in devices_used(engine, attempt)
         if 0 <= use.slot < len(pool)
     ]
 
 
 def use_of_job(engine: Engine, job: Job) -> Used | None:
     """Return the least, mean and most used of a job's devices, in percent, and their memory; None if none is read."""
-    members = [replica.member for replica in job.rows.values() if replica.member is not None] if job.held else []
-    found = [use for member in members for use in devices_used(engine, member)]
+    attempts = [replica.attempt for replica in job.rows.values() if replica.attempt is not None] if job.held else []
+    found = [use for attempt in attempts for use in devices_used(engine, attempt)]
     percents = [use.percent for use in found if use.percent is not None]
     if not percents:
         return None

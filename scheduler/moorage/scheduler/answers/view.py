@@ -13,7 +13,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import AT_RUNNING, RUNNING, Job, Replica
-from moorage.scheduler.core.lifecycle.sessions import Report
+from moorage.scheduler.core.lifecycle.sessions import RenewalAudit
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.schedule.plan import Reservation
@@ -64,14 +64,14 @@ class View:
     def idle_until_ms(self) -> float:
         """The ledger time until which nothing but heartbeats follows if only renewals arrive; 0 if unknown.
 
-        If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
+        If not 0, every attempt runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
         failed = engine.containment.until or engine.sessions.ahead or engine.sessions.stalls.watches
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
         for worker in self._state.workers.values():
-            if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.members.values()):
+            if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.attempts.values()):
                 return 0
         return min(engine.next_timer_ms, self.next_pass_ms)
 
@@ -85,7 +85,7 @@ class View:
         for none."""
         preempting, tenant = self._engine.planner.preempting, self._state.tenants[job.tenant]
         priority_of, after_s = preempting.policy.priority_of, preempting.policy.runtime_ms / 1000
-        others = [member.replica.job for host in hosts for member in host.worker.members.values()]
+        others = [attempt.replica.job for host in hosts for attempt in host.worker.attempts.values()]
         own, soon = priority_of(job), f"once they have run for {after_s:g} s, if that makes room"
         if preempting.reclaim and 0 < self._engine.reader.shape_of(job).gpus <= tenant.guaranteed - tenant.gpus:
             return f"its tenant is guaranteed these GPUs: jobs of tenants that borrow them are preempted, {soon}"
@@ -93,9 +93,9 @@ class View:
             return f"jobs of a lower priority than {own} are preempted for it {soon}"
         return ""
 
-    def report_of(self, worker_num: int) -> Report | None:
+    def renewal_of(self, worker_num: int) -> RenewalAudit | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
-        return self._engine.sessions.reports.get(worker_num)
+        return self._engine.sessions.renewals.get(worker_num)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int, fence: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of the runs of the same command have ended, number of runs known).

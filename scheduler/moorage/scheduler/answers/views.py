@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.answers.awaited import awaited, not_before, waits_for_others
 from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.reruns import reruns
-from moorage.scheduler.answers.usage import usage_of_job, usage_of_story
+from moorage.scheduler.answers.usage import usage_of_history, usage_of_job
 from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
@@ -29,6 +29,8 @@ from moorage.scheduler.core.ledger.state import (
     CODE,
     EXEC,
     FENCE,
+    HISTORY_MAX,
+    HISTORY_WORDS,
     IS_TERMINAL,
     LISTED_MAX,
     NOT_READY,
@@ -39,12 +41,10 @@ from moorage.scheduler.core.ledger.state import (
     RESULT,
     RUNNING,
     STATE,
-    STORY_MAX,
-    STORY_WORDS,
     WHY,
     WORKER,
+    Attempt,
     Job,
-    Member,
     Replica,
     StandingOrder,
     Transition,
@@ -70,7 +70,7 @@ from moorage.scheduler.core.outputs.outputs import (
     slots_of,
     were_simulated,
 )
-from moorage.scheduler.history.told_story import Found, Frame, is_simulated, unsuccessful
+from moorage.scheduler.history.unpacking import Found, Frame, is_simulated, unsuccessful
 from moorage.schemas import actors
 from moorage.schemas.always import sending, sent
 from moorage.schemas.answers.fleet import (
@@ -124,7 +124,7 @@ FLEET_BYTES: Final = 512 * 1024
 RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
 RUNS: Final = STATES[RUNNING]
-#: rows of a story whose words are no reason for the job's state: RUNNING has an address there
+#: rows of a history whose words are no reason for the job's state: RUNNING has an address there
 NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY, EXEC, CHANGED))
 #: transitions of a replica that was cancelled
 _CANCELS: Final = frozenset(("CANCELLING", "CANCELLED"))
@@ -158,7 +158,9 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
         capabilities=_capabilities(engine, request),
         replica_states=[_replica(engine, replica) for replica in listed(job)],
         changes=_newest(engine, job),
-        kept=_kept_until(engine, job.story[-1][AT_MS], _output_until(engine, job)) if job.over and job.story else None,
+        kept=_kept_until(engine, job.history[-1][AT_MS], _output_until(engine, job))
+        if job.over and job.history
+        else None,
     )
 
 
@@ -169,14 +171,14 @@ def _newest(engine: Engine, job: Job) -> list[Change]:
     return changes[-fit:]
 
 
-def show_story(engine: Engine, frame: Frame, found: Found, changes: list[Change], row: ShownJob) -> ShownJob:
+def show_history(engine: Engine, frame: Frame, found: Found, changes: list[Change], row: ShownJob) -> ShownJob:
     """Return a finished job with this row of the table as `show` has it from its history, which stands in this frame.
 
     The request is missing if the history was written without it.
     """
     request = request_in(found)
     fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
-    shown = of_story(
+    shown = from_history(
         engine,
         frame,
         found,
@@ -193,12 +195,12 @@ def show_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]
         shown,
         request=request,
         capabilities=_capabilities(engine, request),
-        usage=None if found.parts else usage_of_story(found, changes, request),
+        usage=None if found.parts else usage_of_history(found, changes, request),
         again=reruns(engine, frame.tenant, found.job, request)[1],
     )
 
 
-def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change], kind: type[R], /, **more: Any) -> R:
+def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Change], kind: type[R], /, **more: Any) -> R:
     """Return the row of a job whose history stands in this frame, with `more` fields that its kind has."""
     ran = [change for change in changes if change.worker]
     request = request_in(found)
@@ -266,7 +268,7 @@ def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> Kept:
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     """Return, by worker, when it deletes the job's newest output or result, unless it runs out of room before."""
     until: dict[str, int] = {}
-    for row in job.story[-STORY_MAX:] if job.size > LISTED_MAX else job.story:
+    for row in job.history[-HISTORY_MAX:] if job.size > LISTED_MAX else job.history:
         if row[WORKER] < 0:
             continue
         worker = engine.state.worker_by_num[row[WORKER]]
@@ -306,7 +308,7 @@ def finished_row(engine: Engine, tenant: str, name: str, kind: type[F]) -> F | P
 
 def last_worker_of(engine: Engine, job: Job) -> str:
     """Return the worker of the newest of a job's transitions that has one; "" if none has."""
-    last = next((row[WORKER] for row in reversed(job.story) if row[WORKER] >= 0), None)
+    last = next((row[WORKER] for row in reversed(job.history) if row[WORKER] >= 0), None)
     return "" if last is None else engine.state.worker_by_num[last].id
 
 
@@ -317,8 +319,8 @@ def summary(engine: Engine, job: Job) -> JobRow:
 
 def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
     request = engine.reader.request_of(job)
-    members = [replica.member for replica in job.rows.values()] if job.held else []
-    held = {member.worker.id: None for member in members if member is not None}
+    attempts = [replica.attempt for replica in job.rows.values()] if job.held else []
+    held = {attempt.worker.id: None for attempt in attempts if attempt is not None}
     return kind(
         job=job.name,
         tenant=job.tenant,
@@ -326,10 +328,10 @@ def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
         rev=job.rev,
         gpu=format_token(request.effective_gpu, request.copies),
         priority=engine.reader.priority_of(job) if job.priority >= 0 else request.priority,
-        attempt=job.attempt,
+        attempt=job.attempt_no,
         age_ms=engine.state.time_ms - job.accepted_ms,
         ran_ms=_ran(engine, job),
-        ready=None if request.workload.ready is None else sum(ready_now(member) for member in members),
+        ready=None if request.workload.ready is None else sum(ready_now(attempt) for attempt in attempts),
         worker=next(iter(held), "") or last_worker_of(engine, job),
         workers=max(1, len(held)),
         simulated=_is_simulated(engine, job),
@@ -357,16 +359,16 @@ def _bounds(job: Job) -> BoundsNow:
     )
 
 
-def ready_now(member: Member | None) -> bool:
-    """Return whether a replica with this member runs and is ready for work."""
-    return member is not None and member.ready and member.replica.state == RUNNING
+def ready_now(attempt: Attempt | None) -> bool:
+    """Return whether a replica with this attempt runs and is ready for work."""
+    return attempt is not None and attempt.ready and attempt.replica.state == RUNNING
 
 
 def _ran(engine: Engine, job: Job) -> int | None:
     """Return for how many ms the newest attempt has run, or ran; None of a job that waits or has not run."""
-    if job.state == STATES[QUEUED] or not job.story:
+    if job.state == STATES[QUEUED] or not job.history:
         return None
-    on_workers = [(row[ATTEMPT], row[AT_MS], row[STATE] == RUNNING) for row in job.story if row[WORKER] >= 0]
+    on_workers = [(row[ATTEMPT], row[AT_MS], row[STATE] == RUNNING) for row in job.history if row[WORKER] >= 0]
     return _ran_ms(on_workers, engine.state.time_ms if job.live else None)
 
 
@@ -395,7 +397,7 @@ def _why(job: Job) -> str:
     What an operator said of an order (a row with a negative state) is no reason for the end of a job, and what somebody
     said who cancelled some of its replicas is none for the others.
     """
-    rows = (row for row in reversed(job.story) if not _asked_of_others(job.state, STORY_WORDS[row[STATE]], row[BY]))
+    rows = (row for row in reversed(job.history) if not _asked_of_others(job.state, HISTORY_WORDS[row[STATE]], row[BY]))
     rows = (row for row in rows if row[STATE] not in NO_REASONS)
     if job.size > LISTED_MAX:
         return next((row[WHY] for row in rows if row[WHY] and is_exception(row)), "")
@@ -415,7 +417,7 @@ def _asked_of_others(job: str, state: str, by: str) -> bool:
 
 
 def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]:
-    """Return the reasons in a story that still apply, newest first; those from before a later attempt do not.
+    """Return the reasons in a history that still apply, newest first; those from before a later attempt do not.
 
     Each transition is (replica, or negative for the job; whether an attempt began with it; reason).
     """
@@ -431,7 +433,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Return whether any replica was placed on a simulated worker."""
-    return were_simulated(engine.state, job.story if job.size <= LISTED_MAX else job.story[-SIMULATED_LOOKS:])
+    return were_simulated(engine.state, job.history if job.size <= LISTED_MAX else job.history[-SIMULATED_LOOKS:])
 
 
 def replicas_of(job: Job) -> ReplicaCounts:
@@ -455,7 +457,7 @@ def _ended_replicas(frame: Frame, found: Found, request: Request) -> ReplicaCoun
 
 def states_of(engine: Engine, job: Job, only: Ranges) -> tuple[list[ReplicaInfo], list[int]]:
     """Return the rows of these replicas in `show`, and the numbers of those whose end only the history has."""
-    last = {row[REPLICA]: row for row in job.story if row[WORKER] >= 0}
+    last = {row[REPLICA]: row for row in job.history if row[WORKER] >= 0}
     found, missing = list[ReplicaInfo](), list[int]()
     for index in numbers_in(both(only, job.numbers)):
         row, told, state = job.rows.get(index), last.get(index), job.state_of(index)
@@ -506,40 +508,40 @@ def listed(job: Job) -> list[Replica]:
     """Return the replicas that `show` lists: of few all, of many those that were placed and have not ended."""
     if job.size > LISTED_MAX:
         return list(job.rows.values())[:LISTED_MAX]
-    last = {row[REPLICA]: row for row in job.story if row[FENCE]}
+    last = {row[REPLICA]: row for row in job.history if row[FENCE]}
     found = list(job.replicas)
     for replica in found:
         if IS_TERMINAL[replica.state] and (row := last.get(replica.index)) is not None:
-            replica.attempt, replica.fence = row[ATTEMPT], row[FENCE]
+            replica.attempt_no, replica.fence = row[ATTEMPT], row[FENCE]
     return found
 
 
 def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
-    member = replica.member
+    attempt = replica.attempt
     row = sending(ReplicaInfo, "attempt", "fence", "retries", "losses", "refusals")(
         replica=replica.index,
         state=STATES[replica.state],
-        attempt=replica.attempt,
+        attempt=replica.attempt_no,
         fence=replica.fence,
         retries=replica.retries,
         losses=replica.losses,
         refusals=replica.refusals,
         restarts=replica.restarts,
     )
-    if member is None:
+    if attempt is None:
         return row
     request = engine.reader.request_of(replica.job)
-    host = engine.fleet.hosts.get(member.worker.num)
+    host = engine.fleet.hosts.get(attempt.worker.num)
     return msgspec.structs.replace(
-        sent(row, gpus=gpu_names(member.worker, member.mask, member.fence)),
-        worker=member.worker.id,
-        waits_for=gpu_names(member.worker, member.home, member.fence) if member.mask != member.home else [],
-        mode=MODE_NAMES[member.mode],
-        ready=member.ready if replica.state == RUNNING and request.workload.ready is not None else None,
-        address=member.address,
-        enforced=enforced_on(member.worker.hello, request),
-        use=use_rows(engine, member),
-        stopped=host.stopped.get(member.name, 0) if host is not None and replica.state == RUNNING else 0,
+        sent(row, gpus=gpu_names(attempt.worker, attempt.mask, attempt.fence)),
+        worker=attempt.worker.id,
+        waits_for=gpu_names(attempt.worker, attempt.home, attempt.fence) if attempt.mask != attempt.home else [],
+        mode=MODE_NAMES[attempt.mode],
+        ready=attempt.ready if replica.state == RUNNING and request.workload.ready is not None else None,
+        address=attempt.address,
+        enforced=enforced_on(attempt.worker.hello, request),
+        use=use_rows(engine, attempt),
+        stopped=host.stopped.get(attempt.name, 0) if host is not None and replica.state == RUNNING else 0,
     )
 
 
@@ -659,7 +661,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         gpus=len(pool),
         free=host.open.bit_count() if host is not None and not (host.disk_full or host.agent_stopped) else 0,
         cells=cells(host, len(pool)),
-        members=len(worker.members),
+        members=len(worker.attempts),
         cpu_milli=hello.get("cpu_milli", 0),
         cpu_free_milli=host.cpu_free if host is not None else 0,
         memory_mib=hello.get("memory_mib", 0),
@@ -789,22 +791,22 @@ def audit(engine: Engine) -> Audit:
     for worker in engine.state.workers.values():
         if not worker.session:
             continue
-        report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
-        if report is None:
+        renewal, host = View(engine).renewal_of(worker.num), engine.fleet.hosts.get(worker.num)
+        if renewal is None:
             if host is None or engine.built_ms - host.last_ms > patience_ms:
                 drift.append(Drift(worker=worker.id, kind="silent"))
             continue
-        for key, member in worker.members.items():
-            if member.missed > 1 and member.phase not in (AT_PLACED, AT_EXITED):
+        for key, attempt in worker.attempts.items():
+            if attempt.missed > 1 and attempt.phase not in (AT_PLACED, AT_EXITED):
                 drift.append(Drift(worker=worker.id, kind="ledger-only", member=_name(key)))
-        for key in sorted(report.twice - worker.members.keys()):
+        for key in sorted(renewal.twice - worker.attempts.keys()):
             drift.append(Drift(worker=worker.id, kind="worker-only", member=_name(key)))
     return Audit(
         drift=drift,
         workers=sum(1 for worker in engine.state.workers.values() if worker.session),
-        members=sum(len(worker.members) for worker in engine.state.workers.values()),
-        leases=sum(m.mask.bit_count() for m in engine.state.members()),
-        without_lease=sum(m.mask != m.home for m in engine.state.members()),
+        members=sum(len(worker.attempts) for worker in engine.state.workers.values()),
+        leases=sum(m.mask.bit_count() for m in engine.state.attempts()),
+        without_lease=sum(m.mask != m.home for m in engine.state.attempts()),
     )
 
 

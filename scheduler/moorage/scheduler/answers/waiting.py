@@ -168,7 +168,7 @@ def _not_waiting(engine: Engine, job: Job) -> Explained:
 
 def _why_silent(engine: Engine, job: Job) -> str:
     """Return which worker of a job is silent, and what follows if it stays so; "" if none is."""
-    for member in job.members:
+    for member in job.attempts:
         host = engine.fleet.hosts.get(member.worker.num)
         silent_ms = engine.built_ms - host.last_ms if host is not None and host.stale else 0
         if host is not None and silent_ms > host.loads_within_ms:
@@ -183,8 +183,8 @@ def _why_silent(engine: Engine, job: Job) -> str:
 def _why_frozen(engine: Engine, job: Job) -> str:
     """Return for what the first frozen replica of a job waits; "" if none is frozen."""
     tenant = engine.state.tenants[job.tenant]
-    for member in job.members:
-        is_current = member.replica.member is member and member.replica.state == FROZEN
+    for member in job.attempts:
+        is_current = member.replica.attempt is member and member.replica.state == FROZEN
         sleeps = engine.reader.request_of(job).sleeps
         if is_current and (sleeps or member.mask != member.home):
             if member.freeze:
@@ -201,7 +201,7 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is called, and {engine.sleeping.waits(member).why}"
             host = engine.fleet.hosts.get(member.worker.num)
             is_shut = host is not None and member.home & host.shut  # no end of another one gives it all of its GPUs
-            if not is_shut and any(other.mask & member.home for other in member.worker.members.values()):
+            if not is_shut and any(other.mask & member.home for other in member.worker.attempts.values()):
                 return "it is to run on, and waits for the end of the job on its GPUs"
             return "it is to run on, and waits until its worker gives its GPUs"
     return ""
@@ -211,7 +211,7 @@ def _why_awake(engine: Engine, job: Job) -> str:
     """Return why the first replica of a service that sleeps stays awake though it was to be frozen; "" if none does."""
     if not engine.reader.request_of(job).sleeps:
         return ""
-    whys = (engine.sleeping.stays_awake(member) for member in job.members)
+    whys = (engine.sleeping.stays_awake(member) for member in job.attempts)
     return next((f"it stays awake: {why}" for why in whys if why), "")
 
 
@@ -307,14 +307,14 @@ def _behind_rerun(engine: Engine, job: Job, why: str) -> list[Fix]:
 
 def _last_why(job: Job) -> str:
     """Return the newest reason that still applies, other than "ended as asked"; empty for none."""
-    rows = (row for row in reversed(job.story) if row[STATE] not in NO_REASONS)
+    rows = (row for row in reversed(job.history) if row[STATE] not in NO_REASONS)
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
     return next((why for why in reasons if not is_as_asked(why)), "")
 
 
 def _last_end(job: Job) -> str:
     """Return how the newest attempt ended that another one follows, of which no reason is kept; "" if there is none."""
-    for row in reversed(job.story):
+    for row in reversed(job.history):
         if row[STATE] == QUEUED and row[WORKER] >= 0:
             how = f"with code {row[CODE]}" if row[CODE] >= 0 else f"of signal {-row[CODE]}"
             return f"attempt {row[ATTEMPT]} ended by itself, {how}"
@@ -384,7 +384,7 @@ def _ruled_out(engine: Engine, shape: Shape, told: Explained) -> Explained:
 
 def _leaves(engine: Engine, job: Job) -> list[Leave]:
     """Return the workers that running replicas have to leave, and in how many ms."""
-    workers = {replica.member.worker.num: replica.member.worker for replica in job.rows.values() if replica.member}
+    workers = {replica.attempt.worker.num: replica.attempt.worker for replica in job.rows.values() if replica.attempt}
     return [
         Leave(worker=worker.id, in_ms=max(0, worker.window.leave_ms - engine.state.time_ms), why=worker.window.why)
         for worker in workers.values()
@@ -463,7 +463,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
         if other.held:
-            gpus = sum(member.mask.bit_count() for row in other.rows.values() if (member := row.member) is not None)
+            gpus = sum(member.mask.bit_count() for row in other.rows.values() if (member := row.attempt) is not None)
             if gpus:
                 own[other.name] = gpus
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]

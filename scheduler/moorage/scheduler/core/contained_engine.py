@@ -51,7 +51,7 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.fleet.host import HEARD, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import Job, Member, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, Worker
 from moorage.scheduler.core.lifecycle.sessions import KNOWN
 from moorage.scheduler.core.lifecycle.stalls import Stall
 from moorage.scheduler.core.lifecycle.starts import FailedStarts
@@ -394,7 +394,7 @@ def _group_looked_at(raised: Exception) -> Group | None:
                 return value
             if isinstance(value, Candidate | Claim):
                 return value.group
-            if isinstance(value, Host | Member):
+            if isinstance(value, Host | Attempt):
                 return None
     return None
 

@@ -32,14 +32,14 @@ from moorage.scheduler.core.ledger.state import (
     LOST_KEPT,
     QUEUED,
     SUCCEEDED,
+    Attempt,
     Job,
-    Member,
     Replica,
     State,
     Worker,
 )
 from moorage.scheduler.core.ledger.undo import Undo
-from moorage.schemas.frames import Fact, Stalled
+from moorage.schemas.frames import Report, Stalled
 from moorage.schemas.printable import shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
 from moorage.schemas.service import Turn
@@ -89,7 +89,6 @@ class Draft:
         "enlarged",
         "evidence",
         "examined",
-        "facts",
         "failed",
         "idle",
         "jobs_left",
@@ -97,6 +96,7 @@ class Draft:
         "moved",
         "notes",
         "preempting",
+        "reports",
         "reprioritized",
         "stalls",
         "started",
@@ -111,12 +111,12 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
-        self.turned = False  # a member was frozen, or runs on
+        self.turned = False  # an attempt was frozen, or runs on
         self.digest = state.digest  # before this record
         # consecutive jobs of one tenant are one item; in the order of job numbers
         self.accepts: list[tuple[str, list[Any]]] = []
         self.steps: list[int] = []
-        self.facts: list[int] = []
+        self.reports: list[int] = []
         self.notes: list[str] = []
         self.acts: list[AnyAct] = []
         self.evidence: list[int] = []
@@ -124,11 +124,11 @@ class Draft:
         self.actors: list[int] = []
         self.bytes = 0
         self.jobs_left: dict[int, int] = {}  # by worker whose session it ends: how many jobs that had
-        self.ends: set[int] = set()  # numbers of jobs with a member that this record asks to end
-        self.idle: list[tuple[Member, Fact]] = []  # members that report idle GPUs, for events
+        self.ends: set[int] = set()  # numbers of jobs with an attempt that this record asks to end
+        self.idle: list[tuple[Attempt, Report]] = []  # attempts that report idle GPUs, for events
         self.stalls: list[tuple[Job, Stalled]] = []  # stalls that begin or are over, for events
-        self.turns: list[tuple[str, str, Turn]] = []  # what members that sleep are told: tenant, service, turn
-        self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first member started
+        self.turns: list[tuple[str, str, Turn]] = []  # what attempts that sleep are told: tenant, service, turn
+        self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first attempt started
         self.enlarged: list[Job] = []  # jobs with one more replica, which waits from the end of this record on
         self.started: list[Job] = []  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends
@@ -186,7 +186,7 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not (self.accepts or self.steps or self.facts or self.acts)
+        return not (self.accepts or self.steps or self.reports or self.acts)
 
     @property
     def accepted(self) -> int:
@@ -322,29 +322,31 @@ class Draft:
 
     def count(self, worker: Worker, number: int) -> None:
         """Record that a worker's reports were taken up to this one."""
-        self.facts += (worker.num, number)
+        self.reports += (worker.num, number)
         self.bytes += 10
 
     def end_session(self, worker: Worker, why: str) -> None:
         """Write GONE. The old session's report numbers are dropped: they must not count for the next session."""
-        on_it = {member.replica.job.num for member in worker.members.values() if member.phase != AT_EXITED}
+        on_it = {attempt.replica.job.num for attempt in worker.attempts.values() if attempt.phase != AT_EXITED}
         self.jobs_left[worker.num] = len(on_it)
         self.add(Gone(worker.num, why))
-        facts = self.facts
-        self.facts = [x for at in range(0, len(facts), 2) if facts[at] != worker.num for x in facts[at : at + 2]]
+        reports = self.reports
+        self.reports = [
+            x for at in range(0, len(reports), 2) if reports[at] != worker.num for x in reports[at : at + 2]
+        ]
 
     def claim(self, replica: Replica, master: str, ran_ms: int = 0) -> None:
-        """Record that a member has its devices, and has run for so many ms already; `master` is the gang's address."""
+        """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address."""
         self._step_of(_CLAIM, replica, ran_ms, 0, self.note(master, always=True) if master else 0)
 
     def start(self, replica: Replica, ran_ms: int = 0, address: str = "") -> None:
-        """Record that a member has started, and has run for so many ms already; at the address its ports are
+        """Record that an attempt has started, and has run for so many ms already; at the address its ports are
         reached."""
         self._starts(replica.job)
         self._step_of(_START, replica, ran_ms, 0, self.note(address, always=True) if address else 0)
 
     def ran(self, replica: Replica, ran_ms: int, result: int | None) -> None:
-        """Record that a placed member was claimed, ran for so many ms and succeeded: most attempts of short jobs."""
+        """Record that a placed attempt was claimed, ran for so many ms and succeeded: most attempts of short jobs."""
         self._starts(replica.job)
         self._step_of(_RAN, replica, exiting(SUCCEEDED, result), ran_ms)
 
@@ -352,9 +354,9 @@ class Draft:
         if not job.started:
             self.started.append(job)
 
-    def ready(self, member: Member, is_ready: bool, why: str) -> None:
-        """Record that the worker reports a running member ready, or not ready any more."""
-        replica = member.replica
+    def ready(self, attempt: Attempt, is_ready: bool, why: str) -> None:
+        """Record that the worker reports a running attempt ready, or not ready any more."""
+        replica = attempt.replica
         self.step(Op.READY, replica.job.num, replica.index, int(is_ready), 0, self.note(why))
 
     def freeze(self, replica: Replica, to: int) -> None:
@@ -363,22 +365,22 @@ class Draft:
         self.turned = True
 
     def resume(self, replica: Replica, why: str, *, leased: bool) -> None:
-        """Record that a frozen member's devices are leased to it again, or that its worker does not give them."""
+        """Record that a frozen attempt's devices are leased to it again, or that its worker does not give them."""
         self.step(Op.RESUME, replica.job.num, replica.index, int(leased), 0, self.note(why))
 
     def exit(self, replica: Replica, to: int, code: int, why: str, result: int | None = None) -> None:
-        """Record that the attempt ended and its processes are gone. The member remains until its devices are free."""
+        """Record that the attempt ended and its processes are gone. The attempt remains until its devices are free."""
         self._step_of(_EXIT, replica, exiting(to, result), code, self.note(why) if why else 0)
         self._fails(replica.job, to)
 
-    def free(self, member: Member) -> None:
-        """Record that the devices of a member whose attempt is over were seen free."""
-        replica = member.replica
+    def free(self, attempt: Attempt) -> None:
+        """Record that the devices of an attempt whose attempt is over were seen free."""
+        replica = attempt.replica
         job = replica.job
-        self._undo.member(job, member)
+        self._undo.attempt(job, attempt)
         self.state.transitions += 1
-        self._folding.free(member)
-        self.steps += (_FREE, job.num, replica.index, packed(member.fence), 0, 0)
+        self._folding.free(attempt)
+        self.steps += (_FREE, job.num, replica.index, packed(attempt.fence), 0, 0)
         self.bytes += STEP_BYTES
 
     def over(self, op: int, replica: Replica, to: int, why: str, code: int = 0) -> None:
@@ -387,17 +389,17 @@ class Draft:
         self._fails(replica.job, to)
 
     def keep_lost(self, replica: Replica, why: str) -> None:
-        """Write LOSE for a job with `on_partition` keep: the member keeps its devices."""
+        """Write LOSE for a job with `on_partition` keep: the attempt keeps its devices."""
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
 
-    def quarantine(self, member: Member, mask: int) -> None:
-        replica = member.replica
-        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence), mask)
+    def quarantine(self, attempt: Attempt, mask: int) -> None:
+        replica = attempt.replica
+        self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(attempt.fence), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
-        """Ask a replica's member to end: `to` is ENDING or CANCELLING, `becomes` the state after that.
+        """Ask a replica's attempt to end: `to` is ENDING or CANCELLING, `becomes` the state after that.
 
-        A member with a checkpoint signal gets it at once, and is ended `notice_s` later.
+        An attempt with a checkpoint signal gets it at once, and is ended `notice_s` later.
         """
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self.ends.add(replica.job.num)
@@ -440,9 +442,9 @@ class Draft:
 
     def record(self, leader: int, rid: int) -> Record:
         """Return the record; nothing may be written behind it, and `finish` does what cannot be taken back."""
-        for num in self.facts[::2]:
+        for num in self.reports[::2]:
             self._undo.worker(num)
-        self._folding.facts(self.facts)
+        self._folding.reports(self.reports)
         self._folding.weigh()
         level = self.state.level
         early = [act.tag for act in self.acts if level < act.LEVEL]
@@ -457,7 +459,7 @@ class Draft:
             self.digest,
             self.accepts,
             self.steps,
-            self.facts,
+            self.reports,
             self.notes,
             self.acts,
             self.evidence,

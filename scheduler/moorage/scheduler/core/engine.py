@@ -89,7 +89,7 @@ from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained, Woken
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
+from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
 from moorage.schemas.reasons import Reason
 from moorage.schemas.service import MemberLoad
@@ -219,7 +219,7 @@ class Engine:
         )
         return Preempting(
             self.state, policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
-            lambda member: self.relocating.moves(member), lambda: self.scaling,
+            lambda attempt: self.relocating.moves(attempt), lambda: self.scaling,
         )  # fmt: skip
 
     def _knows_fleet(self) -> bool:
@@ -351,8 +351,8 @@ class Engine:
         4. Orders on jobs and tenants, behind the timers: each replica that waits is in the queue by then, or has a
            timer in the future. A hold keeps what it names from step 7.
         5. Submits, behind the cancels and orders that may refuse them, and behind the ends that make room for them.
-        6. What follows from ends, behind all that may end a replica: jobs with too many failures, moves of members,
-           and the slots that frozen members wait for. These change as members are to sleep or to run on, and are read
+        6. What follows from ends, behind all that may end a replica: jobs with too many failures, moves of attempts,
+           and the slots that frozen attempts wait for. These change as attempts are to sleep or to run on, and are read
            when jobs are placed.
         7. Placements, with what this record has freed, unless more timers are due: their jobs come first. Behind them
            the numbers of members of services, which count what was placed just now.
@@ -390,7 +390,7 @@ class Engine:
             self.lifecycle.give_up(draft)
         if looks:
             self._at = "each second"
-            self.relocating.pass_time(draft)  # behind all that may end a member or its job in this record
+            self.relocating.pass_time(draft)  # behind all that may end an attempt or its job in this record
         self._settle_frozen(draft)
         is_called, self.sleeping.is_called = self.sleeping.is_called, False
         if (looks or is_called or draft.turned) and self._begins("scaling", draft):
@@ -485,13 +485,13 @@ class Engine:
             flight.asks.append(event)
 
     def _woken(self, tenant: str, answer: Answer | Problem) -> Answer | Problem:
-        """Return the answer to a caller that found no member, with the reason if none has a place on a host now, or its
-        devices there."""
+        """Return the answer to a caller that found no attempt, with the reason if none has a place on a host now, or
+        its devices there."""
         if isinstance(answer, Problem):
             return answer
         woken: Woken = answer.data
         job, explain = self.state.job(tenant, woken.job), self.explain_woken
-        if job is None or job.over or any(member.mask == member.home for member in job.members):
+        if job is None or job.over or any(attempt.mask == attempt.home for attempt in job.attempts):
             explain = None
         if explain is not None and job is not None and (told := explain(job)):
             woken = sent(woken, why=": ".join(filter(None, (told.why or told.means, told.because))))
@@ -546,8 +546,8 @@ class Engine:
 
     def _from_worker(self, flight: InFlight, event: FromWorker, folded: dict[int, int]) -> None:
         frame, draft = event.frame, flight.draft
-        if isinstance(frame, FactFrame):
-            flight.replies.append((self.sessions.facts(draft, event, frame, folded), event.reply, event.json))
+        if isinstance(frame, ReportFrame):
+            flight.replies.append((self.sessions.reports(draft, event, frame, folded), event.reply, event.json))
         elif isinstance(frame, Renew):
             found = self.sessions.renew(draft, event, frame)
             if isinstance(found, Host):
@@ -684,7 +684,7 @@ class Engine:
         if isinstance(found, Problem):
             flight.replies.append((found, event.reply, event.json))
         else:
-            flight.execs.append((found.member, found.order))
+            flight.execs.append((found.attempt, found.order))
             flight.replies.append((Answer("exec", 0, found.given), event.reply, event.json))
 
     # -------------------------------------------------------------------------------- timers and upkeep
@@ -794,8 +794,8 @@ class Engine:
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)
         wanted.placed(folded.placed)
-        for member in dict.fromkeys(folded.touched):
-            wanted.add(member)
+        for attempt in dict.fromkeys(folded.touched):
+            wanted.add(attempt)
         for event, frame, host in flight.renewed:
             try:
                 self._renewed(event, frame, host.worker, wanted, out)
@@ -803,8 +803,8 @@ class Engine:
                 self._frames_failed(host.worker, raised)
         for event, session in flight.joined:
             writer.answer_join(event, session, wanted, out)
-        for member, order in flight.execs:
-            wanted.execs(member.worker, order)
+        for attempt, order in flight.execs:
+            wanted.execs(attempt.worker, order)
         out.messages += wanted.messages()
 
     def _renewed(self, event: FromWorker, frame: Renew, worker: Worker, wanted: WantedFrames, out: Outputs) -> None:
@@ -854,7 +854,7 @@ class Engine:
         for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
-                    worker, [(m, self.reader.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
+                    worker, [(m, self.reader.shape_of(m.replica.job)) for m in worker.attempts.values()], mono_ms
                 )
                 joined.discard(worker.id)
                 self._replan = True

@@ -17,7 +17,7 @@ from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Renew
+from moorage.schemas.frames import ExecAsked, Goodbye, Join, Renew, ReportFrame
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Act, ChangeAsked
 from moorage.schemas.ranges import Ranges
@@ -113,7 +113,7 @@ class FromWorker(msgspec.Struct, eq=False):
     """A frame of a worker; the worker id is from the subject. `fresh` is a random id, used if it gets a new session."""
 
     worker: str
-    frame: Join | Goodbye | FactFrame | Renew
+    frame: Join | Goodbye | ReportFrame | Renew
     reply: str
     json: bool
     fresh: str = ""

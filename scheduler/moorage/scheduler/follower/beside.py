@@ -59,7 +59,7 @@ class FollowerBeside:
             gaps=[[gap.from_ms, gap.until_ms, gap.records] for gap in position.gaps if not gap.is_restore],
             waiting=position.waiting,
             frames=position.frames,
-            stories=position.stories,
+            stories=position.histories,
             trouble=trouble,
             next=position.next if trouble else None,
         )

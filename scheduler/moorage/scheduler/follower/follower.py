@@ -51,7 +51,7 @@ class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
     `usage` is about the GPU time of a tenant (None: of all), `acts` about operators' orders; `where` about the frames
-    with the story of the `job`; `written` is answered once the history has all stories up to that record.
+    with the history of the `job`; `written` is answered once the history has all histories up to that record.
     """
 
     verb: str
@@ -69,9 +69,9 @@ class Position(msgspec.Struct, array_like=True):
     seq: int = 0
     kept_from: int = 0
     gaps: list[Gap] = []
-    waiting: int = 0  # stories that are not written yet
+    waiting: int = 0  # histories that are not written yet
     frames: int = 0  # written since it began
-    stories: int = 0
+    histories: int = 0
     trouble: str = ""
     next: str = ""
 
@@ -108,7 +108,7 @@ class Follower:
     @property
     def position(self) -> Position:
         history = self._history
-        told = history.waiting, history.frames, history.stories, self._trouble, self._next
+        told = history.waiting, history.frames, history.histories, self._trouble, self._next
         return Position(self._state.seq, self._saves.kept_from, self._usage.gaps, *told)
 
     # ------------------------------------------------------------------------------------------- following

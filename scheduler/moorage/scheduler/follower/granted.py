@@ -169,7 +169,7 @@ def _with_used(sums: dict[Where, list[int]], job: Job, elsewhere: tuple[int, int
 def granted_to(state: State, job: Job, request_of: Callable[[Job], Request]) -> list[int] | None:
     """Return the four sums of a job in memory, as far as its transitions are; None if it was granted nothing."""
     counting, granted = Counting(state, request_of), Granted()
-    counting.add(granted, job, job.story)
+    counting.add(granted, job, job.history)
     found = counting.until(granted, job, state.time_ms)
     return [sum(column) for column in zip(*found.values(), strict=True)] if found else None
 

@@ -1,6 +1,6 @@
 """Writes the history stream: the transitions of jobs, kept for days after the jobs left memory.
 
-A job's story is written once the job is over, or in parts while it grows long. Each frame names the stream's last
+A job's history is written once the job is over, or in parts while it grows long. Each frame names the stream's last
 sequence, so that of two followers one writes, and the ledger's record up to which it goes. A follower that goes on from
 a save first reads the frames behind it: what they contain it does not write again. While the stream takes nothing, no
 further record is folded; the ledger holds what is not written yet.
@@ -20,20 +20,20 @@ from moorage.bus.jetstream_answers import StreamInfo
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import LISTED_MAX, PARTS_MAX, STORY_PART, STORY_PART_REPLICA, Job, State
+from moorage.scheduler.core.ledger.state import HISTORY_PART, HISTORY_PART_REPLICA, LISTED_MAX, PARTS_MAX, Job, State
 from moorage.scheduler.follower.saves import Overtaken
-from moorage.scheduler.history.story import Packing, Parts
-from moorage.scheduler.history.told_story import Frame, read_frame, told_in
+from moorage.scheduler.history.packing import Packing, Parts
+from moorage.scheduler.history.unpacking import Frame, read_frame, told_in
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")
 
-#: stories packed before the event loop runs other tasks
+#: histories packed before the event loop runs other tasks
 PACK_AT_ONCE: Final = 100
-#: with more waiting stories, a tenant's stories are written without requests: transitions come first
+#: with more waiting histories, a tenant's histories are written without requests: transitions come first
 WITH_REQUEST_MAX: Final = 1000
-#: stories that wait before no further record is folded
+#: histories that wait before no further record is folded
 WAITING_MAX: Final = 2_000
 #: the smallest stream that is tried if the server has no room for the configured size
 BYTES_MIN: Final = 4 * 1024**2
@@ -78,18 +78,18 @@ class History:
         self._waiting: dict[str, deque[Job]] = {}  # by tenant, in the order in which the jobs ended
         self._gaps: dict[str, Missing] = {}  # by tenant: what its next frame tells
         self._state = State()
-        #: by job number: the frames with earlier parts of its story, and with its end (0: not written yet)
+        #: by job number: the frames with earlier parts of its history, and with its end (0: not written yet)
         self._parts: dict[int, Parts] = {}
         self._kept: dict[int, int] = {}
         #: by tenant, job and accepting record: what frames behind the save contain of it, as parts and whether its end
         self._found: dict[tuple[str, str, int], list[Told]] = {}
         self.last = 0  # the stream's last sequence
         self.frames = 0
-        self.stories = 0
+        self.histories = 0
 
     @property
     def waiting(self) -> int:
-        """How many stories wait to be written."""
+        """How many histories wait to be written."""
         return sum(map(len, self._waiting.values())) + len(self._gaps)
 
     @property
@@ -117,9 +117,9 @@ class History:
         await self.ensure()
         begin = after + 1 if after <= self.last else 1  # the stream was deleted since, and counts from 1 again
         async for seq, frame in self._frames(begin):
-            for story in frame.jobs:
-                key = frame.tenant, story.job, story.ledger
-                self._found.setdefault(key, []).append((seq, *told_in(story), story.over))
+            for history in frame.jobs:
+                key = frame.tenant, history.job, history.ledger
+                self._found.setdefault(key, []).append((seq, *told_in(history), history.over))
 
     async def _frames(self, begin: int) -> AsyncGenerator[tuple[int, Frame], None]:
         """Yield the stream's frames from a sequence on, with theirs."""
@@ -141,15 +141,17 @@ class History:
         await self.ensure()
         found: list[tuple[Job, Told]] = []
         async for seq, frame in self._frames(1):
-            for story in frame.jobs:
-                job = state.job(frame.tenant, story.job)
+            for history in frame.jobs:
+                job = state.job(frame.tenant, history.job)
                 if job is not None:
-                    if job.ledger == story.ledger:
-                        found.append((job, (seq, *told_in(story), story.over)))
-                elif story.over:
-                    key = job_key(frame.tenant, story.job)
+                    if job.ledger == history.ledger:
+                        found.append((job, (seq, *told_in(history), history.over)))
+                elif history.over:
+                    key = job_key(frame.tenant, history.job)
                     row = state.finished.find(key)
-                    if row is not None and story.accepted_ms // 1000 <= row[1]:  # else it is of a later job of the name
+                    if (
+                        row is not None and history.accepted_ms // 1000 <= row[1]
+                    ):  # else it is of a later job of the name
                         state.finished.locate(key, seq)
         return found
 
@@ -175,11 +177,11 @@ class History:
     def take(self, folded: Folded) -> bool:
         """Note what a record leaves to be written; return whether it must be written before the next record is folded.
 
-        That is so for a long story, of which the fold drops the oldest transitions.
+        That is so for a long history, of which the fold drops the oldest transitions.
         """
         is_long = False
         for job in folded.jobs.values():
-            if not job.over and job.rev - self._written(job) >= STORY_PART + STORY_PART_REPLICA * min(
+            if not job.over and job.rev - self._written(job) >= HISTORY_PART + HISTORY_PART_REPLICA * min(
                 job.size, LISTED_MAX
             ):
                 self._add(job)
@@ -197,7 +199,7 @@ class History:
         return parts[-1][2] if parts else 1
 
     def _add(self, job: Job) -> None:
-        """Let a job's story wait, unless a frame behind the save has what is to be written of it."""
+        """Let a job's history wait, unless a frame behind the save has what is to be written of it."""
         found = self._found.get(_named(job))
         while found and found[0][2] <= job.rev and (job.over or not found[0][4]):
             seq, first, last, blocks, over = found.pop(0)
@@ -208,7 +210,7 @@ class History:
             self._waiting.setdefault(job.tenant, deque()).append(job)
 
     def _note(self, job: Job, seq: int, first: int, last: int, blocks: list[int], *, over: bool) -> None:
-        """Note where a part of a story, or its end, is."""
+        """Note where a part of a history, or its end, is."""
         if not over:
             parts = self._parts.setdefault(job.num, [])
             parts.append((seq, first, last, blocks))
@@ -220,7 +222,7 @@ class History:
             self._state.finished.locate(job_key(job.tenant, job.name), seq)
 
     def where(self, tenant: str, name: str) -> tuple[Parts, int] | None:
-        """Return the frames with earlier parts of a job's story, and the one with its end; None while that waits.
+        """Return the frames with earlier parts of a job's history, and the one with its end; None while that waits.
 
         ([], 0) if nothing of it is written or known.
         """
@@ -258,7 +260,7 @@ class History:
         self._gaps.pop(tenant, None)
         for job, first, last, blocks, over in packing.packed:
             self._note(job, seq, first, last, blocks, over=over)
-            self.stories += over
+            self.histories += over
         for _ in range(whole):
             queue.popleft()
         if not queue:

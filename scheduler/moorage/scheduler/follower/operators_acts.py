@@ -159,7 +159,7 @@ def _told(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.Win
 
 def _requeued(state: State, num: int, actor: str) -> Iterator[ActRow]:
     job = state.jobs.get(num)
-    rows = [row for row in job.story if row[AT_MS] == state.time_ms and row[BY] == actor] if job is not None else []
+    rows = [row for row in job.history if row[AT_MS] == state.time_ms and row[BY] == actor] if job is not None else []
     if rows:
         by, said = actors.split(actor)
         why = rows[0][WHY].removeprefix(_REQUEUED).removeprefix(": ")

@@ -16,7 +16,7 @@ from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, Je
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.usage import Usage
-from moorage.scheduler.history.story import Parts
+from moorage.scheduler.history.packing import Parts
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
@@ -32,7 +32,7 @@ class Overtaken(Exception):
 
 class Written(msgspec.Struct, array_like=True):
     """What the history had when a save was made: its last sequence; and of jobs in memory, by number, the parts of
-    their stories and the sequence of their end."""
+    their histories and the sequence of their end."""
 
     last: int = 0
     jobs: list[tuple[int, Parts, int]] = []

@@ -100,7 +100,7 @@ class Usage:
             granted = live.get(job.num)
             if granted is None:
                 granted = live[job.num] = Granted()
-            self._counting.add(granted, job, job.story[-new:])
+            self._counting.add(granted, job, job.history[-new:])
         for job in folded.ended:
             self._over(job)
 
@@ -127,11 +127,11 @@ class Usage:
         self._follow(state)
         for job in state.jobs.values():
             for replica in job.rows.values():
-                member = replica.member
-                if member is not None:
+                attempt = replica.attempt
+                if attempt is not None:
                     row: Transition = (
-                        job.rev, until_ms, replica.index, member.attempt, PLACED, member.worker.num,
-                        member.mask, 0, "", member.fence, "",
+                        job.rev, until_ms, replica.index, attempt.no, PLACED, attempt.worker.num,
+                        attempt.mask, 0, "", attempt.fence, "",
                     )  # fmt: skip
                     self._live.setdefault(job.num, Granted(job.used)).held[replica.index] = row
         return gap

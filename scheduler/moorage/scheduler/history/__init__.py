@@ -1,1 +1,1 @@
-"""Stories: the transitions of a job, as the history stream has them. Pure."""
+"""Histories: the transitions of a job, as the history stream has them. Pure."""

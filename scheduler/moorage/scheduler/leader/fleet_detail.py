@@ -36,9 +36,9 @@ class FleetDetails:
         for host in list(self._engine.fleet.hosts.values()):
             if not host.use:
                 continue
-            for member in host.worker.members.values():
-                if member.name in host.use:
-                    found[member.replica.job.num] = member.replica.job
+            for attempt in host.worker.attempts.values():
+                if attempt.name in host.use:
+                    found[attempt.replica.job.num] = attempt.replica.job
             read += len(host.use)
             if read >= AT_ONCE:
                 yield
@@ -95,4 +95,4 @@ class FleetDetails:
 
 
 def _worker_of(job: Job) -> str:
-    return next((member.worker.id for member in job.members), "")
+    return next((attempt.worker.id for attempt in job.attempts), "")

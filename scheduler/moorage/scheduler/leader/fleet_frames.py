@@ -61,7 +61,7 @@ class FleetFrames:
         engine, rows = self._engine, self._rows
         state = engine.state
         workers: list[Any] = [rows[num][1] for _, num in self._order]
-        running = sum(len(worker.members) for worker in state.workers.values())
+        running = sum(len(worker.attempts) for worker in state.workers.values())
         queued = View(engine).queued()
         return encode(
             FleetFrame(

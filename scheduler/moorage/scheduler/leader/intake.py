@@ -28,7 +28,7 @@ from moorage.scheduler.tflops import resolved
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
-from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.frames import ExecAsked, Goodbye, Join, Load, Renew, ReportFrame
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
 from moorage.schemas.nearest import nearest
@@ -49,7 +49,7 @@ _CALLED: Final = {
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
-#: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
+#: the most load frames of one tenant's attempts that wait for decoding, and of all that one turn of the loop decodes
 CALLS_MAX_TENANT: Final = 4_096
 CALLS_AT_ONCE: Final = 500
 #: the most submit subjects whose tenant is remembered
@@ -60,14 +60,14 @@ AT_ONCE_BYTES: Final = 256
 #: the part of a turn reserved for tenants' requests, however much workers send
 REQUESTS_PART: Final = 4
 
-_decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
+_decode_from_worker: Final = Decoder[Any](Join | Goodbye | ReportFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
-#: bytes of a member's frame, which comes from a tenant's program; a true one has at most about a quarter of it
+#: bytes of an attempt's frame, which comes from a tenant's program; a true one has at most about a quarter of it
 LOAD_BYTES_MAX: Final = 8 * 1024
 _decode_calls: Final = Decoder[MemberLoad](MemberLoad, LOAD_BYTES_MAX)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
-_KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
+_KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (ReportFrame,)}
 
 
 def fresh_job_id() -> str:

@@ -36,34 +36,34 @@ def validate(state: State) -> None:
     """Check the invariants that a single state can show. Raises `Broken`.
 
     A device has at most one exclusive lease, or sharers of one mode. An attempt holds all of its devices, or is frozen
-    and holds none. A replica has at most one live attempt; gang members are in one phase; the digest is right; the
-    counts of jobs and members are right.
+    and holds none. A replica has at most one live attempt; gang attempts are in one phase; the digest is right; the
+    counts of jobs and attempts are right.
     """
-    live_members: dict[tuple[int, int], int] = {}
+    live_attempts: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}
     gpus: dict[str, int] = {}
     rates: dict[str, int] = {}
-    if sum(member.preemptible for member in state.members()) != state.preemptibles:
-        raise Broken(f"{state.preemptibles} members count as preemptible")
+    if sum(attempt.preemptible for attempt in state.attempts()) != state.preemptibles:
+        raise Broken(f"{state.preemptibles} attempts count as preemptible")
     if {worker.num: worker for worker in state.workers.values()} != state.worker_by_num:
         raise Broken("workers by number are not those by id")
     if any(num >= state.next_worker for num in state.worker_by_num):
         raise Broken(f"worker number {max(state.worker_by_num)} is to be given again: {state.next_worker} is next")
     for worker in state.workers.values():
-        _validate_worker(worker, live_members)
-        for member in worker.members.values():
-            job = member.replica.job
+        _validate_worker(worker, live_attempts)
+        for attempt in worker.attempts.values():
+            job = attempt.replica.job
             held[job.num] = held.get(job.num, 0) + 1
-            gpus[job.tenant] = gpus.get(job.tenant, 0) + member.mask.bit_count()
+            gpus[job.tenant] = gpus.get(job.tenant, 0) + attempt.mask.bit_count()
             if state.half_life_ms:
-                rates[job.tenant] = rates.get(job.tenant, 0) + rate_of(member)
+                rates[job.tenant] = rates.get(job.tenant, 0) + rate_of(attempt)
     ended = 0
     for job in state.jobs.values():
         _validate_job(state, job)
         if job.held != held.get(job.num, 0):
-            raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
-        if len(job.members) != job.held:
-            raise Broken(f"job {job.name} counts {job.held} members, but lists {len(job.members)}")
+            raise Broken(f"job {job.name} counts {job.held} attempts, but {held.get(job.num, 0)} are filed")
+        if len(job.attempts) != job.held:
+            raise Broken(f"job {job.name} counts {job.held} attempts, but lists {len(job.attempts)}")
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
@@ -87,49 +87,49 @@ def validate(state: State) -> None:
         if tenant.waits != waits:
             raise Broken(f"tenant {name} counts {tenant.waits} replicas that wait, there are {waits}")
         if tenant.gpus != gpus.get(name, 0):
-            raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its members hold {gpus.get(name, 0)}")
+            raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its attempts hold {gpus.get(name, 0)}")
         if tenant.rate_milli != rates.get(name, 0):
             raise Broken(f"tenant {name} counts a rate of {tenant.rate_milli}, not {rates.get(name, 0)}")
         if tenant.usage_base + tenant.rate_milli * state.inflation < 0:
             raise Broken(f"tenant {name} has used less than nothing")
 
 
-def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
+def _validate_worker(worker: Worker, live_attempts: dict[tuple[int, int], int]) -> None:
     exclusive = 0
     shared: dict[int, int] = {}
-    for filed, member in worker.members.items():
-        if filed != member.name:
-            raise Broken(f"member {member.name} is filed under {filed}")
-        is_frozen = member.mask == 0 and member.home != 0
-        if member.mask != member.home and not is_frozen:
-            raise Broken(f"{worker.id}: {member.name} holds slots {member.mask:b} of {member.home:b}")
-        if is_frozen and member.phase != AT_EXITED and member.replica.state in HAS_DEVICES:
-            raise Broken(f"{member.name} is {STATES[member.replica.state]} without its devices")
-        if member.mode == Mode.EXCLUSIVE:
-            if exclusive & member.mask:
-                raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
-            exclusive |= member.mask
-        elif member.mode > Mode.EXCLUSIVE:
-            mask = member.mask
+    for filed, attempt in worker.attempts.items():
+        if filed != attempt.name:
+            raise Broken(f"attempt {attempt.name} is filed under {filed}")
+        is_frozen = attempt.mask == 0 and attempt.home != 0
+        if attempt.mask != attempt.home and not is_frozen:
+            raise Broken(f"{worker.id}: {attempt.name} holds slots {attempt.mask:b} of {attempt.home:b}")
+        if is_frozen and attempt.phase != AT_EXITED and attempt.replica.state in HAS_DEVICES:
+            raise Broken(f"{attempt.name} is {STATES[attempt.replica.state]} without its devices")
+        if attempt.mode == Mode.EXCLUSIVE:
+            if exclusive & attempt.mask:
+                raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & attempt.mask:b}")
+            exclusive |= attempt.mask
+        elif attempt.mode > Mode.EXCLUSIVE:
+            mask = attempt.mask
             while mask:
                 slot = mask & -mask
-                if shared.setdefault(slot, member.mode) != member.mode:
+                if shared.setdefault(slot, attempt.mode) != attempt.mode:
                     raise Broken(f"{worker.id}: two sharing modes on slot mask {slot:b}")
                 mask ^= slot
-        if member.phase != AT_EXITED:
-            unit = (member.replica.job.num, member.replica.index)
-            live_members[unit] = live_members.get(unit, 0) + 1
-            if live_members[unit] > 1:
+        if attempt.phase != AT_EXITED:
+            unit = (attempt.replica.job.num, attempt.replica.index)
+            live_attempts[unit] = live_attempts.get(unit, 0) + 1
+            if live_attempts[unit] > 1:
                 raise Broken(f"replica {unit} has two live attempts")
-            if member.replica.member is not member:
-                raise Broken(f"member {filed} is not its replica's")
+            if attempt.replica.attempt is not attempt:
+                raise Broken(f"attempt {filed} is not its replica's")
     if any(exclusive & slot for slot in shared):
         raise Broken(f"{worker.id}: a shared device is leased exclusively too")
 
 
 def _validate_job(state: State, job: Job) -> None:
     if job.awaits and job.live:
-        if job.rows or job.attempt:
+        if job.rows or job.attempt_no:
             raise Broken(f"job {job.name} waits for {job.awaits}, and was placed")
         if unknown := [num for num, _ in job.awaits if num and (num >= job.num or num not in state.jobs)]:
             raise Broken(f"job {job.name} waits for jobs {unknown}, which are none that it can wait for")
@@ -142,13 +142,13 @@ def _validate_job(state: State, job: Job) -> None:
     if without(job.fresh, job.numbers) or any(is_in(job.fresh, index) for index in job.rows):
         raise Broken(f"job {job.name}: {job.fresh} were never placed, of {job.numbers}")
     for index, replica in job.rows.items():
-        held, at = replica.member, replica.state
-        if index != replica.index or IS_TERMINAL[at] or not replica.attempt:
-            raise Broken(f"{job.name}/{index} has a row, and is {STATES[at]} after {replica.attempt} attempts")
+        held, at = replica.attempt, replica.state
+        if index != replica.index or IS_TERMINAL[at] or not replica.attempt_no:
+            raise Broken(f"{job.name}/{index} has a row, and is {STATES[at]} after {replica.attempt_no} attempts")
         if (at in ON_WORKER) != (held is not None):
             raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
-        if held is not None and held.worker.members.get(held.name) is not held:
-            raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
+        if held is not None and held.worker.attempts.get(held.name) is not held:
+            raise Broken(f"{job.name}/{replica.index}: its attempt is not filed at its worker")
     if live != job.live:
         raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
     if job.back != sum(replica.state == QUEUED for replica in job.rows.values()):
@@ -160,4 +160,4 @@ def _validate_job(state: State, job: Job) -> None:
     else:
         return
     if job.fresh or job.states - {*allowed}:
-        raise Broken(f"gang {job.name} in phase {GangPhase(job.gang).name} has {job.state} members")
+        raise Broken(f"gang {job.name} in phase {GangPhase(job.gang).name} has {job.state} attempts")

@@ -157,10 +157,10 @@ def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
 
     They are from a state, so without evidence.
     """
-    jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
+    jobs = state.jobs.values() if at is not None else {attempt.replica.job for attempt in state.attempts()}
     found = []
     for job in jobs:
-        held = {(index, row.member.fence) for index, row in job.rows.items() if row.member is not None}
+        held = {(index, row.attempt.fence) for index, row in job.rows.items() if row.attempt is not None}
         for row in _transitions(state, job, 0):
             is_asked = row["fence"] == at if at is not None else (row["replica"], row["fence"]) in held
             if row["state"] == STATES[PLACED] and is_asked:

@@ -48,7 +48,7 @@ from moorage.scheduler.ledger import state_bytes as snapshot
 from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.frames import ExecAsked, Goodbye, Join, Load, Renew, ReportFrame
 from moorage.schemas.operate import ACTS, ChangeAsked
 from moorage.schemas.own_class import is_own
 from moorage.schemas.ranges import joined
@@ -80,7 +80,7 @@ _DAMAGED: Final = (
 _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
-_frame: Final = Decoder[Join | Goodbye | FactFrame | Renew](Join | Goodbye | FactFrame | Renew, FRAME_BYTES_MAX)
+_frame: Final = Decoder[Join | Goodbye | ReportFrame | Renew](Join | Goodbye | ReportFrame | Renew, FRAME_BYTES_MAX)
 _calls: Final = msgspec.msgpack.Decoder(MemberLoad).decode
 _load: Final = msgspec.msgpack.Decoder(Load).decode
 

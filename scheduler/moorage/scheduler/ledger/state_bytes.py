@@ -19,8 +19,8 @@ from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
     QUEUED,
+    Attempt,
     Job,
-    Member,
     Replica,
     State,
     Tenant,
@@ -38,7 +38,7 @@ _FIELDS: Final[list[tuple[str, Any]]] = [
     ("jobs", list[tuple[Job.LASTING.row, list[Replica.LASTING.row]]]),  # type: ignore[name-defined]
     ("ended", list[int]),
     ("tenants", list[Tenant.LASTING.row]),  # type: ignore[name-defined]
-    ("workers", list[tuple[Worker.LASTING.row, list[Member.LASTING.row]]]),  # type: ignore[name-defined]
+    ("workers", list[tuple[Worker.LASTING.row, list[Attempt.LASTING.row]]]),  # type: ignore[name-defined]
     ("schedules", list[Schedule.LASTING.row]),  # type: ignore[name-defined]
     ("finished", bytes),
     ("finished_row_bytes", int),
@@ -63,7 +63,10 @@ def dump(state: State) -> bytes:
         [(job_of(job), [replica_of(each) for each in job.rows.values()]) for job in state.jobs.values()],
         list(state.ended),
         [Tenant.LASTING.dump(tenant) for tenant in state.tenants.values()],
-        [(worker_of(each), [Member.LASTING.dump(m) for m in each.members.values()]) for each in state.workers.values()],
+        [
+            (worker_of(each), [Attempt.LASTING.dump(m) for m in each.attempts.values()])
+            for each in state.workers.values()
+        ],
         [Schedule.LASTING.dump(row) for rows in state.schedules.values() for row in rows.values()],
         state.finished.dump(),
         ROW_BYTES,
@@ -100,8 +103,8 @@ def _loaded(found: Any) -> State:
         fairshare.advance(state)
     for values, replicas in found.jobs:
         _load_job(state, values, replicas)
-    for values, members in found.workers:
-        _load_worker(state, values, members)
+    for values, attempts in found.workers:
+        _load_worker(state, values, attempts)
     for values in found.schedules:
         schedule = Schedule(*Schedule.LASTING.arguments(values))
         Schedule.LASTING.fill(schedule, values)
@@ -142,7 +145,7 @@ def _load_job(state: State, values: Sequence[Any], replicas: list[Sequence[Any]]
 
 
 def _ended(job: Job, index: int) -> Replica:
-    """Return a replica that has ended, for its members whose devices are not free yet."""
+    """Return a replica that has ended, for its attempts whose devices are not free yet."""
     replica, state = Replica(job, index), job.state_of(index)
     if state is None and not job.added:
         raise BadSnapshot(f"a worker has replica {index} of job {job.tenant}/{job.name}, which has none")
@@ -150,7 +153,7 @@ def _ended(job: Job, index: int) -> Replica:
     return replica
 
 
-def _load_worker(state: State, values: Sequence[Any], members: list[Sequence[Any]]) -> None:
+def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[Any]]) -> None:
     worker = Worker(*Worker.LASTING.arguments(values))
     Worker.LASTING.fill(worker, values)
     worker.unwell_mask = sum(1 << slot for slot in worker.unwell)
@@ -159,34 +162,34 @@ def _load_worker(state: State, values: Sequence[Any], members: list[Sequence[Any
         state.windows[worker.num] = worker
     if worker.until_ms:
         state.shut[worker.num] = worker
-    for each in members:
-        num, index, is_current, attempt, fence, home, mode = Member.LASTING.arguments(each)
+    for each in attempts:
+        num, index, is_current, no, fence, home, mode = Attempt.LASTING.arguments(each)
         job = state.jobs[num]
         replica = job.rows.get(index) or _ended(job, index)
-        name = job.tenant, job.name, index, attempt, fence
-        member = Member(replica, worker, attempt, fence, home, home, mode, name)
-        Member.LASTING.fill(member, each)
-        state.preemptibles += member.preemptible
-        worker.members[member.name] = member
+        name = job.tenant, job.name, index, no, fence
+        attempt = Attempt(replica, worker, no, fence, home, home, mode, name)
+        Attempt.LASTING.fill(attempt, each)
+        state.preemptibles += attempt.preemptible
+        worker.attempts[attempt.name] = attempt
         job.held += 1
         tenant = state.tenants[job.tenant]
-        tenant.gpus += member.mask.bit_count()
+        tenant.gpus += attempt.mask.bit_count()
         if state.half_life_ms:
-            tenant.rate_milli += fairshare.rate_of(member)
+            tenant.rate_milli += fairshare.rate_of(attempt)
         if is_current:
-            replica.member = member
+            replica.attempt = attempt
             continue
         if job.lingering is None:
             job.lingering = {}
-        job.lingering[index, fence] = member
+        job.lingering[index, fence] = attempt
 
 
 def _digest_rows(state: State) -> None:
-    rows: list[Job | Replica | Worker | Member | Tenant | Schedule] = []
+    rows: list[Job | Replica | Worker | Attempt | Tenant | Schedule] = []
     for job in state.jobs.values():
         rows += (job, *job.rows.values())
     for worker in state.workers.values():
-        rows += (worker, *worker.members.values())
+        rows += (worker, *worker.attempts.values())
     rows += state.tenants.values()
     for schedules in state.schedules.values():
         rows += schedules.values()

@@ -16,7 +16,7 @@ from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.views import finished_row, request_in
 from moorage.scheduler.arguments import replicas_asked
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.history.told_story import unsuccessful
+from moorage.scheduler.history.unpacking import unsuccessful
 from moorage.schemas.answers.jobs import ShownJob
 from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
 from moorage.schemas.decode_errors import asked_as

@@ -99,7 +99,7 @@ class Inspection:
         return self._answers, silent
 
 
-def _member_of(finding: Finding) -> str:
+def _attempt_of(finding: Finding) -> str:
     if finding.pid:
         return f"{finding.uuid} pid {finding.pid} {finding.name}".rstrip()
     return finding.uuid or finding.name
@@ -111,7 +111,7 @@ def device_drift(answers: dict[str, Looked]) -> list[DeviceDrift]:
         DeviceDrift(
             worker=worker,
             kind=finding.kind,
-            member=_member_of(finding),
+            member=_attempt_of(finding),
             gpu=finding.uuid,
             slot=finding.slot,
             pid=finding.pid,

@@ -17,7 +17,7 @@ from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.scheduler.answers.history_reader import readable
 from moorage.scheduler.answers.listing import HOUR_MS, Reasons, Then, Wanted, in_memory, labelled, row_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.history.told_story import read_frame
+from moorage.scheduler.history.unpacking import read_frame
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import JobRow, JobsAnswer
@@ -29,7 +29,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
 
-#: jobs looked at, rows made, or stories unpacked before the event loop runs other tasks
+#: jobs looked at, rows made, or histories unpacked before the event loop runs other tasks
 AT_ONCE: Final = 64
 #: searches for a reason before that: each walks over the fleet
 SEARCHES_AT_ONCE: Final = 4

@@ -215,7 +215,7 @@ class Questions:
         return self._leader.follower.ask(question, lambda data: self._answer_read(verb, data, reply, json))
 
     async def _where(self, tenant: str, job: str) -> Place:
-        """Return where the story of a job is, as the follower says. Raises `Refused`."""
+        """Return where the history of a job is, as the follower says. Raises `Refused`."""
         answer = await self._leader.follower.asked(Question("where", self._engine.state.seq, tenant, {"job": job}))
         if isinstance(answer, Problem):
             raise Refused(answer)

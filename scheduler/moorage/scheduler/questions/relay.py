@@ -13,7 +13,7 @@ import msgspec
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, NoResponders
 from moorage.scheduler.answers.history_reader import HistoryReader
-from moorage.scheduler.answers.logs import Kept, find_in_story, find_log
+from moorage.scheduler.answers.logs import Kept, find_in_history, find_log
 from moorage.scheduler.answers.use import find_use
 from moorage.scheduler.arguments import check_job
 from moorage.scheduler.core.engine import Engine
@@ -83,8 +83,8 @@ class Relay:
             assert kept is not None  # use is only of jobs in memory
             found = kept
         else:
-            story = await self._history.of_replica(tenant, asked.job, asked.replica)
-            found = find_in_story(self._engine, tenant, asked, *story)
+            history = await self._history.of_replica(tenant, asked.job, asked.replica)
+            found = find_in_history(self._engine, tenant, asked, *history)
         if not isinstance(found, Kept):
             return found
         return await self._relay(found) if found.worker.session else self._away(found)

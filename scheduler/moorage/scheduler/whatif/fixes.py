@@ -155,8 +155,8 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
     if isinstance(remedy.event, Cancel):
         cancelled = engine.state.job(remedy.event.tenant, remedy.event.job)
         for replica in cancelled.rows.values() if cancelled is not None else ():
-            if replica.member is not None:
-                trial.take_over(replica.member)
+            if replica.attempt is not None:
+                trial.take_over(replica.attempt)
     engine.offer(remedy.event)
     trial.record()
     if isinstance(remedy.event, Cancel):
@@ -166,4 +166,4 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
 def _started(job: Job, waited: int) -> bool:
     """Return whether one of the replicas was placed of which `waited` waited before; a gang is placed as a whole."""
-    return job.waits < waited and any(replica.member is not None for replica in job.rows.values())
+    return job.waits < waited and any(replica.attempt is not None for replica in job.rows.values())

@@ -22,8 +22,8 @@ from moorage.scheduler.core.ledger.state import (
     AT_RUNNING,
     FROZEN,
     LEAVING,
+    Attempt,
     Job,
-    Member,
 )
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
@@ -69,43 +69,43 @@ class Future(Play):
         self.cut = False  # this look reached a limit before everything had happened
         self._runs = 0  # the fewest runs behind an end so far
         self._limited = False  # whether of an end so far only a time limit is known
-        #: the number of runs behind the estimate of each running member; 0 if that is its time limit
+        #: the number of runs behind the estimate of each running attempt; 0 if that is its time limit
         self._told_by: dict[AttemptName, int] = {}
         self.look = look
-        self._told: set[AttemptName] = set()  # members that were asked to end
-        self._after: dict[AttemptName, int] = {}  # for how long the members had run when this began
-        self._may_end_ms: list[int] = []  # when running members lose their protection from preemption
+        self._told: set[AttemptName] = set()  # attempts that were asked to end
+        self._after: dict[AttemptName, int] = {}  # for how long the attempts had run when this began
+        self._may_end_ms: list[int] = []  # when running attempts lose their protection from preemption
         engine.forget_callers()
         if engine.in_flight:
             self.commit()
         for worker in engine.state.workers.values():
-            for member in list(worker.members.values()) if worker.session else ():
-                self._adopt(member)
+            for attempt in list(worker.attempts.values()) if worker.session else ():
+                self._adopt(attempt)
 
-    def _adopt(self, member: Member) -> None:
-        """Continue with a member as its worker would from here."""
-        replica, job = member.replica, member.replica.job
-        if member.name in self.held:
+    def _adopt(self, attempt: Attempt) -> None:
+        """Continue with an attempt as its worker would from here."""
+        replica, job = attempt.replica, attempt.replica.job
+        if attempt.name in self.held:
             return  # of the record in flight, already handled
-        held = self.take_over(member)
-        if member.phase == AT_EXITED:
+        held = self.take_over(attempt)
+        if attempt.phase == AT_EXITED:
             del self.held[held.name]
-            if not member.mask & member.worker.quarantined:
+            if not attempt.mask & attempt.worker.quarantined:
                 self.say("freed", held)
             return
         if replica.state in LEAVING:
             self.told_to_end(held)
             return
-        if member.phase == AT_RUNNING:
-            self._after[held.name] = max(0, self.time_ms - began_ms(member, job.accepted_ms))
+        if attempt.phase == AT_RUNNING:
+            self._after[held.name] = max(0, self.time_ms - began_ms(attempt, job.accepted_ms))
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
-            if replica.state == FROZEN and member.mask:
-                self.say("resumed", held, code=member.leased)  # its worker is asked already, as below
-            elif replica.state != FROZEN and member.freeze:
+            if replica.state == FROZEN and attempt.mask:
+                self.say("resumed", held, code=attempt.leased)  # its worker is asked already, as below
+            elif replica.state != FROZEN and attempt.freeze:
                 self.say("frozen", held)
             return
-        if member.phase != AT_CLAIMED:
+        if attempt.phase != AT_CLAIMED:
             self.say("claimed", held, f"{held.worker}:29500" if job.gang and not held.replica else "")
         if job.gang == GangPhase.NONE:
             self.start(held)
@@ -123,15 +123,15 @@ class Future(Play):
         return ms
 
     def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
-        """Return (how much longer a member runs in this look, number of known runs); None if nothing is known."""
+        """Return (how much longer an attempt runs in this look, number of known runs); None if nothing is known."""
         part, elapsed_ms = part_of(self.look, held.tenant, held.job), self._after.get(held.name)
-        # for a member already running, take the middle of the part, so that what waits for this one gets its quantiles;
-        # for later starts draw within the part, since many of them together must differ as such runs do
+        # for an attempt already running, take the middle of the part, so that what waits for this one gets its
+        # quantiles; for later starts draw within the part, since many of them together must differ as such runs do
         of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part, held.fence)
 
     def told_to_end(self, held: Held) -> None:
-        """Simulate that a member must end: in one look of five it takes its whole grace, in the others none.
+        """Simulate that an attempt must end: in one look of five it takes its whole grace, in the others none.
 
         Most programs end at SIGTERM. In which look a job is late depends on its id.
         """
@@ -151,7 +151,7 @@ class Future(Play):
             self._limited |= not runs
 
     def _protect(self, ran_ms: int) -> None:
-        """Remember when a member that has run for `ran_ms` loses its protection, to search victims again then."""
+        """Remember when an attempt that has run for `ran_ms` loses its protection, to search victims again then."""
         runtime_ms = int(self.engine.config.preempt_after * 1000)
         if View(self.engine).preempts and ran_ms < runtime_ms:
             heappush(self._may_end_ms, self.time_ms + runtime_ms - ran_ms)

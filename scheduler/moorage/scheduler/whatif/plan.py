@@ -18,7 +18,7 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger.records import MODE_NAMES
-from moorage.scheduler.core.ledger.state import Job, Member
+from moorage.scheduler.core.ledger.state import Attempt, Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names, slots_of
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
@@ -254,7 +254,7 @@ class _Plan(Future):
         if job.over:  # a cancel of its id came before it
             planned.starts = "never"
             return
-        if View(engine).preempts and not any(replica.member for replica in job.rows.values()):
+        if View(engine).preempts and not any(replica.attempt for replica in job.rows.values()):
             # else victims are searched once a second only, and not for a new job
             engine.seek_at_once()
             self.record()
@@ -303,7 +303,7 @@ class _Plan(Future):
     def _empty(self, planned: Plan) -> None:
         """Set `planned.empty`: after how many ms each drained worker holds nothing; None if unknown.
 
-        No new job is placed there, so the last end of its members decides, and the queue need not be simulated: on a
+        No new job is placed there, so the last end of its attempts decides, and the queue need not be simulated: on a
         large fleet no look would get that far.
         """
         self.settle()
@@ -315,7 +315,7 @@ class _Plan(Future):
         planned.empty = {}
         for worker in workers:
             ends = [ends_ms.get(each.name, -1) for each in held.get(worker.id, ())]
-            is_known = len(ends) == len(worker.members) and min(ends, default=0) >= 0
+            is_known = len(ends) == len(worker.attempts) and min(ends, default=0) >= 0
             planned.empty[worker.id] = max(ends, default=self.began_ms) - self.began_ms if is_known else None
 
 
@@ -328,19 +328,19 @@ def _places(job: Job, request: Request) -> list[PlannedPlace]:
     return [
         PlannedPlace(
             replica=replica.index,
-            worker=member.worker.id,
-            gpus=gpu_names(member.worker, member.mask, member.fence),
-            mode=MODE_NAMES[member.mode],
-            models=_unlike(member),
-            enforced=enforced_on(member.worker.hello, request),
+            worker=attempt.worker.id,
+            gpus=gpu_names(attempt.worker, attempt.mask, attempt.fence),
+            mode=MODE_NAMES[attempt.mode],
+            models=_unlike(attempt),
+            enforced=enforced_on(attempt.worker.hello, request),
         )
         for replica in job.rows.values()
-        if (member := replica.member) is not None
+        if (attempt := replica.attempt) is not None
     ]
 
 
-def _unlike(member: Member) -> list[str]:
-    """Return the models of a member's GPUs if they are of more than one: a model for each GPU, in order."""
-    pool = member.worker.pool_at(member.fence).devices
-    models = [pool[slot]["name"] for slot in slots_of(member.mask) if slot < len(pool)]
+def _unlike(attempt: Attempt) -> list[str]:
+    """Return the models of an attempt's GPUs if they are of more than one: a model for each GPU, in order."""
+    pool = attempt.worker.pool_at(attempt.fence).devices
+    models = [pool[slot]["name"] for slot in slots_of(attempt.mask) if slot < len(pool)]
     return models if len(set(models)) > 1 else []

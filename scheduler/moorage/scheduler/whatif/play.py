@@ -17,12 +17,12 @@ import msgspec
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Attempt
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.tflops import resolved
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, canonical
-from moorage.schemas.frames import End, Fact, FactFrame, FactKind, Freeze, Place, Start, Wanted
+from moorage.schemas.frames import End, Freeze, Place, Report, ReportFrame, ReportKind, Start, Wanted
 from moorage.schemas.job import Request
 
 #: time alone may make a job overdue or decay usage: the core is asked again at most this often
@@ -34,7 +34,7 @@ _decode_wanted: Final[Decoder[Wanted]] = Decoder(Wanted)
 
 
 class Held(msgspec.Struct, gc=False):
-    """A member on its worker. `slots` are positions in the worker's pool; empty if the member was taken over."""
+    """An attempt on its worker. `slots` are positions in the worker's pool; empty if the attempt was taken over."""
 
     tenant: str
     job: str
@@ -51,7 +51,7 @@ class Held(msgspec.Struct, gc=False):
 
 
 class Play:
-    """Drives `engine` from ledger time `time_ms` on. Subclasses say how long members run (`runs_ms`)."""
+    """Drives `engine` from ledger time `time_ms` on. Subclasses say how long attempts run (`runs_ms`)."""
 
     def __init__(self, engine: Engine, time_ms: int, mono_ms: int = 0) -> None:
         self.engine = engine
@@ -61,30 +61,30 @@ class Play:
         self._mono_ms = mono_ms
         self._ends: list[tuple[int, int, AttemptName]] = []
         self._order = itertools.count()
-        self._facts: dict[str, list[Fact]] = {}  # by worker, in the order of reporting
+        self._reports: dict[str, list[Report]] = {}  # by worker, in the order of reporting
 
     # ------------------------------------------------------------------------------- what a player decides
 
     def runs_ms(self, held: Held) -> int | None:
-        """Return how long a member runs from now, in ms; None if it does not end by itself."""
+        """Return how long an attempt runs from now, in ms; None if it does not end by itself."""
         raise NotImplementedError
 
     def ends(self, held: Held) -> tuple[int, str]:
-        """Return the exit code and reason of a member that ends by itself."""
+        """Return the exit code and reason of an attempt that ends by itself."""
         return 0, "exit"
 
     def told_to_end(self, held: Held) -> None:
-        """Simulate that a member must end: it does so at once, as most programs do at SIGTERM."""
+        """Simulate that an attempt must end: it does so at once, as most programs do at SIGTERM."""
         self._finish(held, -15, "end")
 
     def on_placed(self, held: Held) -> None:
-        """Called when a member holds devices."""
+        """Called when an attempt holds devices."""
 
     def on_started(self, held: Held) -> None:
-        """Called when a member runs."""
+        """Called when an attempt runs."""
 
     def on_left(self, held: Held) -> None:
-        """Called when a member holds nothing any more."""
+        """Called when an attempt holds nothing any more."""
 
     def on_outputs(self, out: Outputs) -> None:
         """Called when a record was folded."""
@@ -109,7 +109,7 @@ class Play:
         return max(View(self.engine).next_pass_ms, self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
-        """Advance time to a moment, and end the members that end then; `settle` must follow."""
+        """Advance time to a moment, and end the attempts that end then; `settle` must follow."""
         self.time_ms = time_ms
         while self._ends and self._ends[0][0] <= time_ms:
             held = self.held.get(heappop(self._ends)[2])
@@ -119,7 +119,7 @@ class Play:
     def settle(self) -> None:
         """Write records until nothing more happens at this moment. Raises RuntimeError after `RECORDS_MAX` records."""
         for _ in range(RECORDS_MAX):
-            talked = self._offer_facts()
+            talked = self._offer_reports()
             if not self.record() and not talked and not self.engine.urgent:
                 return
         raise RuntimeError(f"the core did not settle within {RECORDS_MAX} records at {self.time_ms} ms")
@@ -152,9 +152,9 @@ class Play:
 
     # ------------------------------------------------------------------------------------------ the workers
 
-    def take_over(self, member: Member) -> Held:
-        """Hold a member that is on its worker already, and return it; no end is set, and its slots are left out."""
-        held = Held(*member.name, member.worker.id, [], member.phase == AT_RUNNING)
+    def take_over(self, attempt: Attempt) -> Held:
+        """Hold an attempt that is on its worker already, and return it; no end is set, and its slots are left out."""
+        held = Held(*attempt.name, attempt.worker.id, [], attempt.phase == AT_RUNNING)
         self.held[held.name] = held
         return held
 
@@ -194,14 +194,14 @@ class Play:
         self.end_in(held, self.runs_ms(held))
 
     def end_in(self, held: Held, runs_ms: int | None) -> None:
-        """Let a member end by itself after `runs_ms` ms; never for None."""
+        """Let an attempt end by itself after `runs_ms` ms; never for None."""
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
     def ends_ms(self) -> dict[AttemptName, int]:
-        """Return the ledger time of each member's end; members without a known end are left out.
+        """Return the ledger time of each attempt's end; attempts without a known end are left out.
 
-        Members that have left may be included.
+        Attempts that have left may be included.
         """
         return {name: at_ms for at_ms, _, name in sorted(self._ends, reverse=True)}
 
@@ -214,14 +214,14 @@ class Play:
         self.say("exited", held, why, code)
         self.say("freed", held)
 
-    def say(self, kind: FactKind, held: Held, detail: str = "", code: int = 0) -> None:
-        """Let a worker report a fact; it is offered with the next record."""
-        self._facts.setdefault(held.worker, []).append(Fact(kind, *held.name, code, detail))
+    def say(self, kind: ReportKind, held: Held, detail: str = "", code: int = 0) -> None:
+        """Let a worker report a report; it is offered with the next record."""
+        self._reports.setdefault(held.worker, []).append(Report(kind, *held.name, code, detail))
 
-    def _offer_facts(self) -> bool:
-        told, self._facts = self._facts, {}
-        for worker_id, facts in told.items():
+    def _offer_reports(self) -> bool:
+        told, self._reports = self._reports, {}
+        for worker_id, reports in told.items():
             worker = self.engine.state.workers[worker_id]
-            frame = FactFrame(worker.session, worker.no + 1, facts)
+            frame = ReportFrame(worker.session, worker.no + 1, reports)
             self.engine.offer(FromWorker(worker_id, frame, "", False))
         return bool(told)

@@ -62,10 +62,10 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
     over = tenant.gpus + View(engine).gpus_before(job) + engine.reader.shape_of(job).gpus - tenant.gpus_max
     for other in tenant.jobs.values():
-        members = [replica.member for replica in other.rows.values() if replica.member is not None]
-        gpus = sum(member.mask.bit_count() for member in members)
+        attempts = [replica.attempt for replica in other.rows.values() if replica.attempt is not None]
+        gpus = sum(attempt.mask.bit_count() for attempt in attempts)
         if other is not job and gpus >= max(1, over):
-            rows.append((gpus, -max(member.fence for member in members), other))
+            rows.append((gpus, -max(attempt.fence for attempt in attempts), other))
     for gpus, _, other in sorted(rows, key=lambda row: row[:2])[:JOBS_TRIED_MAX]:
         yield _cancel(other, f"cancel {other.name}, which has {gpus} GPU{'s' * (gpus > 1)} of your limit")
 
@@ -73,7 +73,7 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
     """Yield the cancel of the tenant's own job that waits for the limit before this one."""
     first = View(engine).first_for_limit(job.tenant)
-    if first is not None and first is not job and not any(replica.member for replica in first.rows.values()):
+    if first is not None and first is not job and not any(replica.attempt for replica in first.rows.values()):
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 

@@ -134,9 +134,9 @@ class FollowerRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     behind: int = always(int)  # number of records of the ledger that it has not read
     gaps: list[list[int]] = always(list[list[int]])  # from and until when (ms) it missed how many records
-    waiting: int = always(int)  # stories that wait to be written
+    waiting: int = always(int)  # histories that wait to be written
     frames: int = always(int)  # frames of the history written since it began
-    stories: int = always(int)  # stories written since it began
+    stories: int = always(int)  # histories written since it began
     trouble: str = ""  # why it cannot go on now
     next: str | None = None  # what to do about its trouble; left out without one
 

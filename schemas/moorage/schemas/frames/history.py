@@ -33,13 +33,13 @@ class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
     result: int | None = None
 
 
-class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class JobHistory(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job's transitions in a frame of the history. The first one, ACCEPTED, is revision 1 at `accepted_ms`.
 
-    - `over`: the job is over and nothing will follow. Otherwise this is a part of a long story.
+    - `over`: the job is over and nothing will follow. Otherwise this is a part of a long history.
     - `parts` are the earlier parts: stream sequence, first and last revision, and of which replicas they tell, as
       blocks: block 3 is the replicas from 3072 to 4095.
-    - `request` is omitted in partial stories, when it is large, and under high load.
+    - `request` is omitted in partial histories, when it is large, and under high load.
     - `revs` are the first and last revision of which `moves` tells, where that has not all of them: of a job with more
       than 1,024 replicas it has the ends of attempts and the acts on the job.
     - `ended`: of the last part of a job with several replicas, which of them ended without success: by state, as a
@@ -75,12 +75,12 @@ class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
-    """Stories of jobs of one tenant that are over, and parts of long ones.
+    """Histories of jobs of one tenant that are over, and parts of long ones.
 
-    A job is in several frames only if its story is long. Each revision is in one frame.
+    A job is in several frames only if its history is long. Each revision is in one frame.
 
-    - `ledger` is the record up to which the writer had read the ledger. Whatever the tenant's stories had to tell up to
-      there is in this frame, in those before it, or in the next one with the same number.
+    - `ledger` is the record up to which the writer had read the ledger. Whatever the tenant's histories had to tell up
+      to there is in this frame, in those before it, or in the next one with the same number.
     - `gap`: transitions are missing, because records of the ledger were deleted before they were read: after and
       through which sequence, from and until when in ledger ms.
     """
@@ -88,7 +88,7 @@ class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag=
     tenant: str
     states: list[str]
     workers: dict[int, HistoryWorker]
-    jobs: list[Story]
+    jobs: list[JobHistory]
     ledger: int = 0
     gap: tuple[int, int, int, int] | None = None
     v: int = VERSION

@@ -1,4 +1,4 @@
-"""Frames between a worker and the leader: joins, renewals, facts, and what the leader wants of the worker."""
+"""Frames between a worker and the leader: joins, renewals, reports, and what the leader wants of the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorage.schemas.frames.running import Exec
 from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
 
-#: how the detail of a `refused` fact begins where the worker's own rules forbid the job
+#: how the detail of a `refused` report begins where the worker's own rules forbid the job
 NOT_PERMITTED: Final = "not-permitted: "
 #: and where this worker cannot run the job, though another worker may: it lacks a secret, user, folder, program, image
 #: or handler that the job needs
@@ -22,9 +22,9 @@ CANNOT_RUN: Final = "cannot-run: "
 SETUP_FAILED: Final = "setup-failed: "
 #: a refusal that begins so is about the job and not about its GPUs: they stay free for others
 ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN, SETUP_FAILED)
-#: how the detail of a `not-frozen` fact begins where the RAM has no room for the job's GPU memory
+#: how the detail of a `not-frozen` report begins where the RAM has no room for the job's GPU memory
 NO_RAM: Final = "no-ram: "
-#: how that of a `refused` fact begins where this worker failed to start the job, by a fault that may pass
+#: how that of a `refused` report begins where this worker failed to start the job, by a fault that may pass
 START_FAILED: Final = "start-failed"
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
 #: so many seconds without another suspect beside it
@@ -33,7 +33,7 @@ SUSPECT_S: Final = 30.0
 LEAVING_S_MAX: Final = 24 * 3600
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
-#: how the detail of an `exited` fact begins that names the attempt's result; behind it stands what `result_of` reads
+#: how the detail of an `exited` report begins that names the attempt's result; behind it stands what `result_of` reads
 RESULT: Final = "result:"
 RESULT_DIGITS_MAX: Final = 14
 
@@ -49,8 +49,8 @@ def result_of(detail: str) -> int | None:
     return int(digits)
 
 
-#: how the detail of a `freed` fact begins that says what the attempt used of its GPUs; behind it stands what `used_of`
-#: reads
+#: how the detail of a `freed` report begins that says what the attempt used of its GPUs; behind it stands what
+#: `used_of` reads
 USED: Final = "used:"
 USED_DIGITS_MAX: Final = 14
 #: GPU milliseconds where the device tells only what memory was used
@@ -83,7 +83,7 @@ def sum_known(one_ms: int, other_ms: int) -> int:
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A member that a worker holds. `phase` is claimed, running, frozen, ending or exited (its device is not yet
+    """An attempt that a worker holds. `phase` is claimed, running, frozen, ending or exited (its device is not yet
     free)."""
 
     tenant: str
@@ -94,7 +94,7 @@ class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     phase: str
 
 
-FactKind = Literal[
+ReportKind = Literal[
     "claimed",
     "refused",
     "withdrawn",
@@ -116,8 +116,8 @@ FactKind = Literal[
 ]
 
 
-class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What happened to a member at its worker. Only a fact frees a GPU.
+class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What happened to an attempt at its worker. Only a report frees a GPU.
 
     `detail` is one short word or line, and `code` is 0 except where it is named here:
 
@@ -133,26 +133,26 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
       does not any more; `detail` is why.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
       fence, start-failed, not-ready or lost; or, with code 0, `result:` and the sequence of the message that has the
-      result (0: there is none). A member that the worker ended because its lease, or its time to leave, was over is
+      result (0: there is none). An attempt that the worker ended because its lease, or its time to leave, was over is
       `fence`, one that it cannot account for `lost`: both are tried again within `retries_on_lost`. Any other reason is
       the job's own end, and tried again within `retries` only.
-    - `ran`: the member has started and exited, and was claimed unless that was reported. It stands for those facts if
-      none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long it
-      ran.
+    - `ran`: the attempt has started and exited, and was claimed unless that was reported. It stands for those reports
+      if none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long
+      it ran.
     - `quarantined`: `detail` is the slots, as `0,3`.
-    - `freed`: `detail` is what the member used of its GPUs, if the worker has measured it: `used:` with milliseconds
+    - `freed`: `detail` is what the attempt used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds.
     - `idle`: `code` is for how many seconds the GPUs have shown no use, and `detail` after
-      how many the worker ends the member (empty: never).
-    - `frozen`: the member's processes are frozen, the memory of its devices was seen free, and their lease has ended.
-    - `not-frozen`: the member runs on; `detail` is why.
+      how many the worker ends the attempt (empty: never).
+    - `frozen`: the attempt's processes are frozen, the memory of its devices was seen free, and their lease has ended.
+    - `not-frozen`: the attempt runs on; `detail` is why.
     - `resumed`, `not-resumed`: the answer to the order to resume with the number `code`. `not-resumed`: the worker does
       not give it its devices now (`detail` is why), and it stays frozen without them.
     - `freeze-due`: the worker asks for a `Freeze`, because the GPUs have shown no use for `code` seconds.
-    - `resume-due`: the worker asks for the order to resume, because a process of the member waits to use its GPUs.
+    - `resume-due`: the worker asks for the order to resume, because a process of the attempt waits to use its GPUs.
     """
 
-    kind: FactKind
+    kind: ReportKind
     tenant: str
     job: str
     replica: int
@@ -200,8 +200,8 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     here.
 
     - `n` comes from the worker's journal and only grows.
-    - `facts` are all facts without an answer, under their old names.
-    - `holding` are the members that still live here, which the new session takes over. What is not listed is over.
+    - `facts` are all reports without an answer, under their old names.
+    - `holding` are the attempts that still live here, which the new session takes over. What is not listed is over.
     - `reign` is the highest number of a leader's term that the worker has heard of, in the ledger `ledger`. A leader
       whose ledger ends below it has an older backup of that ledger.
     """
@@ -211,7 +211,7 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     n: int
     hello: Hello
     v: int = VERSION
-    facts: list[Fact] = []
+    reports: list[Report] = msgspec.field(default_factory=list, name="facts")
     holding: list[Held] = []
     epoch: int = msgspec.field(default=0, name="reign")
     ledger: str = ""
@@ -252,8 +252,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     """A renewal of the lease session, with the state of the worker.
 
     - `n` counts up within the session.
-    - `no` is the number of the last fact frame that was answered.
-    - `held` are the members that the worker holds for the scheduler.
+    - `no` is the number of the last report frame that was answered.
+    - `held` are the attempts that the worker holds for the scheduler.
     - `busy` lists the positions of slots that local claimers hold. `waiting` says that a local claimer waits, so that
       the worker counts as full.
     - `unwell` is the complete list of devices that must not be given out. `well_n` is the number of the newest release
@@ -302,7 +302,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A member that now has the part of its devices which the operator's order `n` gave to its job; see
+    """An attempt that now has the part of its devices which the operator's order `n` gave to its job; see
     `Place.resized`."""
 
     tenant: str
@@ -313,17 +313,17 @@ class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
     n: int
 
 
-class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
-    """A numbered frame of facts. The worker sends it again, with the same number, until it is answered; only then the
+class ReportFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
+    """A numbered frame of reports. The worker sends it again, with the same number, until it is answered; only then the
     next one."""
 
     session: str
     no: int
-    facts: list[Fact]
+    reports: list[Report] = msgspec.field(name="facts")
     v: int = VERSION
 
 
-class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="recorded"):
+class ReportAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="recorded"):
     """The frames up to `no` are in the ledger."""
 
     no: int
@@ -366,7 +366,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A gang's member may run now, since every rank is held and STARTED is in the ledger. All ranks get the same
+    """A gang's attempt may run now, since every rank is held and STARTED is in the ledger. All ranks get the same
     address."""
 
     tenant: str
@@ -380,12 +380,12 @@ class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """End a member or withdraw its placement, and remember this: a later placement with the same fence is refused.
+    """End an attempt or withdraw its placement, and remember this: a later placement with the same fence is refused.
 
-    - A member that is not held is answered with `withdrawn`.
+    - An attempt that is not held is answered with `withdrawn`.
     - One that is held and has not started is released, and answered with `withdrawn`.
     - One that runs is ended within `grace_s` (null: the job's own grace), and answered with `exited` and `freed`. With
-      `notice_s`, a member that has a checkpoint signal gets that first, and is asked to end `notice_s` seconds later.
+      `notice_s`, an attempt that has a checkpoint signal gets that first, and is asked to end `notice_s` seconds later.
     """
 
     tenant: str
@@ -399,12 +399,12 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Freeze a running member, or resume it if `on` is false. A fact answers this, even if nothing had to change.
+    """Freeze a running attempt, or resume it if `on` is false. A report answers this, even if nothing had to change.
 
-    A frozen member holds no devices: their lease ends once their memory was seen free. It keeps its place in the
+    A frozen attempt holds no devices: their lease ends once their memory was seen free. It keeps its place in the
     worker's session, its host's CPU and memory, and all its time limits go on. `n` is the number of an order to resume:
-    the ledger has leased the member's devices to it again, and the worker's pool decides. 0: it is not to be frozen, as
-    far as it has not given its devices up yet.
+    the ledger has leased the attempt's devices to it again, and the worker's pool decides. 0: it is not to be frozen,
+    as far as it has not given its devices up yet.
     """
 
     tenant: str
@@ -418,12 +418,12 @@ class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
     """What the ledger wants of a worker and the worker's renewal does not show yet. Sent again until done; each
-    member's part may be repeated safely.
+    attempt's part may be repeated safely.
 
     A frame of another session, or of a lower term than one heard before, is dropped and counted. `well` are slots that
     an operator has released, whatever was seen of them before; `well_n` is the number of that release, which the
-    renewal repeats. `resize` are held members whose job has another part of its devices now: `body` and `resized` say
-    which. `execs` are commands to run in running members; they alone are sent once.
+    renewal repeats. `resize` are held attempts whose job has another part of its devices now: `body` and `resized` say
+    which. `execs` are commands to run in running attempts; they alone are sent once.
     """
 
     worker: str

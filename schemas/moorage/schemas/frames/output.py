@@ -92,7 +92,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-log"):
-    """The leader asks a worker for a page of a member's output. `session` proves that the leader asks.
+    """The leader asks a worker for a page of an attempt's output. `session` proves that the leader asks.
 
     `ended_ms` is the ledger time of the attempt's end, 0 while it runs.
     """

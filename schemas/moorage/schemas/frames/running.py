@@ -78,7 +78,7 @@ class ExecAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     The command's processes belong to the attempt: they have its user, folder, environment, devices and limits, and end
     with it. With `tty` the command has a terminal of its own, and standard error is part of standard output; `term` is
-    its variable TERM. `by` is the caller's name for the job's story.
+    its variable TERM. `by` is the caller's name for the job's history.
 
     With `attach` no command runs: the stream is the terminal of the job's own program, which has one with `run.stdin`
     as `stream`. It begins with the newest 64 KiB that the terminal has shown. One caller has it at a time.
@@ -121,7 +121,7 @@ class ExecGiven(msgspec.Struct, frozen=True, gc=False):
 
 
 class Exec(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The leader tells a worker to run a command in a running member, for the caller on this stream (see `ExecAsked`).
+    """The leader tells a worker to run a command in a running attempt, for the caller on this stream (see `ExecAsked`).
 
     It is sent once: a caller that hears nothing of the worker asks again, and gets another stream.
     """

@@ -25,16 +25,16 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
+from moorage.schemas.frames import End, LogPage, Place, ReadLog, Report, Start
 from moorage.schemas.frames.output import StreamName
 from moorage.testing.conformance.command import Ran, run_command
 from moorage.testing.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
-from moorage.worker.drivers.base import Driver, Living, Publish, Report
+from moorage.worker.drivers.base import Driver, Living, Publish, ReportEvent
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError
-from moorage.worker.supervisor.protocol import EndMember
+from moorage.worker.supervisor.protocol import EndAttempt
 
 WORKER: Final = "w1"
 TENANT: Final = "acme"
@@ -107,43 +107,44 @@ class Bench:
         await self.leader.want(WORKER, End(*name, "cancelled", grace_s, notice_s))
 
     async def end_by_supervisor(self, name: AttemptName) -> None:
-        """Have the supervisor end a member that it runs, past the agent; return once nothing of it is left."""
+        """Have the supervisor end an attempt that it runs, past the agent; return once nothing of it is left."""
         key = key_of(owner_of(WORKER, self.driver), name)
         supervised = await Supervised.connect(self.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
         try:
-            await supervised.end([EndMember(key=key, grace_s=0.0, why="end")])
+            await supervised.end([EndAttempt(key=key, grace_s=0.0, why="end")])
             async with asyncio.timeout(self.slack_s):
                 while key in (await supervised.list()).living:
                     await supervised.next_events()
         finally:
             supervised.close()
 
-    async def heard(self, kind: str, name: AttemptName) -> Fact:
-        """Return the worker's report of this kind about a member, once it has arrived.
+    async def heard(self, kind: str, name: AttemptName) -> Report:
+        """Return the worker's report of this kind about an attempt, once it has arrived.
 
-        Raises AssertionError after `slack_s` seconds, and at once if the member was refused, or ended before it
+        Raises AssertionError after `slack_s` seconds, and at once if the attempt was refused, or ended before it
         started.
         """
         last = {"started": ("refused", "exited")}.get(kind, ("refused",))
 
-        def found() -> Fact | None:
-            facts = (self.seat.fact(each, name) for each in (kind, *last))
-            return next((fact for fact in facts if fact is not None), None)
+        def found() -> Report | None:
+            reports = (self.seat.report(each, name) for each in (kind, *last))
+            return next((report for report in reports if report is not None), None)
 
         with contextlib.suppress(NeverHappened):
-            fact: Fact = await until(found, self.slack_s)
-            assert fact.kind == kind, f"{kind} of {name} cannot come: {fact.kind} {fact.code}, {fact.detail!r}"
-            return fact
+            report: Report = await until(found, self.slack_s)
+            assert report.kind == kind, f"{kind} of {name} cannot come: {report.kind} {report.code}, {report.detail!r}"
+            return report
         return await self.leader.heard(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
-    async def ended(self, name: AttemptName) -> Fact:
-        """Return the report `exited` of a member, once its devices are freed as well. Raises as `heard` does."""
+    async def ended(self, name: AttemptName) -> Report:
+        """Return the report `exited` of an attempt, once its devices are freed as well. Raises as `heard` does."""
         exited = await self.heard("exited", name)
         await self.heard("freed", name)
         return exited
 
     async def run_command(self, name: AttemptName, argv: list[str], given: bytes) -> Ran:
-        """Run a command in a running member, with `given` as its standard input; return how it ended and what it wrote.
+        """Run a command in a running attempt, with `given` as its standard input; return how it ended and what it
+        wrote.
 
         Raises AssertionError after `slack_s` seconds.
         """
@@ -156,7 +157,7 @@ class Bench:
         return any(frame.get("end") for frame in frames)
 
     async def kept(self, name: AttemptName, stream: StreamName) -> str:
-        """Return the first `PAGE_BYTES` of the output that the driver keeps of an ended member.
+        """Return the first `PAGE_BYTES` of the output that the driver keeps of an ended attempt.
 
         Raises AssertionError if the driver refuses.
         """
@@ -174,7 +175,7 @@ class Bench:
 async def open_bench(url: str, driver: str, slack_s: float) -> AsyncIterator[Bench]:
     """Give a bench without a running worker.
 
-    At the end, stop every member that a supervisor on its state folder runs.
+    At the end, stop every attempt that a supervisor on its state folder runs.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-checks-") as named:
         folder = Path(named)
@@ -216,7 +217,7 @@ class AgentProcess:
     ) -> None:
         """Set the process up. With the folder `steps`, each driver's `open` waits at every step: see `_Stepped`.
 
-        With `asks`, `members_of` can be asked.
+        With `asks`, `attempts_of` can be asked.
         """
         table = {
             key: str(value) if isinstance(value, Path) else value
@@ -239,8 +240,8 @@ class AgentProcess:
         )
         return self
 
-    async def members_of(self, pids: Sequence[int], limit_s: float) -> dict[int, AttemptName | None]:
-        """Return what the driver's `members_of` says of these processes, once it knows the first of them.
+    async def attempts_of(self, pids: Sequence[int], limit_s: float) -> dict[int, AttemptName | None]:
+        """Return what the driver's `attempts_of` says of these processes, once it knows the first of them.
 
         Wait at most `limit_s` seconds for that.
         """
@@ -335,11 +336,11 @@ def _answer_asked(asked: Path, answer: Path) -> None:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                 pids = msgspec.json.decode(asked.read_bytes(), type=list[int])
                 new = answer.with_suffix(".new")
-                new.write_bytes(msgspec.json.encode(driver.members_of(pids)))
+                new.write_bytes(msgspec.json.encode(driver.attempts_of(pids)))
                 new.rename(answer)
             await asyncio.sleep(STEP_S)
 
-    def attach_and_answer(self: Driver, report: Report, publish: Publish) -> None:
+    def attach_and_answer(self: Driver, report: ReportEvent, publish: Publish) -> None:
         attach(self, report, publish)
         tasks.add(asyncio.get_running_loop().create_task(run(self)))
 
@@ -350,7 +351,7 @@ def _step_opens(folder: Path) -> None:
     """Have each driver of this process open in steps."""
     attach = Driver.attach
 
-    def attach_and_step(self: Driver, report: Report, publish: Publish) -> None:
+    def attach_and_step(self: Driver, report: ReportEvent, publish: Publish) -> None:
         attach(self, report, publish)
         self.open = lambda: _Stepped(self, folder)  # type: ignore[method-assign,assignment,return-value]
 

@@ -230,7 +230,7 @@ class DriverChecks:
             asked_s = time.monotonic()
             await bench.end(name, GRACE_S)
             over = await until(
-                lambda: bench.seat.fact("exited", name) or bench.seat.fact("quarantined", name),
+                lambda: bench.seat.report("exited", name) or bench.seat.report("quarantined", name),
                 GRACE_S + self.slack_s,
                 "the forced end of a job that ignores the polite one",
             )
@@ -275,7 +275,7 @@ class DriverChecks:
             await bench.heard("started", name)
             pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
             over = await until(
-                lambda: bench.seat.fact("exited", name) or bench.seat.fact("quarantined", name),
+                lambda: bench.seat.report("exited", name) or bench.seat.report("quarantined", name),
                 self.slack_s,
                 "the end of a job that ends by itself",
             )
@@ -301,8 +301,8 @@ class DriverChecks:
 
         self._run(check)
 
-    def test_members_of(self) -> None:
-        """The driver knows which processes of the host are whose, and takes no other process for a member's."""
+    def test_attempts_of(self) -> None:
+        """The driver knows which processes of the host are whose, and takes no other process for an attempt's."""
 
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "child"
@@ -311,7 +311,7 @@ class DriverChecks:
                 await self._place(bench, name, "has_children", path)
                 await bench.heard("started", name)
                 pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
-                found = await agent.members_of([pid, os.getpid()], self.slack_s)
+                found = await agent.attempts_of([pid, os.getpid()], self.slack_s)
                 assert found == {pid: name}, "of the job's process and this one it knows others"
                 await bench.end(name, GRACE_S)
                 await bench.ended(name)
@@ -349,9 +349,9 @@ class DriverChecks:
         self._on_bench(check)
 
     def test_agent_killed(self) -> None:
-        """A new agent takes over running members if the driver's capabilities say so; else none of them runs on.
+        """A new agent takes over running attempts if the driver's capabilities say so; else none of them runs on.
 
-        A member that was taken over runs on as the same attempt, and ends when it is asked to.
+        An attempt that was taken over runs on as the same attempt, and ends when it is asked to.
         """
 
         async def check(bench: Bench) -> None:
@@ -366,9 +366,9 @@ class DriverChecks:
                 await bench.joined(2)
                 held = [each for each in bench.seat.joins[-1].holding if (each.job, each.fence) == (name[1], name[4])]
                 if not bench.can.outlives_agent:
-                    assert not held, "the driver does not outlive its agent, but the next agent has a member"
+                    assert not held, "the driver does not outlive its agent, but the next agent has an attempt"
                     return
-                assert [each.phase for each in held] == ["running"], "the new agent did not take the member over"
+                assert [each.phase for each in held] == ["running"], "the new agent did not take the attempt over"
                 assert "exited" not in bench.seat.kinds(name)
                 await bench.end(name, GRACE_S)
                 assert (await bench.ended(name)).detail == "end"
@@ -376,14 +376,14 @@ class DriverChecks:
         self._on_bench(check)
 
     def test_end_during_open(self) -> None:
-        """A member that ends while the next agent opens the driver is reported, at whatever step of `open` it ends."""
+        """An attempt that ends while the next agent opens the driver is reported, at whichever step of `open`."""
 
         async def check(bench: Bench) -> None:
             names = [bench.name(f"job-{at}") for at in range(self.open_jobs)]
             async with AgentProcess(type(self), bench.settings, bench.url) as agent:
                 await bench.joined()
                 if bench.can.fence != "supervisor" or not bench.can.outlives_agent:
-                    return  # the check knows no other way to end a member past the agent
+                    return  # the check knows no other way to end an attempt past the agent
                 for name in names:
                     await self._place(bench, name, "hangs", slots=())
                 for name in names:
@@ -428,7 +428,7 @@ class DriverChecks:
         self._run(check)
 
     def test_double_start(self) -> None:
-        """A placement that is sent twice, and once more after the end, starts one member once."""
+        """A placement that is sent twice, and once more after the end, starts one attempt once."""
 
         async def check(bench: Bench) -> None:
             name, other = bench.name(), bench.name("other")
@@ -518,11 +518,11 @@ class DriverChecks:
             _, text = await self._printed(bench, "a", "shows_environment", run=named)
             assert self.environment(text).get("TOKEN") == SECRET
             seat = bench.seat
-            assert SECRET not in repr((seat.facts, seat.joins, seat.hellos, seat.loads, seat.renewals))
+            assert SECRET not in repr((seat.reports, seat.joins, seat.hellos, seat.loads, seat.renewals))
             unknown = bench.name("unknown")
             await self._place(bench, unknown, "hangs", run={"env": {"TOKEN": {"secret": "no-such"}}}, slots=(1,))
             over = await until(
-                lambda: seat.fact("refused", unknown) or seat.fact("exited", unknown),
+                lambda: seat.report("refused", unknown) or seat.report("exited", unknown),
                 self.slack_s,
                 "the missing secret",
             )

@@ -1,4 +1,4 @@
-"""Run a command in a running member as a caller does, over plain nats-py: see `schemas.frames.running`."""
+"""Run a command in a running attempt as a caller does, over plain nats-py: see `schemas.frames.running`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
 async def run_command(
     leader: ScriptedLeader, worker: str, name: AttemptName, argv: list[str], given: bytes, limit_s: float
 ) -> Ran:
-    """Run a command in a member, with `given` as its whole standard input. Raises `NeverHappened` after `limit_s`.
+    """Run a command in an attempt, with `given` as its whole standard input. Raises `NeverHappened` after `limit_s`.
 
     It acknowledges nothing: a command that writes more than the window holds does not end.
     """

@@ -20,10 +20,6 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import (
     End,
     Exec,
-    Fact,
-    FactAck,
-    FactFrame,
-    FactKind,
     Freeze,
     Goodbye,
     Hello,
@@ -33,6 +29,10 @@ from moorage.schemas.frames import (
     Place,
     Renew,
     Renewed,
+    Report,
+    ReportAck,
+    ReportFrame,
+    ReportKind,
     Start,
     Wanted,
 )
@@ -43,7 +43,7 @@ _POLL_S: Final = 0.005
 
 decode_join = Decoder[Join | Goodbye](Join | Goodbye)
 decode_renew = Decoder[Renew](Renew)
-decode_facts = Decoder[FactFrame](FactFrame)
+decode_reports = Decoder[ReportFrame](ReportFrame)
 decode_hello = Decoder[Hello](Hello)
 decode_load = Decoder[Load](Load)
 
@@ -56,28 +56,28 @@ class Seat:
     no: int = 0
     joins: list[Join] = field(default_factory=list)
     renewals: list[Renew] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    frames: list[FactFrame] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    frames: list[ReportFrame] = field(default_factory=list)
     hellos: list[Hello] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     said_goodbye: bool = False
     is_json: bool = False  # the form of its join, in which it is addressed
 
-    def take(self, facts: Sequence[Fact]) -> None:
-        """Keep what a worker reports; a `ran` as the facts that it stands for."""
-        for fact in facts:
-            if fact.kind == "ran":
-                before = self.kinds(name_in(fact))
-                begun: list[FactKind] = [kind for kind in ("claimed", "started") if kind not in before]
-                self.facts += [replace(fact, kind=kind, code=0, detail="", ran_ms=0) for kind in begun]
-                fact = replace(fact, kind="exited", ran_ms=0)
-            self.facts.append(fact)
+    def take(self, reports: Sequence[Report]) -> None:
+        """Keep what a worker reports; a `ran` as the reports that it stands for."""
+        for report in reports:
+            if report.kind == "ran":
+                before = self.kinds(name_in(report))
+                begun: list[ReportKind] = [kind for kind in ("claimed", "started") if kind not in before]
+                self.reports += [replace(report, kind=kind, code=0, detail="", ran_ms=0) for kind in begun]
+                report = replace(report, kind="exited", ran_ms=0)
+            self.reports.append(report)
 
     def kinds(self, name: AttemptName) -> list[str]:
-        return [fact.kind for fact in self.facts if name_in(fact) == name]
+        return [report.kind for report in self.reports if name_in(report) == name]
 
-    def fact(self, kind: str, name: AttemptName) -> Fact | None:
-        return next((f for f in self.facts if f.kind == kind and name_in(f) == name), None)
+    def report(self, kind: str, name: AttemptName) -> Report | None:
+        return next((f for f in self.reports if f.kind == kind and name_in(f) == name), None)
 
 
 class NeverHappened(AssertionError):
@@ -95,7 +95,7 @@ async def until(condition: Callable[[], Any], deadline_s: float = 60, what: str 
 
 
 class ScriptedLeader:
-    """Stands in for the scheduler that leads, as workers see it: it answers their joins, renewals and facts.
+    """Stands in for the scheduler that leads, as workers see it: it answers their joins, renewals and reports.
 
     A test scripts it: verbs (`join`, `renew`, `fact`) in `mute` get no answer, those in `refuse` get the error there.
     """
@@ -137,7 +137,7 @@ class ScriptedLeader:
         answers = {
             subjects.worker_join_all: self._on_join,
             subjects.worker_renew_all: self._on_renew,
-            subjects.worker_fact_all: self._on_fact,
+            subjects.worker_fact_all: self._on_report,
         }
         self._asked = [await self.nc.subscribe(subject, cb=answer) for subject, answer in answers.items()]
         await self.nc.flush()
@@ -186,17 +186,17 @@ class ScriptedLeader:
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=self.seat(worker).is_json))
 
-    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 60) -> Fact:
+    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 60) -> Report:
         seat = self.seat(worker)
         try:
-            found = await until(lambda: seat.fact(kind, name), deadline_s)
+            found = await until(lambda: seat.report(kind, name), deadline_s)
         except NeverHappened:
-            raise NeverHappened(f"{kind} of {name}: not within {deadline_s:g} s, but {seat.facts}") from None
-        assert isinstance(found, Fact)
+            raise NeverHappened(f"{kind} of {name}: not within {deadline_s:g} s, but {seat.reports}") from None
+        assert isinstance(found, Report)
         return found
 
     def text(self, name: AttemptName, stream: str = "out") -> str:
-        """Return the output that was published so far for a member's replica, by all of its attempts."""
+        """Return the output that was published so far for an attempt's replica, by all of its attempts."""
         subject = self.subjects.log(*name[:3])
         frames = [frame for at, frame in self.output if at == subject and frame["stream"] == stream]
         return "".join(frame["text"] for frame in sorted(frames, key=lambda frame: frame["offset"]))
@@ -229,7 +229,7 @@ class ScriptedLeader:
             self.on_join(join)
             seat.is_json = is_json(msg.data)
             seat.joins.append(join)
-            seat.take(join.facts)
+            seat.take(join.reports)
             seat.session, seat.no = session, 0
 
     async def _on_renew(self, msg: Msg) -> None:
@@ -240,17 +240,17 @@ class ScriptedLeader:
         elif await self._answer(msg, "renew", Renewed(renew.n, self.epoch)):
             seat.renewals.append(renew)
 
-    async def _on_fact(self, msg: Msg) -> None:
+    async def _on_report(self, msg: Msg) -> None:
         seat = self.seat(self._worker(msg, "fact"))
-        frame = decode_facts(msg.data)
+        frame = decode_reports(msg.data)
         if frame.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
         elif frame.no > seat.no + 1:
             await msg.respond(encode(problem("gap", f"frame {seat.no + 1} is missing")))
-        elif await self._answer(msg, "fact", FactAck(frame.no, self.epoch)) and frame.no == seat.no + 1:
+        elif await self._answer(msg, "fact", ReportAck(frame.no, self.epoch)) and frame.no == seat.no + 1:
             seat.no = frame.no
             seat.frames.append(frame)
-            seat.take(frame.facts)
+            seat.take(frame.reports)
 
     async def _on_hello(self, msg: Msg) -> None:
         self.seat(self.subjects.token(msg.subject, 1)).hellos.append(decode_hello(msg.data))

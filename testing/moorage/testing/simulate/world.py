@@ -1,4 +1,4 @@
-"""A trace on a simulated fleet: hosts join, jobs arrive, and members run as long as the trace says."""
+"""A trace on a simulated fleet: hosts join, jobs arrive, and attempts run as long as the trace says."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class World(Play):
         return found
 
     def _milli(self, held: Held) -> int:
-        """Return what a member leases, in thousandths of a GPU; a share without a compute cap counts as a whole GPU."""
+        """Return what an attempt leases, in thousandths of a GPU; a share without a compute cap is a whole one."""
         spec = self.runs[held.name[:2]].job.request.effective_gpu
         percent = spec.share.compute_percent if spec is not None and spec.share is not None else 100
         return len(held.slots) * percent * 10

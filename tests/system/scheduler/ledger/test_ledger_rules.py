@@ -39,12 +39,12 @@ def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_term
     """H9: what an honest worker says of an attempt of the term before counts, and nothing is placed anew."""
     drive = Driving.with_hosts(1)
     drive.submit("j", gpu={})
-    fence, placed = drive.member("j").fence, drive.member("j").attempt
+    fence, placed = drive.attempt("j").fence, drive.attempt("j").no
     for _ in range(3):
         drive.lead()
         drive.renew()
         drive.settle()
-    assert (drive.member("j").fence, drive.member("j").attempt) == (fence, placed)
+    assert (drive.attempt("j").fence, drive.attempt("j").no) == (fence, placed)
     drive.run_out("w0")
     assert drive.states("j") == ["SUCCEEDED"]
 
@@ -63,7 +63,7 @@ def test_two_tenants_may_use_one_job_id_and_neither_reaches_the_others() -> None
 
 
 def test_a_load_frame_frees_nothing() -> None:
-    """H21: a frame that was made before a claim shows the GPU free; only a fact frees it."""
+    """H21: a frame that was made before a claim shows the GPU free; only a report frees it."""
     drive = Driving.with_hosts(1)
     drive.submit("first", gpu={})
     drive.settle()
@@ -151,11 +151,11 @@ def test_a_slot_that_was_refused_is_busy_until_a_renewal_says_otherwise() -> Non
     drive = Driving()
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("first", gpu={})
-    drive.fact("refused", "first", detail="device-busy")
+    drive.report("refused", "first", detail="device-busy")
     host = drive.engine.fleet.hosts[0]
     assert host.busy == 0b01
     drive.submit("second", gpu={})
-    assert drive.member("second").mask == 0b10
+    assert drive.attempt("second").mask == 0b10
     worker.local.clear()
     drive.renew("w0")
     assert host.busy == 0

@@ -16,7 +16,7 @@ from moorage.bus.connection import connect
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import Fact, FactFrame, Output, Place
+from moorage.schemas.frames import Output, Place, Report, ReportFrame
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.testing.conformance.leader import ScriptedLeader
@@ -102,19 +102,19 @@ async def test_a_worker_that_gives_its_id_up_ends_its_process_with_that_error(
         await connection.close()
 
 
-async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str, tmp_path: Path) -> None:
+async def test_a_placement_becomes_one_frame_of_reports(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         await w.add()
         seat = await w.leader.joined("w1")
         await w.leader.want("w1", place(name_of(), body()))
         await w.leader.heard("w1", "freed", name_of())
-        assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [["ran", "freed"]]
+        assert [[report.kind for report in frame.reports] for frame in seat.frames] == [["ran", "freed"]]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
 
 
 class Doubtful(NoopDriver):
-    """A driver with a member of an earlier agent whose end is not proven, and that never comes."""
+    """A driver with an attempt of an earlier agent whose end is not proven, and that never comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,20 +130,20 @@ class Doubtful(NoopDriver):
         self.forgotten += names
 
 
-async def test_a_stuck_member_that_an_operator_released_keeps_no_restarted_worker_out(
+async def test_a_stuck_attempt_that_an_operator_released_keeps_no_restarted_worker_out(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
-    """The agent died before the leader's answer, on which it would have had the driver forget the member."""
+    """The agent died before the leader's answer, on which it would have had the driver forget the attempt."""
     driver, journal = Doubtful(), MemoryJournal()
     journal.placed([place(name_of(), body())])
-    journal.facts(FactFrame("of-before", 1, [Fact("quarantined", *name_of(), 0, "0")]))
+    journal.reports(ReportFrame("of-before", 1, [Report("quarantined", *name_of(), 0, "0")]))
     journal.answered(1)
-    over = [Fact("exited", *name_of(), -9, "lost"), Fact("freed", *name_of())]
-    journal.facts(FactFrame("of-before", 2, over))
+    over = [Report("exited", *name_of(), -9, "lost"), Report("freed", *name_of())]
+    journal.reports(ReportFrame("of-before", 2, over))
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add(driver=driver, journal=journal)
         seat = await w.leader.joined("w1")
-        assert (seat.joins[0].facts, seat.joins[0].holding) == (over, [])
+        assert (seat.joins[0].reports, seat.joins[0].holding) == (over, [])
         assert driver.forgotten == [name_of()]
         assert not any(state.quarantine for state in agent.pool.slot_states()), "they were released, too"
 
@@ -151,18 +151,18 @@ async def test_a_stuck_member_that_an_operator_released_keeps_no_restarted_worke
 async def test_memory_that_was_in_use_after_an_end_is_looked_at_again_by_the_next_agent(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
-    """Its driver never had the member, and it is in quarantine: it was taken for one that may still run."""
+    """Its driver never had the attempt, and it is in quarantine: it was taken for one that may still run."""
     journal = MemoryJournal()
     journal.join(1, [], device_names(SimulatedInventory(simulated_hosts("4xH100", name="w1")[0]).devices()))
     journal.placed([place(name_of(), body(), (0, 1))])
-    end = Fact("exited", *name_of(), -9, "end")
-    journal.facts(FactFrame("of-before", 1, [end, Fact("quarantined", *name_of(), 0, "1")]))
+    end = Report("exited", *name_of(), -9, "end")
+    journal.reports(ReportFrame("of-before", 1, [end, Report("quarantined", *name_of(), 0, "1")]))
     journal.answered(1)
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add(journal=journal)
         seat = await w.leader.joined("w1")
         await w.leader.heard("w1", "freed", name_of())
-        assert seat.joins[0].facts[0] == end, "the ledger has it already, unless a backup was restored"
+        assert seat.joins[0].reports[0] == end, "the ledger has it already, unless a backup was restored"
         await until(lambda: not agent.pool.busy_slots(), what="both devices are in use again")
 
 
@@ -295,7 +295,7 @@ async def test_a_frame_that_cannot_be_read_or_answers_nothing_that_was_asked_end
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()
         await w.leader.joined("w1")
-        join_n, refused = agent.members.session.join_n, encode(problem("internal", "made up"))
+        join_n, refused = agent.attempts.session.join_n, encode(problem("internal", "made up"))
         for question in ("submit", "renew"):
             await w.leader.nc.publish(f"{w.host.inbox}.w1.{question}.{join_n}.last", refused)
         await w.leader.nc.publish(f"{w.host.inbox}.w1.submit.{join_n}.1", refused)

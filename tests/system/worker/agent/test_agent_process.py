@@ -140,7 +140,7 @@ async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: s
         assert found["SEED"] == "7"
         assert found["TRACEPARENT"] == "00-abc-def-01"
         assert leader.text(name, "err") == "problem\n"
-        await until(lambda: not agent.members.held, what="nothing held")
+        await until(lambda: not agent.attempts.held, what="nothing held")
         assert [state.sharers for state in agent.pool.slot_states()] == [0, 0, 0, 0]
 
 
@@ -515,7 +515,9 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             await leader.heard("w1", "freed", lives)
             await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
             await leader.heard("w1", "freed", held)
-            kinds = seat.kinds(lives)  # an adopted member's first facts are said again: they may have died unjournalled
+            kinds = seat.kinds(
+                lives
+            )  # an adopted attempt's first reports are said again: they may have died unjournalled
             assert kinds[:2] == ["claimed", "started"]
             assert set(kinds[2:-2]) == {"claimed", "started"}
             assert kinds[-2:] == ["exited", "freed"]

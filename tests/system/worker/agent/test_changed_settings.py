@@ -123,7 +123,7 @@ async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_other
 async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_there_is_seen_free(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its job is no member of the next agent: it ended as lost, and whoever came next met its memory."""
+    """Its job is no attempt of the next agent: it ended as lost, and whoever came next met its memory."""
     kept = {1}
     look = SimulatedInventory.memory_is_free
 

@@ -19,9 +19,9 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from tests.system.worker.no_inventory import NoInventory
-from tests.unit.worker.member_bench import Bench, name_of, place
+from tests.unit.worker.attempt_bench import Bench, name_of, place
 
 GPU = Device(0, "nvidia", "NVIDIA H100", "GPU-a", memory_mib=81559)
 
@@ -35,7 +35,7 @@ class Container(Driver):
         super().__init__()
         self.pid = pid
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: name_of("train") for pid in pids if pid == self.pid}
 
 
@@ -70,7 +70,7 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
     bench.join()
     name = name_of("train")
     bench.want(place(name))
-    held: dict[AttemptName, Member] = dict(bench.members.held)
+    held: dict[AttemptName, Attempt] = dict(bench.attempts.held)
     group = base.create("container", None, None)[0]
     program = await asyncio.create_subprocess_exec("/bin/sleep", "600")
     try:

@@ -20,7 +20,7 @@ from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
 from moorage.worker.agent.state_disk import PIECE_BYTES, RESERVE_NAME
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised
-from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
+from moorage.worker.supervisor.protocol import LOG_NAME, EndAttempt
 from tests.disk import fill, mount_small, unmount
 from tests.system.worker.agent.test_agent_process import (
     agent_process,
@@ -59,7 +59,7 @@ def fill_to_the_log(disk: Path) -> Path:
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
-async def test_the_fence_ends_members_though_the_log_has_no_room(disk: Path, proof: str) -> None:
+async def test_the_fence_ends_attempts_though_the_log_has_no_room(disk: Path, proof: str) -> None:
     async with rig_at(disk / "state", *arguments_of(proof)) as rig:
         await rig.client.start([sh("k", "exec sleep 600")])
         await rig.started("k")
@@ -73,7 +73,7 @@ async def test_the_fence_ends_members_though_the_log_has_no_room(disk: Path, pro
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
-async def test_members_end_though_the_supervisor_has_no_free_descriptor(tmp_path: Path, proof: str) -> None:
+async def test_attempts_end_though_the_supervisor_has_no_free_descriptor(tmp_path: Path, proof: str) -> None:
     """SIGKILL, the look at what is left, and the proof: none may be given up because one of them was refused."""
     async with rig_at(tmp_path / "state", *arguments_of(proof)) as rig:
         deaf = "trap '' TERM; echo up; while :; do sleep 600; done"
@@ -87,7 +87,7 @@ async def test_members_end_though_the_supervisor_has_no_free_descriptor(tmp_path
         resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (4, limits[1]))
         mains = [rig.starts()[key].pid for key in "ac"]
         try:
-            await rig.client.end([EndMember(key="a", grace_s=0.1)])
+            await rig.client.end([EndAttempt(key="a", grace_s=0.1)])
             await rig.client.fence(boottime_s() + 0.2, 0.1)
             await poll(lambda: not any(lives(pid) for pid in mains))
         finally:
@@ -112,7 +112,7 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
                 filler = fill(room)
                 fence = 10
                 while not any(
-                    fact.kind == "refused" for fact in seat.facts
+                    report.kind == "refused" for report in seat.reports
                 ):  # a block of its journal has room for some
                     fence += 1
                     name = name_of(fence=fence)
@@ -135,7 +135,7 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
             async with agent_process(state, nats_url, unique):
                 await leader.joined("w1", joins=2)
                 await leader.heard("w1", "refused", untold)
-                assert seat.fact("exited", untold) is None
+                assert seat.report("exited", untold) is None
                 last = name_of(fence=fence + 2)
                 await leader.want("w1", place(last, body("exit 0"), (1,)))
                 assert (await leader.heard("w1", "exited", last)).code == 0
@@ -151,7 +151,7 @@ async def is_over(supervised: Supervised, name: AttemptName) -> bool:
 
 
 async def test_a_full_disk_closes_a_worker_and_its_jobs_run_on(nats_url: str, unique: str, disk: Path) -> None:
-    """Its reserve has room for its facts; it opens by itself once there is room again, and has its reserve back."""
+    """Its reserve has room for its reports; it opens by itself once there is room again, and has its reserve back."""
     state = disk / "state"
     async with (
         ScriptedLeader(nats_url, unique) as leader,
@@ -187,7 +187,7 @@ async def test_a_full_disk_closes_a_worker_and_its_jobs_run_on(nats_url: str, un
         assert seat.kinds(stays) == ["claimed", "started"]
 
 
-async def test_without_a_reserve_facts_wait_for_room_and_nothing_is_started(
+async def test_without_a_reserve_reports_wait_for_room_and_nothing_is_started(
     nats_url: str, unique: str, disk: Path
 ) -> None:
     state = disk / "state"

@@ -18,7 +18,7 @@ from moorage.worker.devices.readers.cdi_devices import cdi_names
 from moorage.worker.devices.readers.faults import Fault
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.lend.offer import matching
-from moorage.worker.sharing.member_processes import MemberProcesses
+from moorage.worker.sharing.attempt_processes import AttemptProcesses
 from tests.nvidia.stub import Board, Slice, Stub
 from tests.waiting import until
 
@@ -127,13 +127,13 @@ def test_a_slice_has_the_cdi_name_of_its_uuid_alone(tmp_path: Path) -> None:
     assert found == [[f"nvidia.com/gpu={SMALL}"], [f"nvidia.com/gpu={WHOLE}", "nvidia.com/gpu=0"]]
 
 
-def test_a_process_id_that_is_used_again_is_the_new_members() -> None:
-    ours, gone, after = MemberProcesses(), ("t", "a", 0, 1, 1), ("t", "b", 0, 1, 2)
+def test_a_process_id_that_is_used_again_is_the_new_attempts() -> None:
+    ours, gone, after = AttemptProcesses(), ("t", "a", 0, 1, 1), ("t", "b", 0, 1, 2)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         ours.started(gone, process.pid)
         ours.started(after, process.pid)
         ours.ended(gone)
-        assert ours.members_of([process.pid], os.getpid()) == {process.pid: after}
+        assert ours.attempts_of([process.pid], os.getpid()) == {process.pid: after}
         ours.ended(after)
         process.kill()
-    assert ours.members_of([os.getpid()], os.getpid()) == {}, "the supervisor itself is no member's"
+    assert ours.attempts_of([os.getpid()], os.getpid()) == {}, "the supervisor itself is no attempt's"

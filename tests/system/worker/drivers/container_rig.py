@@ -19,7 +19,7 @@ from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.entry import PROGRAM
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import NotStarted, StartFailed
+from moorage.worker.session.attempt_messages import NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from tests.waiting import NeverHappened, until
 
@@ -65,7 +65,7 @@ class ContainerRig:
         return name
 
     def told(self, kind: type, name: AttemptName) -> Any:
-        """Return what it reported of this member in an event of that kind; None so far."""
+        """Return what it reported of this attempt in an event of that kind; None so far."""
         for event in self.events:
             if isinstance(event, kind):
                 for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
@@ -84,7 +84,7 @@ class ContainerRig:
         return self.live_output(name, stream)
 
     def _is_over(self, name: AttemptName) -> bool:
-        """Fail at once for a member that never starts, or skip the test where nothing but a program is missing."""
+        """Fail at once for an attempt that never starts, or skip the test where nothing but a program is missing."""
         for kind in (NotStarted, StartFailed):
             if (refused := self.told(kind, name)) is None:
                 continue

@@ -24,13 +24,13 @@ from moorage.system.cgroup import cgroup_of
 from moorage.testing.conformance import CHECKS, DriverChecks
 from moorage.testing.conformance.bench import AgentProcess, Bench
 from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, Report
+from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, ReportEvent
 from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Ended, Started
+from moorage.worker.session.attempt_messages import Ended, Started
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervisor.protocol import StartMember
+from moorage.worker.supervisor.protocol import StartAttempt
 from tests.clusters import NODE, WORKER, cluster, why_no_cluster
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.guests import kernel, make_initramfs, why_no_vm
@@ -196,7 +196,7 @@ class Rootless(TestPodman):
     user = NOBODY
     dashes: ClassVar[dict[str, str]] = {
         "limits": NO_LIMITS,
-        "end_during_open": "the check ends members at the supervisor, which only its own user may ask",
+        "end_during_open": "the check ends attempts at the supervisor, which only its own user may ask",
     }
 
     @contextlib.asynccontextmanager
@@ -253,7 +253,7 @@ class TestHandler(DriverChecks):
         "exit_code": "a function that raises has the code 1, whatever it raises",
         "children": "a function is no process of its own; the processes that it starts belong to the service",
         "proof": "a function is no process of its own; the processes that it starts belong to the service",
-        "members_of": "all functions run in the service's process, so that no process is one job's",
+        "attempts_of": "all functions run in the service's process, so that no process is one job's",
         "limits": "functions run in the service's process, which has one limit as a whole",
         "folder": "functions run in the service's process, which has one folder",
     }
@@ -296,9 +296,9 @@ class Vm(Processes):
     slack_s = 120.0
     open_jobs = 2
     dashes: ClassVar[dict[str, str]] = {
-        "children": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
-        "proof": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
-        "members_of": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
+        "children": "what a job starts is in its VM, with no pid on the host; QEMU is a child of the job's process",
+        "proof": "what a job starts is in its VM, with no pid on the host; QEMU is a child of the job's process",
+        "attempts_of": "what a job starts is in its VM, with no pid on the host; QEMU is a child of the job's process",
         "devices": "a VM has one GPU at most, and the check asks for two",
         "folder": "each VM has its folder at /work, so that its path says nothing",
         "gang": "the ranks of a gang cannot meet: a VM has no network",
@@ -350,7 +350,7 @@ class TestKubernetes(Containers):
         "limits": "the kubelet bounds a pod's memory, and the tests have none of their own",
         "proof": "the kubelet proves the end of a pod, and the tests have none of their own",
         "notice": "a pod gets no checkpoint signal: Kubernetes sends SIGTERM, and SIGKILL after the grace",
-        "members_of": "the processes of a pod are known to its kubelet alone",
+        "attempts_of": "the processes of a pod are known to its kubelet alone",
         "gang": "the driver runs no gang: a rank lost with its node is kept, and would block the others",
     }
     stack: ClassVar[contextlib.ExitStack]
@@ -380,12 +380,12 @@ class TestKubernetes(Containers):
 #: needs a host that can bound memory
 TABLE: Final[dict[str, set[str]]] = {
     "process": set(),
-    "handler": {"exit_code", "children", "proof", "members_of", "limits", "folder"},
+    "handler": {"exit_code", "children", "proof", "attempts_of", "limits", "folder"},
     "docker": set(),
-    "vm": {"children", "proof", "members_of", "devices", "folder", "gang"},
+    "vm": {"children", "proof", "attempts_of", "devices", "folder", "gang"},
     "podman": set(),
     "podman, rootless": {"limits", "end_during_open"},
-    "kubernetes": {"limits", "proof", "notice", "members_of", "gang"},
+    "kubernetes": {"limits", "proof", "notice", "attempts_of", "gang"},
 }
 KINDS: Final[dict[str, type[DriverChecks]]] = {
     "process": TestProcess,
@@ -423,38 +423,38 @@ class Faulty(ProcessDriver):
 
     name = "faulty"
 
-    def attach(self, report: Report, publish: Publish) -> None:
+    def attach(self, report: ReportEvent, publish: Publish) -> None:
         super().attach(partial(self.tell, report), publish)
 
-    def tell(self, report: Report, event: DriverEvent) -> None:
+    def tell(self, report: ReportEvent, event: DriverEvent) -> None:
         report(event)
 
     def variables(self, environment: dict[str, str]) -> dict[str, str]:
         return environment
 
-    def _start_member(self, assignment: Assignment) -> StartMember:
-        made = super()._start_member(assignment)
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
+        made = super()._start_attempt(assignment)
         return msgspec.structs.replace(made, env=self.variables(dict(made.env)))
 
 
 class TellsNoStart(Faulty):
-    def tell(self, report: Report, event: DriverEvent) -> None:
+    def tell(self, report: ReportEvent, event: DriverEvent) -> None:
         if not isinstance(event, Started):
             report(event)
 
 
 class LosesTheCode(Faulty):
-    def tell(self, report: Report, event: DriverEvent) -> None:
+    def tell(self, report: ReportEvent, event: DriverEvent) -> None:
         report(Ended([(name, 0, why) for name, _, why in event.items]) if isinstance(event, Ended) else event)
 
 
 class SaysNothing(Faulty):
-    def attach(self, report: Report, publish: Publish) -> None:
+    def attach(self, report: ReportEvent, publish: Publish) -> None:
         super().attach(report, lambda name, payload: None)
 
 
 class CallsAnyEndAnExit(Faulty):
-    def tell(self, report: Report, event: DriverEvent) -> None:
+    def tell(self, report: ReportEvent, event: DriverEvent) -> None:
         report(Ended([(name, code, "exit") for name, code, _ in event.items]) if isinstance(event, Ended) else event)
 
 
@@ -464,8 +464,8 @@ class GivesNoGrace(Faulty):
 
 
 class KnowsNoTimeout(Faulty):
-    def _start_member(self, assignment: Assignment) -> StartMember:
-        return msgspec.structs.replace(super()._start_member(assignment), timeout_s=None)
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
+        return msgspec.structs.replace(super()._start_attempt(assignment), timeout_s=None)
 
 
 class TellsTheEndTooEarly(Faulty):
@@ -503,12 +503,12 @@ class AsksTooLate(Faulty):
         self._opens = False
         return living
 
-    def tell(self, report: Report, event: DriverEvent) -> None:
+    def tell(self, report: ReportEvent, event: DriverEvent) -> None:
         if not self._opens:
             report(event)
 
 
-class ForgetsItsMembers(Faulty):
+class ForgetsItsAttempts(Faulty):
     async def open(self) -> list[Living]:
         await super().open()
         return []
@@ -544,8 +544,8 @@ class GivesNoNotice(Faulty):
         self.end(name, grace_s, why)
 
 
-class KnowsNoMember(Faulty):
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+class KnowsNoAttempt(Faulty):
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {}
 
 
@@ -596,14 +596,14 @@ class BelievesTheMainProcess(Driver):
 
 
 class MakesNoTerminal(Faulty):
-    def _start_member(self, assignment: Assignment) -> StartMember:
-        return msgspec.structs.replace(super()._start_member(assignment), terminal=False)
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
+        return msgspec.structs.replace(super()._start_attempt(assignment), terminal=False)
 
 
 FAULTS: Final = {
     "proof": BelievesTheMainProcess,
     "notice": GivesNoNotice,
-    "members_of": KnowsNoMember,
+    "attempts_of": KnowsNoAttempt,
     "fence": NeverFences,
     "start": TellsNoStart,
     "exit_code": LosesTheCode,
@@ -612,7 +612,7 @@ FAULTS: Final = {
     "grace": GivesNoGrace,
     "timeout": KnowsNoTimeout,
     "children": TellsTheEndTooEarly,
-    "agent_killed": ForgetsItsMembers,
+    "agent_killed": ForgetsItsAttempts,
     "end_during_open": AsksTooLate,
     "end_at_once": StartsLater,
     "environment": GivesItsOwnVariables,
@@ -629,7 +629,7 @@ class Suspects(Processes):
 
 
 #: what fails because something does not happen: the others must not fail because this machine is slow
-WAITED_FOR: Final = ("members_of", "fence", "start", "output", "timeout", "end_during_open", "end_at_once")
+WAITED_FOR: Final = ("attempts_of", "fence", "start", "output", "timeout", "end_during_open", "end_at_once")
 
 
 def suspect(check: str) -> type[Suspects]:

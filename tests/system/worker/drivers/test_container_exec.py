@@ -16,7 +16,7 @@ from moorage.schemas.frames import Exec, Mark, Terminal
 from moorage.schemas.job import Request, Run, Secret
 from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.session.member_messages import Ended, Started
+from moorage.worker.session.attempt_messages import Ended, Started
 from tests.engines import DockerEngine
 from tests.podmans import PodmanHome
 from tests.system.worker.drivers import test_docker_driver, test_podman_driver

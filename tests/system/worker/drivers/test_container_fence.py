@@ -13,7 +13,7 @@ import pytest
 from moorage.system.proctree import boottime_s
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused
 from moorage.worker.supervisor.containers import LOOK_S_MAX, processes_of
-from moorage.worker.supervisor.protocol import Ended, EndMember, StartMember
+from moorage.worker.supervisor.protocol import EndAttempt, Ended, StartAttempt
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.system.worker.pushed_supervisor import pushed_rig
 from tests.system.worker.supervisor_rig import Rig, lives, rig_at
@@ -37,8 +37,8 @@ def created(docker: DockerEngine, *argv: str, image: str = IMAGE) -> str:
     return docker.docker("create", "--network=none", image, *argv).stdout.strip()
 
 
-def member(key: str, **fields: object) -> StartMember:
-    return StartMember(key=key, argv=(), env={}, **fields)  # type: ignore[arg-type]
+def attempt(key: str, **fields: object) -> StartAttempt:
+    return StartAttempt(key=key, argv=(), env={}, **fields)  # type: ignore[arg-type]
 
 
 def pids(container: str) -> list[int]:
@@ -48,7 +48,7 @@ def pids(container: str) -> list[int]:
 async def runs(rig: Rig, docker: DockerEngine, key: str, *argv: str, **fields: object) -> str:
     """A container that the supervisor knows and has seen."""
     container = created(docker, *argv)
-    await rig.client.contain(member(key, **fields), container)
+    await rig.client.contain(attempt(key, **fields), container)
     docker.docker("start", container)
     await rig.client.ran(key, docker.inspect(container)["State"]["Pid"])
     started = await rig.started(key)
@@ -80,8 +80,8 @@ async def test_the_fence_ends_it_with_agent_and_engine_killed(tmp_path: Path) ->
             assert pids(container) == []
             assert len(pids(kept)) == 1, "it may live through a partition"
             with pytest.raises(SupervisorRefused, match="fenced"):
-                await again.contain(member("late"), "0" * 64)
-            await again.end([EndMember(key="kept", grace_s=0.0)])
+                await again.contain(attempt("late"), "0" * 64)
+            await again.end([EndAttempt(key="kept", grace_s=0.0)])
             await rig.ended("kept")
 
 
@@ -91,7 +91,7 @@ async def test_what_may_still_be_started_is_not_over_until_the_engine_has_remove
     async with pushed_rig(tmp_path / "s") as (rig, clock):
         late, never = created(docker, "sleep", "600"), created(docker, "sleep", "600")
         for key, container in (("late", late), ("never", never)):
-            await rig.client.contain(member(key), container)
+            await rig.client.contain(attempt(key), container)
         await rig.client.fence(boottime_s(), 0.0)
         await clock.push(LOOK_S_MAX, 20)
         await rig.client.list()
@@ -108,7 +108,7 @@ async def test_the_next_supervisor_ends_what_the_last_one_left(docker: DockerEng
     async with rig_at(tmp_path / "s") as rig:
         container = await runs(rig, docker, "k", "sleep", "600")
         waiting = created(docker, "sleep", "600")
-        await rig.client.contain(member("waiting"), waiting)
+        await rig.client.contain(attempt("waiting"), waiting)
         os.kill(rig.client.identity.pid, signal.SIGKILL)
         await rig.client.wait_gone()
         assert len(pids(container)) == 1
@@ -122,7 +122,7 @@ async def test_the_next_supervisor_ends_what_the_last_one_left(docker: DockerEng
         assert pids(container) == []
         assert await with_key(ended, "waiting") is None
         with pytest.raises(SupervisorRefused, match="unproven"):
-            await again.contain(member("waiting"), waiting)
+            await again.contain(attempt("waiting"), waiting)
         docker.docker("rm", waiting)
         await again.removed(["waiting"])
         assert (await until(lambda: with_key(ended, "waiting"))).proof == "never-ran"
@@ -138,7 +138,7 @@ async def test_a_key_is_taken_on_once_and_what_is_no_container_never(docker: Doc
         container = await runs(rig, docker, "k", "sleep", "600")
         for key, named, word in (("k", container, "known"), ("x", "../../etc", "invalid-argument")):
             with pytest.raises(SupervisorRefused, match=word):
-                await rig.client.contain(member(key), named)
+                await rig.client.contain(attempt(key), named)
 
 
 async def test_a_pid_of_the_engine_counts_only_once_the_process_was_seen_in_the_container(
@@ -149,13 +149,13 @@ async def test_a_pid_of_the_engine_counts_only_once_the_process_was_seen_in_the_
         (foreign,) = pids(other)
         for key, pid in (("own", os.getpid()), ("foreign", foreign), ("gone", 1 << 22)):
             container = created(docker, "sleep", "600")
-            await rig.client.contain(member(key), container)
+            await rig.client.contain(attempt(key), container)
             await rig.client.ran(key, pid)
             ended = await rig.ended(key)
             assert (ended.pid, ended.proof) == (None, "container"), "nothing of it runs, and no other process is it"
         assert pids(other) == [foreign]
         container = created(docker, "sh", "-c", "exit 0")
-        await rig.client.contain(member("short"), container)
+        await rig.client.contain(attempt("short"), container)
         docker.docker("start", "--attach", container)
         await rig.client.ran("short", docker.inspect(container)["State"]["Pid"])
         ended = await rig.ended("short")

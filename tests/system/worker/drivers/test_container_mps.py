@@ -190,8 +190,8 @@ class Containers:
             return self.docker.inspect(found[0]) | {"said": said} if word in said.split() else {}
 
         def failed() -> list[str]:
-            facts = self.one.leader.seat("w1").facts
-            return [fact.detail for fact in facts if fact.job == job and fact.kind in ("refused", "exited")]
+            reports = self.one.leader.seat("w1").reports
+            return [report.detail for report in reports if report.job == job and report.kind in ("refused", "exited")]
 
         async def seen() -> dict[str, Any]:
             assert failed() == []

@@ -18,7 +18,7 @@ from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.container.engine import Piece, _unframed
 from moorage.worker.drivers.container.output import FOLDER
 from moorage.worker.drivers.execution import Execution
-from moorage.worker.session.member_messages import Ended, Started
+from moorage.worker.session.attempt_messages import Ended, Started
 from moorage.worker.supervisor.terminal import RECENT_BYTES
 from tests.podmans import PodmanHome
 from tests.system.worker.drivers import test_docker_driver, test_podman_driver

@@ -12,7 +12,7 @@ import pytest
 
 from moorage.schemas.frames import Device
 from moorage.worker.drivers.container.start import Starter
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed
 from moorage.worker.sharing.limiter import limits
 from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.limited import built, put_for_containers, uuid_of

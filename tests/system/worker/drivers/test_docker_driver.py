@@ -31,7 +31,7 @@ from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.ports import free_ports
@@ -459,11 +459,11 @@ async def test_a_process_in_a_container_is_its_jobs_also_for_the_next_agent(
             asked = [*pids.values(), os.getpid(), 2**22 + 1]  # the last is above the kernel's greatest pid
             told = {pid: name for name, pid in pids.items()}
             assert rig.driver.can_measure()
-            assert rig.driver.members_of(asked) == told
+            assert rig.driver.attempts_of(asked) == told
         async with Rig(state, settings(docker)) as rig:
             assert not rig.driver.can_measure(), "the engine has not told yet which containers they are"
             await until(rig.driver.can_measure, 60)
-            assert rig.driver.members_of(asked) == told
+            assert rig.driver.attempts_of(asked) == told
             for name in names:
                 rig.driver.end(name, 0.0, "the test is over")
             for name in names:
@@ -701,11 +701,11 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     driver._host.engine = Silent(tmp_path / "none.sock")
     name = ("acme", "j1", 0, 1, 7)
     driver.start([Assignment(name, request(image="a"), [], "exclusive")])
-    member = driver._host.members[name]
-    member.is_known = True  # so its end is the supervisor's to tell, which is not there
-    member.is_ending = True
+    attempt = driver._host.attempts[name]
+    attempt.is_known = True  # so its end is the supervisor's to tell, which is not there
+    attempt.is_ending = True
     await asyncio.sleep(0)  # it begins to ask the engine
     closing = asyncio.create_task(driver.close())
     await asyncio.wait((closing,), timeout=60)
     assert closing.done()
-    assert member.task.done()
+    assert attempt.task.done()

@@ -25,7 +25,7 @@ from moorage.worker.drivers.kubernetes.pod import FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from tests.clusters import ADMIN, IMAGE, NAMESPACE, NODE, STRANGER, WORKER, ApiServer, Kubelet, cluster, why_no_cluster
 from tests.unit.docs.markdown import DOCS, page
@@ -64,7 +64,7 @@ class Rig:
         return name
 
     async def heard(self, kind: type, name: AttemptName) -> Any:
-        """Return what was reported of a member by an event of this kind, once it was."""
+        """Return what was reported of an attempt by an event of this kind, once it was."""
 
         def found() -> Any:
             for event in self.events:
@@ -79,7 +79,7 @@ class Rig:
         return await self.admin.get("pods", pod_name(self.driver._owner, name))
 
     async def forgotten(self, *names: AttemptName) -> None:
-        """Wait until nothing of these members is left in the cluster."""
+        """Wait until nothing of these attempts is left in the cluster."""
         self.driver.forget(list(names))
         for name in names:
             await until(lambda name=name: self._is_gone(name), SLACK_S, f"the pod of {name[1]} is gone")
@@ -133,7 +133,7 @@ async def test_a_pod_from_its_start_to_its_end(shared: Both, tmp_path: Path) -> 
 
 
 async def test_the_request_of_the_page_runs_and_the_cluster_has_its_limits(shared: Both, tmp_path: Path) -> None:
-    """Fact 17 on a real API server: a count of GPUs is a limit, as text."""
+    """Report 17 on a real API server: a count of GPUs is a limit, as text."""
     server, _ = shared
     [block] = [each.body for each in page(DOCS / "how-to/run-in-kubernetes.md").blocks if each.title == "request"]
     request = decode_request(block.encode())

@@ -209,10 +209,12 @@ async def test_sdk_and_scheduler_know_of_it_what_it_declares(nats_server: Server
 
 
 async def use(client: AsyncClient) -> None:
-    assert "parrot" not in client._wire._stories.drivers
+    assert "parrot" not in client._wire._histories.drivers
     ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, wait="60s")
     assert (ran.stdout, ran.stderr, ran.lost_bytes) == ("hello, hello, hello\n", "", 0)
-    assert client._wire._stories.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
+    assert client._wire._histories.drivers.can("parrot").keeps_output, (
+        "the first job of it that ran told what it can do"
+    )
     capabilities = (await client.job(ran.job).show()).capabilities
     assert capabilities is not None
     assert capabilities.ends_streams

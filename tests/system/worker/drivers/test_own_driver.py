@@ -18,7 +18,7 @@ from moorage.worker.agent.run import start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Ended
+from moorage.worker.session.attempt_messages import Ended
 from moorage.worker.settings import WorkerSettings
 from tests.system.worker.agent.test_agent_process import body, name_of, place
 from tests.waiting import until
@@ -199,7 +199,7 @@ async def test_a_driver_that_fails_on_what_was_left_keeps_no_worker_out(
             await worker.stop()
 
 
-async def test_gpus_of_a_member_that_no_driver_can_end_are_closed_until_their_memory_is_free(
+async def test_gpus_of_a_attempt_that_no_driver_can_end_are_closed_until_their_memory_is_free(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: object, slot: int) -> bool:

@@ -30,7 +30,7 @@ from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter import limits
 from tests.nvidia.limited import built, put_for_containers, uuid_of
@@ -191,7 +191,7 @@ async def test_the_fence_ends_it_without_agent_and_service(home: PodmanHome, tmp
             await rig.reported(Started, name)
             inside = inside_of(home)
             assert len(inside) == 2
-            assert rig.driver.members_of(inside) == dict.fromkeys(inside, name), "known from outside"
+            assert rig.driver.attempts_of(inside) == dict.fromkeys(inside, name), "known from outside"
             home.kill_service()
             rig.driver.set_fence(boottime_s() + 1.0, 0.0)
             await asyncio.sleep(0)
@@ -475,7 +475,7 @@ async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) 
                 assert await rig.reported(Ended, name) == (name, at, "exit")
             rig.driver.forget(names)
         await nothing_left(home, state)
-        assert not rig.driver._host.members
+        assert not rig.driver._host.attempts
         assert not rig.driver._removal.later
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before, deadline_s=WAIT_S, what="no descriptor is left")
         assert [path.name for path in home.folder.glob("root/vfs-containers/*") if path.is_dir()] == []
@@ -485,7 +485,7 @@ async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) 
 
 
 class Daemons:
-    """Of an agent's MPS daemons what a driver asks for: where the one of a member is."""
+    """Of an agent's MPS daemons what a driver asks for: where the one of an attempt is."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -559,7 +559,7 @@ async def test_a_container_that_is_over_and_runs_by_its_engine_gives_its_devices
     async with state_of(tmp_path) as state, Rig(home, state) as rig:
         name = rig.start("j1", "sleep", "600")
         await rig.reported(Started, name)
-        init = rig.driver._host.members[name].pid
+        init = rig.driver._host.attempts[name].pid
         assert init is not None
         monitor = read_process(init)
         assert monitor is not None

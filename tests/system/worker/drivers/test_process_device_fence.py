@@ -25,7 +25,7 @@ from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import Ended, NotStarted
+from moorage.worker.session.attempt_messages import Ended, NotStarted
 from tests.system.worker.supervisor_rig import arguments_of
 from tests.unit.worker.drivers.process_kit import kit_of
 from tests.waiting import until

@@ -26,7 +26,7 @@ from moorage.worker.drivers.vm.driver import GUEST_MIB, VmDriver, VmSettings, ac
 from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.drivers.vm.passthrough import lock
 from moorage.worker.drivers.vm.runner import UP
-from moorage.worker.session.member_messages import Ended, NotStarted, Started
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.capped_output import cut_notice, output_path
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
@@ -120,7 +120,7 @@ def test_the_vm_is_as_large_as_the_request_says(tmp_path: Path) -> None:
 
     def plan_of(resources: Resources | None) -> str:
         request = Request(run=Run(driver="vm", argv=["a"], env={"TOKEN": "hush"}), resources=resources)
-        start = made._start_member(Assignment(NAME, request, [], "none"))
+        start = made._start_attempt(Assignment(NAME, request, [], "none"))
         assert "hush" not in " ".join(start.argv)
         assert (start.env["GUEST_TOKEN"], start.env["GUEST_HOME"]) == ("hush", "/work")
         assert "TOKEN" not in start.env
@@ -146,7 +146,7 @@ def test_a_disk_image_lies_in_a_folder_that_its_tenant_may_use(tmp_path: Path) -
 
     def plan_of(tenant: str, image: str) -> str:
         made.check(request(image))
-        return made._start_member(Assignment((tenant, *NAME[1:]), request(image), [], "none")).argv[-1]
+        return made._start_attempt(Assignment((tenant, *NAME[1:]), request(image), [], "none")).argv[-1]
 
     assert f'"disk":"{tmp_path}/acme/own.raw"' in plan_of("acme", "own.raw")
     assert f'"disk":"{tmp_path}/all/os.qcow2"' in plan_of("bob", f"{tmp_path}/all/os.qcow2")
@@ -184,7 +184,7 @@ async def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an
 
     def start(job: str) -> tuple[AttemptName, str]:
         name: AttemptName = ("acme", job, 0, 1, 7)
-        made._start_member(Assignment(name, Request(run=Run(driver="vm", argv=["a"])), [], "none"))
+        made._start_attempt(Assignment(name, Request(run=Run(driver="vm", argv=["a"])), [], "none"))
         return name, made._key(name)
 
     def stderr(key: str, line: str) -> Output:

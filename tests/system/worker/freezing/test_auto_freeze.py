@@ -50,7 +50,7 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
         "limiter": True, "auto_freeze": True, "auto_freeze_s": {"medium": 2}, "idle_warn_s": 0,
     }  # fmt: skip
     async with scene(nats_url, unique, tmp_path, Board(GPU), Board(OTHER), **settings) as one:
-        seat, session = one.leader.seat("w1"), one.agent.members.session
+        seat, session = one.leader.seat("w1"), one.agent.attempts.session
         await until(lambda: session.phase == "live", what="the answer to the join")
         work = tmp_path / "work"
         work.mkdir()
@@ -58,7 +58,7 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
         done = work / "done"
 
         def said(kind: str) -> int:
-            return sum(fact.kind == kind for fact in seat.facts)
+            return sum(report.kind == kind for report in seat.reports)
 
         def away() -> int:
             return len(list((one.stub.folder / "away").iterdir()))
@@ -66,8 +66,8 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
         run = {"argv": [sys.executable, "-c", WORKS, str(work)], "env": one.stub.environment, "grace_s": 20}
         await one.leader.want("w1", Place(*NAME, [0], "exclusive", False, encode({"gpu": {}, "run": run})))
         await until(lambda: done.exists() and done.read_text() == "0\n", what="it has allocated")
-        fact = await one.leader.heard("w1", "freeze-due", NAME)
-        assert fact.code >= 2
+        report = await one.leader.heard("w1", "freeze-due", NAME)
+        assert report.code >= 2
         await one.leader.want("w1", Freeze(*NAME, True))
         await one.leader.heard("w1", "frozen", NAME)
         assert (away(), said("resume-due")) == (1, 0)

@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 class Scene:
-    """Processes that hold memory of one GPU, and a freezer whose member they are."""
+    """Processes that hold memory of one GPU, and a freezer whose attempt they are."""
 
     def __init__(self, folder: Path) -> None:
         self.stub = Stub(folder / "gpu", Board(GPU))
@@ -66,7 +66,7 @@ class Scene:
         found = [path.name.split(".") for path in (self.stub.folder / "held").iterdir()]
         return {int(pid): 300 for pid, *_ in found}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: NAME for pid in pids if pid in [child.pid for child in self.children]}
 
     async def take_over(self, living: Collection[AttemptName]) -> tuple[set[AttemptName], dict[AttemptName, str]]:
@@ -78,7 +78,7 @@ class Scene:
         return frozen, {name: why for name, (outcome, why) in found.items() if outcome == "broken"}
 
     async def freeze(self) -> tuple[str, str]:
-        return await self.freezer.freeze(NAME, [0], self.members_of)
+        return await self.freezer.freeze(NAME, [0], self.attempts_of)
 
     def states(self) -> list[int]:
         files = [self.stub.folder / f"frozen.{child.pid}" for child in self.children]
@@ -321,7 +321,7 @@ async def test_where_the_driver_does_not_tell_the_processes_nothing_is_frozen(sc
         raise HeldUnknown("no answer")
 
     scene.hold()
-    outcome, why = await Freezer(scene.file, unknown).freeze(NAME, [0], scene.members_of)
+    outcome, why = await Freezer(scene.file, unknown).freeze(NAME, [0], scene.attempts_of)
     assert (outcome, "no answer" in why, scene.calls()) == ("running", True, [])
 
 

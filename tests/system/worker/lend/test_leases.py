@@ -571,7 +571,7 @@ async def _held(path: Path, seat: Any) -> None:
     """Hold until a refusal of the device was told."""
     async with borrow(path):
         await until(lambda: seat.renewals[-1].busy == [0], what="a renewal that shows the lease")
-        await until(lambda: seat.fact("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
+        await until(lambda: seat.report("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
 
 
 async def test_a_worker_that_leaves_for_good_says_so_before_it_waits_for_what_it_has_lent(
@@ -603,7 +603,9 @@ async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
             try:
                 await leader.joined("w1", joins=2)  # behind whatever the one before had to say
                 assert not seat.said_goodbye
-                await until(lambda: again.agents[0].members.session.phase == "live", what="it knows that it has joined")
+                await until(
+                    lambda: again.agents[0].attempts.session.phase == "live", what="it knows that it has joined"
+                )
             finally:
                 await again.stop()
         await until(lambda: seat.said_goodbye, what="the goodbye of the second, which lent nothing")

@@ -196,5 +196,5 @@ async def test_a_worker_restores_the_mode_as_it_stops_but_not_under_jobs_that_sh
             assert mode_of(OTHER) == EXCLUSIVE_PROCESS, "no jobs share it by time-slice"
             if job:
                 await one.hold(job, 100, 1000)
-                await until(lambda: one.agent.members.held[name_of("shares")].phase == "running", what="it runs")
+                await until(lambda: one.agent.attempts.held[name_of("shares")].phase == "running", what="it runs")
         assert (folder / "stub" / f"mode.{GPU}").read_text() == str(left)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Fact, Place
+from moorage.schemas.frames import Place, Report
 from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.sharing.idle_watch import Idle, IdleJobs, IdleWatch
 from tests.nvidia.stub import Board
@@ -86,12 +86,12 @@ def test_without_a_period_nothing_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "time-slice"}, {"phase": "claimed"}, {"phase": "ending"}, {"slots": ()}])
-def test_members_that_share_do_not_run_or_have_no_gpu_are_not_judged(wrong: dict[str, Any]) -> None:
+def test_attempts_that_share_do_not_run_or_have_no_gpu_are_not_judged(wrong: dict[str, Any]) -> None:
     jobs = IdleJobs(held(**wrong), 1, {"*": 1})
     assert [jobs.read([STILL], now_s) for now_s in (10.0, 20.0)] == [None, None]
 
 
-def test_a_member_that_runs_alone_is_judged() -> None:
+def test_a_attempt_that_runs_alone_is_judged() -> None:
     jobs = IdleJobs(held(), 5, {"*": 10})
     found = [jobs.read([STILL], now_s) for now_s in (10.0, 16.0, 20.0)]
     assert [each and each.items for each in found] == [None, [(NAME, 6, 10, False)], [(NAME, 10, 10, True)]]
@@ -104,7 +104,7 @@ async def test_an_idle_job_is_warned_or_ended_by_its_tenants_rule_and_one_that_w
     boards = Board(GPU), Board(OTHER), Board(THIRD, more={"util": 5})
     rules: dict[str, Any] = {"idle_warn_s": 1.0, "idle_reclaim_s": {"strict": 1}}
     async with scene(nats_url, unique, tmp_path, *boards, **rules) as one:
-        seat, session = one.leader.seat("w1"), one.agent.members.session
+        seat, session = one.leader.seat("w1"), one.agent.attempts.session
         await until(lambda: session.phase == "live", what="the answer to the join")
         body = encode({"gpu": {}, "run": {"argv": ["/bin/sleep", "600"], "grace_s": 30}})
         warned, ended, works = ((tenant, "j", 0, 1, 10) for tenant in ("acme", "strict", "busy"))
@@ -124,10 +124,10 @@ async def test_an_idle_job_is_warned_or_ended_by_its_tenants_rule_and_one_that_w
         for wait in (2, 8):  # a reading that had begun is over; then more than a period passes
             looks = one.stub.calls("nvmlDeviceGetUtilizationRates", GPU) + wait
             await until(looked, what="further looks")
-            before = before or reported(seat.facts)
-        assert reported(seat.facts) == before, "what is not known counts as use"
-        assert {fact.tenant for fact in seat.facts if fact.kind in ("idle", "exited")} == {"acme", "strict"}
+            before = before or reported(seat.reports)
+        assert reported(seat.reports) == before, "what is not known counts as use"
+        assert {report.tenant for report in seat.reports if report.kind in ("idle", "exited")} == {"acme", "strict"}
 
 
-def reported(facts: list[Fact]) -> int:
-    return sum(fact.kind == "idle" for fact in facts)
+def reported(reports: list[Report]) -> int:
+    return sum(report.kind == "idle" for report in reports)

@@ -294,7 +294,7 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
         assert (exited.code, exited.detail) == (1, "exit"), "the allocation failed, and the job was not ended"
         await one.leader.heard("w1", "freed", name_of("greedy"))
         assert not (tmp_path / "greedy").exists()
-        assert one.agent.members.held[name_of("fits")].phase == "running"
+        assert one.agent.attempts.held[name_of("fits")].phase == "running"
         [path] = next(own_memory.iterdir()).iterdir()
         found = Segment.adopt(path)
         assert found.used(0) == (4000 - CONTEXT_MIB) * MIB, "the neighbour's memory is counted"

@@ -102,7 +102,7 @@ class Scene:
         await self.place(job, share={"memory_mib": mib, "compute_percent": percent}, **more)
         file = self.folder / job
         await until(lambda: file.exists() or job in self.exits(), what=f"{job} runs")
-        assert file.exists(), self.leader.seat("w1").fact("exited", name_of(job))
+        assert file.exists(), self.leader.seat("w1").report("exited", name_of(job))
         return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
     async def end(self, *jobs: str) -> None:
@@ -114,12 +114,12 @@ class Scene:
         return (await self.leader.heard("w1", "refused", name_of(job))).detail
 
     def exits(self) -> dict[str, str]:
-        return {fact.job: fact.detail for fact in self.leader.seat("w1").facts if fact.kind == "exited"}
+        return {report.job: report.detail for report in self.leader.seat("w1").reports if report.kind == "exited"}
 
     def clients(self) -> dict[int, str]:
         """Return the jobs of the processes that are known to the driver, by pid."""
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
-        found = self.agent.drivers["process"].members_of(pids)
+        found = self.agent.drivers["process"].attempts_of(pids)
         return {pid: name[1] for pid, name in found.items() if name is not None}
 
     def limits_set(self) -> list[str]:

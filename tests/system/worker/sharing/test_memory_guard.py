@@ -23,7 +23,7 @@ from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import Worker, start
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.sharing import member_processes, memory_guard
+from moorage.worker.sharing import attempt_processes, memory_guard
 from moorage.worker.sharing.limiter import limits
 from moorage.worker.sharing.limiter.controller import RATE
 from tests.nvidia.limited import built
@@ -125,7 +125,7 @@ class Scene:
         return loads[before:]
 
     def exits(self) -> dict[str, str]:
-        return {fact.job: fact.detail for fact in self.leader.seat("w1").facts if fact.kind == "exited"}
+        return {report.job: report.detail for report in self.leader.seat("w1").reports if report.kind == "exited"}
 
 
 @contextlib.asynccontextmanager
@@ -166,7 +166,7 @@ async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_p
         await one.leader.heard("w1", "freed", name_of("greedy"))
         await one.looked()
         assert one.exits() == {"greedy": exited.detail}
-        assert one.agent.members.held[name_of("fits")].phase == "running"
+        assert one.agent.attempts.held[name_of("fits")].phase == "running"
 
 
 @pytest.mark.slow
@@ -183,14 +183,16 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         assert isinstance(driver, ProcessDriver)
         assert driver.limits is not None
         segment = driver.limits.segments[name]
-        place = agent.members.held[name].place
+        place = agent.attempts.held[name].place
 
         async def resize(n: int, share: Share) -> None:
             body = encode(decode_request(place.body).with_part((share.memory_mib, share.compute_percent)))
             await one.leader.want("w1", resize=[msgspec.structs.replace(place, body=body, resized=n)])
             seat = one.leader.seat("w1")
             shown = [Resized(*name, n)]
-            await until(lambda: seat.renewals[-1].resized == shown or seat.fact("exited", name), what="it has the part")
+            await until(
+                lambda: seat.renewals[-1].resized == shown or seat.report("exited", name), what="it has the part"
+            )
 
         await resize(7, Share(6000, 40))
         assert (segment.limit(0), segment.rate(0)) == (6000 << 20, RATE * 0.4)
@@ -204,7 +206,7 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 700 are granted"
         name = name_of("client")
         pid = await one.hold("client", 1000, 4000, mode="mps", slot=1)
-        segment, place = driver.limits.segments[name], agent.members.held[name].place
+        segment, place = driver.limits.segments[name], agent.attempts.held[name].place
         assert f"{MPS_MEMORY_LIMIT}=".encode() not in Path(f"/proc/{pid}/environ").read_bytes(), "it could not grow"
         await resize(10, Share(6000, 40))
         assert (segment.limit(0), segment.rate(0)) == (6000 << 20, 0), "MPS has the compute"
@@ -223,7 +225,7 @@ async def test_a_job_holds_what_its_processes_hold_together_in_a_session_of_its_
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
 ) -> None:
     if not groups:
-        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+        monkeypatch.setattr(attempt_processes, "_group", lambda pid: "")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
         script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
         await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
@@ -240,13 +242,13 @@ async def test_a_process_that_hides_whose_it_is_is_found_by_its_cgroup_or_killed
 ) -> None:
     """A session of its own, no parent of the job, and none of the job's variables."""
     if not groups:
-        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+        monkeypatch.setattr(attempt_processes, "_group", lambda pid: "")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
         await one.hold("neighbour", 1000, 3000)
         variables = " ".join(f"{key}={value}" for key, value in one.stub.environment.items())
         script = f'(setsid env -i {variables} CUDA_VISIBLE_DEVICES=0 "$@" &) ; sleep 600'
         pid = await one.hold("hides", 1000, 3000, "/bin/sh", "-c", script, "sh")
-        whose = one.agent.drivers["process"].members_of([pid]).get(pid)
+        whose = one.agent.drivers["process"].attempts_of([pid]).get(pid)
         assert groups or whose is None
         if whose is None:
             await until(lambda: not os.path.exists(f"/proc/{pid}"), what="it is killed alone")

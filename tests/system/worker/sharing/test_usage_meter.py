@@ -17,7 +17,7 @@ from moorage.schemas.frames import UNKNOWN_MS, Device, Place, ReadUse, sum_known
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Member, Metered
+from moorage.worker.session.attempt_messages import Attempt, Metered
 from moorage.worker.sharing import usage_meter
 from moorage.worker.sharing.usage_meter import UsageMeter
 from tests.nvidia.stub import Board
@@ -32,27 +32,27 @@ OTHER: AttemptName = ("acme", "k", 0, 1, 11)
 
 def held(
     mode: str = "exclusive", slots: tuple[int, ...] = (0,), phase: str = "running", name: AttemptName = NAME
-) -> dict[AttemptName, Member]:
+) -> dict[AttemptName, Attempt]:
     place = Place(*name, list(slots), mode, False, b"")
     request = msgspec.convert({"gpu": {}, "run": {"driver": "noop"}}, Request)
-    member = Member(name, place, request, 0.0)
-    member.phase = phase  # type: ignore[assignment]
-    return {name: member}
+    attempt = Attempt(name, place, request, 0.0)
+    attempt.phase = phase  # type: ignore[assignment]
+    return {name: attempt}
 
 
 class Telling(NoopDriver):
-    """A driver that knows the members of processes; None is one that hides its member."""
+    """A driver that knows the attempts of processes; None is one that hides its attempt."""
 
     tells_processes = True
-    members: ClassVar[dict[int, AttemptName | None]] = {1: NAME, 2: NAME, 3: OTHER, 4: None}
+    attempts: ClassVar[dict[int, AttemptName | None]] = {1: NAME, 2: NAME, 3: OTHER, 4: None}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
-        return {pid: self.members[pid] for pid in pids if pid in self.members}
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+        return {pid: self.attempts[pid] for pid in pids if pid in self.attempts}
 
 
-def metered(members: dict[AttemptName, Member], *readings: SlotReading, tells: bool = True) -> list[Any] | None:
+def metered(attempts: dict[AttemptName, Attempt], *readings: SlotReading, tells: bool = True) -> list[Any] | None:
     """What is measured of two seconds in which the readings hold."""
-    meter = UsageMeter(members, {"noop": Telling() if tells else NoopDriver()})
+    meter = UsageMeter(attempts, {"noop": Telling() if tells else NoopDriver()})
     assert meter.read(readings, 100.0) is None, "they were not there at a reading before"
     found = meter.read(readings, 102.0)
     assert found is None or isinstance(found, Metered)
@@ -64,14 +64,14 @@ READINGS = [SlotReading(util_percent=50, memory_used_mib=1000), SlotReading(util
 
 def test_what_mps_clients_do_is_their_devices_use_and_an_equal_part_counts_for_each() -> None:
     """NVML tells the work of the server alone: seen on an H200, 2026-11-27."""
-    members = held("mps") | held("mps", name=OTHER)
+    attempts = held("mps") | held("mps", name=OTHER)
     reading = SlotReading(85, 9000, used_by={1: ProcessUse(1636, None), 3: ProcessUse(1636, None)})
-    meter = UsageMeter(members, {"noop": Telling()})
+    meter = UsageMeter(attempts, {"noop": Telling()})
     uses = meter.measure([reading], 100.0)
     assert {name: (use.percent, use.shared_by, use.memory_mib) for name, [use] in uses.items()} == {
         NAME: (85, 2, 1636), OTHER: (85, 2, 1636),
     }  # fmt: skip
-    assert metered(members, reading) == [(NAME, 42 * 20, 1636 * 2000), (OTHER, 42 * 20, 1636 * 2000)]
+    assert metered(attempts, reading) == [(NAME, 42 * 20, 1636 * 2000), (OTHER, 42 * 20, 1636 * 2000)]
     page = meter.recent.page(ReadUse("s", *NAME, 5, 1), [Device(0, "nvidia", "H200", GPU)])
     assert [(line.percent, line.shared_by) for line in page.devices] == [([85], 2)]
 
@@ -85,7 +85,7 @@ def test_others_are_not_measured(wrong: dict[str, Any]) -> None:
     assert metered(held(**wrong), *READINGS) is None
 
 
-def test_what_runs_where_a_frozen_member_waits_is_measured_alone() -> None:
+def test_what_runs_where_a_frozen_attempt_waits_is_measured_alone() -> None:
     both = held() | held(name=OTHER)
     both[NAME].frozen = True
     assert metered(both, READINGS[0]) == [(OTHER, 1000, 2_000_000)]
@@ -103,7 +103,7 @@ def test_where_a_device_does_not_tell_its_work_memory_alone_is_measured() -> Non
     assert metered(held(slots=(0, 1)), READINGS[0], SlotReading(memory_used_mib=10)) == [(NAME, UNKNOWN_MS, 2_020_000)]
 
 
-def sharers(mode: str = "time-slice") -> dict[AttemptName, Member]:
+def sharers(mode: str = "time-slice") -> dict[AttemptName, Attempt]:
     return held(mode) | held(mode, name=OTHER)
 
 
@@ -158,18 +158,18 @@ async def test_the_end_of_a_job_says_what_it_used(nats_url: str, unique: str, tm
         run = {"argv": ["/bin/sh", "-c", f"while [ ! -e {tmp_path}/stop ]; do sleep 0.05; done"]}
         await one.leader.want("w1", Place(*name_of("j"), [0], "exclusive", False, encode({"gpu": {}, "run": run})))
 
-        def measured() -> Member | None:
-            member = one.agent.members.held.get(name_of("j"))
-            return member if member is not None and member.used is not None and member.used[0] >= 300 else None
+        def measured() -> Attempt | None:
+            attempt = one.agent.attempts.held.get(name_of("j"))
+            return attempt if attempt is not None and attempt.used is not None and attempt.used[0] >= 300 else None
 
-        member = await until(measured, what="it is measured")
-        assert member is not None
+        attempt = await until(measured, what="it is measured")
+        assert attempt is not None
         (tmp_path / "stop").touch()
         freed = await one.leader.heard("w1", "freed", name_of("j"))
         used = used_of(freed.detail)
         assert used is not None
-        assert member.used is not None
-        assert used == (member.used[0], member.used[1] // 1000)
+        assert attempt.used is not None
+        assert used == (attempt.used[0], attempt.used[1] // 1000)
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ async def test_the_end_of_a_sharer_says_what_its_own_processes_used(nats_url: st
     async with scene(nats_url, unique, tmp_path, Board(GPU)) as one:
         pids = {job: await one.hold(job, mib, 4000) for job, mib in (("a", 1000), ("b", 3000))}
         one.stub.boards[0].set(more={"util": 90}, works={pids["a"]: 30, pids["b"]: 60})
-        held = one.agent.members.held
+        held = one.agent.attempts.held
 
         def measured() -> bool:
             return all((used := held[name_of(job)].used) is not None and used[0] >= 300 for job in pids)

@@ -1,4 +1,4 @@
-"""Commands in running members: their streams, their end, and that none outlives its caller, member or supervisor."""
+"""Commands in running attempts: their streams, their end, and that none outlives its caller, attempt or supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Execute
-from moorage.worker.supervisor.protocol import EndMember
+from moorage.worker.supervisor.protocol import EndAttempt
 from tests.system.worker.supervisor_rig import Rig, arguments_of, lives, poll, rig_at, sh
 
 PROOFS = ["cgroup", "walk", "forked"]
@@ -61,11 +61,11 @@ async def ran(rig: Rig, key: str, *argv: str) -> AsyncIterator[Ran]:
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-async def test_a_command_has_the_members_environment_folder_and_streams(proof: str, tmp_path: Path) -> None:
+async def test_a_command_has_the_attempts_environment_folder_and_streams(proof: str, tmp_path: Path) -> None:
     async with rig_at(tmp_path, *arguments_of(proof)) as rig:
-        member = sh("m", "exec sleep 600", cwd=str(tmp_path))
-        member.env["COLOUR"] = "green"
-        await rig.client.start([member])
+        attempt = sh("m", "exec sleep 600", cwd=str(tmp_path))
+        attempt.env["COLOUR"] = "green"
+        await rig.client.start([attempt])
         await rig.started("m")
         async with ran(rig, "m", "sh", "-c", 'echo $COLOUR $(pwd); read word; echo "got $word"; exit 7') as it:
             assert await it.line() == f"green {tmp_path}"
@@ -76,7 +76,7 @@ async def test_a_command_has_the_members_environment_folder_and_streams(proof: s
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-async def test_a_command_ends_with_its_member_and_keeps_it_from_no_end(proof: str, tmp_path: Path) -> None:
+async def test_a_command_ends_with_its_attempt_and_keeps_it_from_no_end(proof: str, tmp_path: Path) -> None:
     async with rig_at(tmp_path, *arguments_of(proof)) as rig:
         await rig.client.start([sh("m", "read x < /dev/zero || true; sleep 600 & wait", grace_s=600.0)])
         main = (await rig.started("m")).pid
@@ -92,19 +92,19 @@ async def test_a_command_ends_with_its_member_and_keeps_it_from_no_end(proof: st
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-async def test_a_member_that_is_asked_to_end_does_not_wait_for_its_commands(proof: str, tmp_path: Path) -> None:
+async def test_a_attempt_that_is_asked_to_end_does_not_wait_for_its_commands(proof: str, tmp_path: Path) -> None:
     async with rig_at(tmp_path, *arguments_of(proof)) as rig:
         await rig.client.start([sh("m", "trap 'exit 3' TERM; echo; while :; do sleep 0.01; done", grace_s=600.0)])
         await rig.line("m")
         async with ran(rig, "m", "sh", "-c", "trap '' TERM HUP; echo; while :; do sleep 600; done") as it:
             await it.line()
-            await rig.client.end([EndMember(key="m", grace_s=600.0)])
+            await rig.client.end([EndAttempt(key="m", grace_s=600.0)])
             assert (await rig.ended("m")).exit_code == 3
             assert not lives(it.command.pid)
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-async def test_a_connection_that_ends_kills_the_command_and_not_the_member(proof: str, tmp_path: Path) -> None:
+async def test_a_connection_that_ends_kills_the_command_and_not_the_attempt(proof: str, tmp_path: Path) -> None:
     async with rig_at(tmp_path, *arguments_of(proof)) as rig:
         await rig.client.start([sh("m", "exec sleep 600")])
         main = (await rig.started("m")).pid

@@ -22,7 +22,7 @@ from moorage.system.cgroup import CgroupBase
 from moorage.worker.supervisor import launcher_client
 from moorage.worker.supervisor.child import Child, StartRefused, checked_child
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone, open_compiled
-from moorage.worker.supervisor.protocol import StartMember
+from moorage.worker.supervisor.protocol import StartAttempt
 
 HAS_COMPILER: Final = shutil.which("cc") is not None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
@@ -93,8 +93,8 @@ def pipes() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
                     os.close(descriptor)
 
 
-def member(*argv: str, **fields: Any) -> StartMember:
-    return StartMember(**({"key": "k", "argv": argv, "env": {"PATH": "/bin:/usr/bin"}} | fields))
+def attempt(*argv: str, **fields: Any) -> StartAttempt:
+    return StartAttempt(**({"key": "k", "argv": argv, "env": {"PATH": "/bin:/usr/bin"}} | fields))
 
 
 def test_a_process_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
@@ -102,7 +102,7 @@ def test_a_process_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
     folder = base.create("a", None, None)[0] if base is not None else None
     with pipes() as ((confirm, confirm_write), (out, out_write)):
         script = "cat /proc/self/cgroup; cut -d' ' -f4,6 /proc/$$/stat; ulimit -n; ls /proc/self/fd; cat"
-        child = checked_child(member("sh", "-c", script), files=(256, 256))
+        child = checked_child(attempt("sh", "-c", script), files=(256, 256))
         opened = [os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)] if folder is not None else []
         pid = start(launcher, child, confirm_write, out_write, out_write, *opened)
         for descriptor in (confirm_write, out_write, *opened):
@@ -121,12 +121,12 @@ def test_a_process_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
 
 def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> None:
     failing = {
-        b"cwd 2": member("/bin/true", cwd="/nowhere"),
-        b"exec 2": member("nowhere"),
-        b"exec 20": member("/etc/hostname/x"),
-        b"exec 13": member("passwd", env={"PATH": "/etc:/nowhere"}),
-        b"limits 22": member("/bin/true"),
-        b"": member("/bin/true"),
+        b"cwd 2": attempt("/bin/true", cwd="/nowhere"),
+        b"exec 2": attempt("nowhere"),
+        b"exec 20": attempt("/etc/hostname/x"),
+        b"exec 13": attempt("passwd", env={"PATH": "/etc:/nowhere"}),
+        b"limits 22": attempt("/bin/true"),
+        b"": attempt("/bin/true"),
     }
     for said, asked in failing.items():
         with pipes() as ((confirm, confirm_write), (_, out_write)):
@@ -144,7 +144,7 @@ def test_a_child_has_all_that_was_asked_for_and_nothing_else(launcher: Launcher)
         "grep -E 'NoNewPrivs|SigIgn|SigBlk' /proc/self/status"
     )
     env = {"PATH": "/bin:/usr/bin", "LARGE": "x" * 100_000, "EMPTY": "", "SAYS": "a=b"}
-    asked = member("sh", "-c", script, env=env, cwd="/usr", user="54321")
+    asked = attempt("sh", "-c", script, env=env, cwd="/usr", user="54321")
     with pipes() as ((confirm, confirm_write), (out, out_write)):
         pid = start(launcher, checked_child(asked, files=(96, 97)), confirm_write, out_write, out_write)
         os.close(confirm_write)
@@ -169,7 +169,7 @@ def test_a_program_that_cannot_be_read_yet_holds_up_no_other(launcher: Launcher,
         with pipes() as ((confirm, confirm_write), (out, out_write)):
             pids = []
             for argv in ((str(program), "its own"), ("/bin/true", "another's"), ("/bin/true", "another's")):
-                pids.append(start(launcher, checked_child(member(*argv)), confirm_write, out_write, out_write))
+                pids.append(start(launcher, checked_child(attempt(*argv)), confirm_write, out_write, out_write))
             os.close(confirm_write)
             for pid in pids[1:]:
                 assert os.waitpid(pid, 0) == (pid, 0)
@@ -189,7 +189,7 @@ def test_a_program_that_cannot_be_read_yet_holds_up_no_other(launcher: Launcher,
 def test_a_launcher_that_dies_or_hangs_is_replaced(built: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     program, _ = open_compiled(built["compiled"])
     launcher = Launcher(program)
-    child = checked_child(member("/bin/true"))
+    child = checked_child(attempt("/bin/true"))
     with pipes() as ((_, confirm), (_, out)):
         with monkeypatch.context() as patch:
             patch.setattr(launcher_client, "ANSWER_S", 0.1)  # of the one that is stopped, and of no other
@@ -219,9 +219,9 @@ def test_a_child_ends_with_the_process_that_started_it(launcher: Launcher, reque
         "from pathlib import Path\n"
         "from moorage.worker.supervisor.child import checked_child\n"
         "from moorage.worker.supervisor.launcher_client import Launcher, open_compiled\n"
-        "from moorage.worker.supervisor.protocol import StartMember\n"
+        "from moorage.worker.supervisor.protocol import StartAttempt\n"
         "launcher = Launcher(open_compiled(Path(sys.argv[1]))[0])\n"
-        "child = checked_child(StartMember(key='k', argv=('/bin/sleep', '600'), env={}))\n"
+        "child = checked_child(StartAttempt(key='k', argv=('/bin/sleep', '600'), env={}))\n"
         "confirm, write = os.pipe()\n"
         "pid = launcher.answer(launcher.ask(child, write, 0, 2, 2))\n"
         "os.close(write)\n"
@@ -317,13 +317,13 @@ def test_a_program_of_another_release_or_machine_is_not_used(tmp_path: Path) -> 
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's answer differs")
 def test_users_are_looked_up(user: str | int | None, ids: tuple[int, int] | None) -> None:
-    child = checked_child(member("x", user=user))
+    child = checked_child(attempt("x", user=user))
     assert (child.ids[:2] if child.ids is not None else None) == ids
 
 
 def test_programs_are_searched_in_the_childs_own_path() -> None:
-    assert checked_child(member("x", env={"PATH": "/a::/b"})).paths == [b"/a/x", b"./x", b"/b/x"]
-    assert checked_child(member("./x", env={"PATH": "/a"})).paths == [b"./x"]
+    assert checked_child(attempt("x", env={"PATH": "/a::/b"})).paths == [b"/a/x", b"./x", b"/b/x"]
+    assert checked_child(attempt("./x", env={"PATH": "/a"})).paths == [b"./x"]
     with pytest.raises(StartRefused) as refused:
-        checked_child(member("x", key=""))
+        checked_child(attempt("x", key=""))
     assert refused.value.stage == "request"

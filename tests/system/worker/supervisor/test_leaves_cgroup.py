@@ -1,4 +1,4 @@
-"""Processes that leave the cgroup of their member, or hide from a look for it: they end with it all the same."""
+"""Processes that leave the cgroup of their attempt, or hide from a look for it: they end with it all the same."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.supervisor.protocol import EndMember
+from moorage.worker.supervisor.protocol import EndAttempt
 from tests.system.worker.supervisor_rig import arguments_of, lives, poll, rig_at, sh
 
-#: a process that hides its session and its environment from a look for the member
+#: a process that hides its session and its environment from a look for the attempt
 HIDDEN = "env -i setsid sh -c 'echo $$; exec sleep 600' & "
 #: until a file has a line
 WAITS = "until [ -s {0} ]; do sleep 0.05; done"
@@ -25,7 +25,7 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
         leaves = f"(echo $$ > {outside}; {HIDDEN} :) > {path}; {WAITS.format(path)}; {WAITS.format(go)}; exit 3"
         await rig.client.start([sh("k", leaves)])
         await rig.started("k")
-        # an orphan that is younger than the member that ends
+        # an orphan that is younger than the attempt that ends
         await rig.client.start([sh("neighbour", f"({HIDDEN}) ; sleep 600")])
         [spared] = map(int, await rig.line("neighbour"))
         go.write_text("now")
@@ -33,8 +33,8 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
         left = int(path.read_text())
         assert (ended.exit_code, ended.proof) == (3, "cgroup")
         assert not lives(left), "it is over when its end is told"
-        assert lives(spared), "what stayed in the cgroup of its member is that member's"
-        await rig.client.end([EndMember(key="neighbour", grace_s=0.0)])
+        assert lives(spared), "what stayed in the cgroup of its attempt is that attempt's"
+        await rig.client.end([EndAttempt(key="neighbour", grace_s=0.0)])
         assert (await rig.ended("neighbour")).proof == "cgroup"
 
 

@@ -23,7 +23,7 @@ from moorage.system.proctree import boottime_s
 from moorage.worker.sharing.mps.control import MpsControl, daemon_of
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Execute
-from moorage.worker.supervisor.protocol import EndMember, MpsDaemon, StartMember
+from moorage.worker.supervisor.protocol import EndAttempt, MpsDaemon, StartAttempt
 from tests.nvidia.mps import CLIENT, Played
 from tests.system.services.members import member
 from tests.system.worker.supervisor_rig import Rig, lives, poll, rig_at, sh
@@ -35,7 +35,7 @@ LEAVES = '"$@" & for last; do :; done; while ! [ -e "$last" ]; do sleep 0.01; do
 
 
 class Scene:
-    """A supervisor, a played daemon, and a client of it that is no member: the neighbour."""
+    """A supervisor, a played daemon, and a client of it that is no attempt: the neighbour."""
 
     def __init__(self, rig: Rig, played: Played, control: MpsControl, folder: Path) -> None:
         self.rig = rig
@@ -54,22 +54,22 @@ class Scene:
         return [line.split()[2] for line in self.played.lines("commands") if line.startswith("terminate_client")]
 
     async def begin(self, key: str, before: str = "", script: str = 'exec "$@"', **more: Any) -> int:
-        """Start a member whose kernel runs; return its pid once it does."""
+        """Start an attempt whose kernel runs; return its pid once it does."""
         file = self.folder / key
         argv = (sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
-        await self.rig.client.start([self.member(key, script, *argv, **more)])
+        await self.rig.client.start([self.attempt(key, script, *argv, **more)])
         await poll(file.exists)
         return (await self.rig.started(key)).pid
 
-    def member(self, key: str, script: str, *argv: str, **more: Any) -> StartMember:
-        """Return a member that runs this script, with these arguments, where clients find the daemon."""
-        member = sh(key, script)
-        env = {**member.env, **self.control.environment, "KERNEL": "1"}
+    def attempt(self, key: str, script: str, *argv: str, **more: Any) -> StartAttempt:
+        """Return an attempt that runs this script, with these arguments, where clients find the daemon."""
+        attempt = sh(key, script)
+        env = {**attempt.env, **self.control.environment, "KERNEL": "1"}
         fields: dict[str, Any] = {"mps": daemon_of(self.control.environment), "grace_s": 120.0, **more}
-        return StartMember(key=key, argv=(*member.argv, "sh", *argv), env=env, **fields)
+        return StartAttempt(key=key, argv=(*attempt.argv, "sh", *argv), env=env, **fields)
 
     async def run(self, key: str, before: str) -> RunningCommand:
-        """Run a command in a member whose kernel runs; return it once it does."""
+        """Run a command in an attempt whose kernel runs; return it once it does."""
         file, nothing = self.folder / f"{key}.command", os.open(os.devnull, os.O_RDWR)
         argv = (sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
         command = await RunningCommand.begin(self.rig.state, Execute(key=key, argv=argv), [nothing] * 3)
@@ -78,7 +78,7 @@ class Scene:
         return command
 
     async def end(self, key: str, grace_s: float) -> None:
-        await self.rig.client.end([EndMember(key=key, grace_s=grace_s)])
+        await self.rig.client.end([EndAttempt(key=key, grace_s=grace_s)])
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def test_each_end_is_announced_first(monkeypatch: pytest.MonkeyPatch, how:
 async def test_the_end_of_a_command_is_announced_first(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It ends with its caller, and with its job, whether that ends by itself or is asked to."""
     async with scene(monkeypatch, *PATIENT) as one:
-        await one.rig.client.start([one.member("job", "trap 'exit 3' TERM; while :; do sleep 0.01; done")])
+        await one.rig.client.start([one.attempt("job", "trap 'exit 3' TERM; while :; do sleep 0.01; done")])
         main = (await one.rig.started("job")).pid
         command = await one.run("job", before=HANDLER)
         if how == "caller":

@@ -1,4 +1,4 @@
-"""Members to which the kernel refuses device nodes, through a supervisor, on cgroups of version 2 and of version 1.
+"""Attempts to which the kernel refuses device nodes, through a supervisor, on cgroups of version 2 and of version 1.
 
 No NVIDIA driver is here: a made node with its numbers is ENXIO to who may open it, and EPERM to who may not.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.supervisor.protocol import EndMember, StartMember
+from moorage.worker.supervisor.protocol import EndAttempt, StartAttempt
 from tests.system.worker.supervisor_rig import Rig, arguments_of, rig_at, sh
 
 KINDS = {"cgroup": "cgroup2", "walk": "cgroup1", "forked": "cgroup1"}
@@ -40,10 +40,10 @@ def nodes(folder: Path) -> list[str]:
     return [str(each) for each in sorted(folder.iterdir())]
 
 
-def opens(key: str, folder: Path, refused: tuple[tuple[int, int, int], ...]) -> StartMember:
-    member = sh(key, "", refused_nodes=refused)
-    return StartMember(
-        key=key, argv=(sys.executable, "-c", OPENS, *nodes(folder)), env=member.env, refused_nodes=refused
+def opens(key: str, folder: Path, refused: tuple[tuple[int, int, int], ...]) -> StartAttempt:
+    attempt = sh(key, "", refused_nodes=refused)
+    return StartAttempt(
+        key=key, argv=(sys.executable, "-c", OPENS, *nodes(folder)), env=attempt.env, refused_nodes=refused
     )
 
 
@@ -53,7 +53,7 @@ def skip_without(rig: Rig, proof: str) -> None:
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk", "forked"])
-async def test_a_member_opens_its_own_node_and_no_other(tmp_path: Path, proof: str) -> None:
+async def test_a_attempt_opens_its_own_node_and_no_other(tmp_path: Path, proof: str) -> None:
     async with rig_at(tmp_path / "s", *arguments_of(proof)) as rig:
         skip_without(rig, proof)
         ended = await rig.run(opens("k", tmp_path / "dev", OTHERS))
@@ -62,20 +62,20 @@ async def test_a_member_opens_its_own_node_and_no_other(tmp_path: Path, proof: s
             "nvidia0 Operation not permitted", "nvidia255 No such device or address",
             "nvidia3 No such device or address",
         ]  # fmt: skip
-        # another member of the same supervisor is not closed by it
+        # another attempt of the same supervisor is not closed by it
         await rig.run(opens("free", tmp_path / "dev", ()))
         assert "not permitted" not in rig.text("free")
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
-async def test_what_a_member_forks_is_closed_too_and_nothing_is_left_of_it(tmp_path: Path, proof: str) -> None:
+async def test_what_a_attempt_forks_is_closed_too_and_nothing_is_left_of_it(tmp_path: Path, proof: str) -> None:
     async with rig_at(tmp_path / "s", *arguments_of(proof)) as rig:
         skip_without(rig, proof)
         [node, *_] = nodes(tmp_path / "dev")
         script = f"(setsid sh -c 'cat {node}; exec sleep 600' 2>&1) & sleep 600"
         await rig.client.start([sh("k", script, refused_nodes=OTHERS)])
         assert "Operation not permitted" in (await rig.line("k"))[0]
-        await rig.client.end([EndMember(key="k", grace_s=0.0)])
+        await rig.client.end([EndAttempt(key="k", grace_s=0.0)])
         assert (await rig.ended("k")).proof == ("cgroup" if proof == "cgroup" else "walk")
         mark = (tmp_path / "s" / "mark").read_text()
         assert not list(Path("/sys/fs/cgroup").glob(f"**/moorage-{mark}/m-*")), "its group is removed with it"

@@ -26,10 +26,10 @@ from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     SOCKET_NAME,
+    EndAttempt,
     Ended,
-    EndMember,
     Output,
-    StartMember,
+    StartAttempt,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.disk import fill, mount_small, unmount
@@ -96,7 +96,7 @@ def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subpro
 @rigged
 async def test_a_child_gets_exactly_the_environment_given(rig: Rig, arguments: tuple[str, ...]) -> None:
     env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j", "MOORAGE_FENCE": str(os.getpid())}
-    ended = await rig.run(StartMember(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
+    ended = await rig.run(StartAttempt(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
     assert (ended.reason, ended.exit_code, ended.signal) == ("exit", 0, None)
     assert ended.proof == ("walk" if arguments else "cgroup")
     found = rig.text("t/j/0/1/7").split("\0")
@@ -143,8 +143,8 @@ async def test_a_child_of_another_user_cannot_signal_the_supervisor(rig: Rig) ->
 
 @rigged
 async def test_limits_are_set_and_what_cannot_be_is_told(rig: Rig) -> None:
-    member = sh("j", "true", memory_bytes=1 << 30, cpu_milli=500)
-    await rig.run(member)
+    attempt = sh("j", "true", memory_bytes=1 << 30, cpu_milli=500)
+    await rig.run(attempt)
     controllers = {"memory_bytes": "memory", "cpu_milli": "cpu"}
     missing = {name for name, controller in controllers.items() if controller not in rig.client.controllers}
     assert set(rig.starts()["j"].ignored) == missing
@@ -171,7 +171,7 @@ FAILING_STARTS: Final[list[tuple[dict[str, Any], str, str]]] = [
 @rigged
 async def test_a_start_that_fails_is_a_typed_end(rig: Rig) -> None:
     for number, (fields, stage, code) in enumerate(FAILING_STARTS):
-        ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+        ended = await rig.run(StartAttempt(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
         found = (ended.reason, ended.stage, os.strerror(ended.errno or 0), ended.exit_code, ended.signal)
         assert found == ("start-failed", stage, os.strerror(getattr(errno, code)), None, None), fields
         assert ended.message
@@ -212,34 +212,34 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
 @rigged
 async def test_a_start_that_fails_says_what_it_looked_for_and_where(rig: Rig, tmp_path: Path) -> None:
     for number, (fields, words) in enumerate(LOOKED_FOR):
-        ended = await rig.run(StartMember(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
+        ended = await rig.run(StartAttempt(**({"key": f"j{number}", "argv": ("/bin/true",), "env": {}} | fields)))
         assert ended.message == words
     bare = tmp_path / "bare.sh"
     bare.write_text("echo hi\n")
     bare.chmod(0o755)
-    ended = await rig.run(StartMember(key="bare", argv=(str(bare),), env={}))
+    ended = await rig.run(StartAttempt(key="bare", argv=(str(bare),), env={}))
     assert "bare.sh has no first line as #!/bin/sh, or is for another processor" in ended.message
 
 
 @rigged
 async def test_the_worker_s_own_moorage_is_found_where_the_path_of_a_job_has_none(rig: Rig, tmp_path: Path) -> None:
     """A service's member is `moorage serve`: its command named the path that moorage has on the submitting machine."""
-    ended = await rig.run(StartMember(key="own", argv=("moorage", "--version"), env={"PATH": "/nowhere"}))
+    ended = await rig.run(StartAttempt(key="own", argv=("moorage", "--version"), env={"PATH": "/nowhere"}))
     assert (ended.message, ended.exit_code) == ("", 0)
     named = tmp_path / "moorage"
     named.write_text("#!/bin/sh\nexit 7\n")
     named.chmod(0o755)
-    ended = await rig.run(StartMember(key="named", argv=("moorage",), env={"PATH": str(tmp_path)}))
+    ended = await rig.run(StartAttempt(key="named", argv=("moorage",), env={"PATH": str(tmp_path)}))
     assert ended.exit_code == 7
 
 
 @rigged
 async def test_a_failed_start_does_not_hurt_its_batch(rig: Rig) -> None:
-    members = [sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)]
-    await rig.client.start(members)
-    await rig.until(lambda: len(rig.ends()) == len(members))
-    for number, member in enumerate(members):
-        ended = rig.ends()[member.key]
+    attempts = [sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)]
+    await rig.client.start(attempts)
+    await rig.until(lambda: len(rig.ends()) == len(attempts))
+    for number, attempt in enumerate(attempts):
+        ended = rig.ends()[attempt.key]
         assert (ended.reason == "start-failed") == (number % 3 == 0)
         assert ended.exit_code == (None if number % 3 == 0 else number)
 
@@ -266,7 +266,7 @@ async def test_what_is_needed_to_end_a_job_is_known_before_its_first_instruction
 
 
 def test_no_two_supervisors_name_a_group_alike(tmp_path: Path) -> None:
-    """The next one kills what stands under the names of the former one's members: none of its own may be there."""
+    """The next one kills what stands under the names of the former one's attempts: none of its own may be there."""
 
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("a", "exec sleep 1000")])
@@ -359,7 +359,7 @@ async def test_a_stopped_process_takes_its_end(rig: Rig) -> None:
     await rig.client.start([sh("j", "trap 'exit 9' TERM; echo up; kill -STOP $$")])
     pid = (await rig.started("j")).pid
     await poll(lambda: (process := read_process(pid)) is not None and process.state == "T")
-    await rig.client.end([EndMember(key="j", grace_s=60.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=60.0)])
     assert (await rig.ended("j")).exit_code == 9
 
 
@@ -367,18 +367,18 @@ async def test_a_stopped_process_takes_its_end(rig: Rig) -> None:
 async def test_a_second_end_can_only_shorten_the_grace(rig: Rig) -> None:
     await rig.client.start([sh("j", "trap '' TERM; echo up; while :; do sleep 1000; done")])
     await rig.line("j")
-    await rig.client.end([EndMember(key="j", grace_s=600.0, why="first")])
-    await rig.client.end([EndMember(key="j", grace_s=0.0, why="second")])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0, why="first")])
+    await rig.client.end([EndAttempt(key="j", grace_s=0.0, why="second")])
     ended = await rig.ended("j")
     assert (ended.signal, ended.why) == (signal.SIGKILL, "first")
 
 
 @rigged
 async def test_an_end_sent_right_behind_the_start_counts(rig: Rig) -> None:
-    members = [sh(f"j{number}", "exec sleep 1000") for number in range(40)]
-    orders = [EndMember(key=member.key, grace_s=5.0) for member in members]
-    await asyncio.gather(rig.client.start(members), rig.client.end(orders))
-    await rig.until(lambda: len(rig.ends()) == len(members))
+    attempts = [sh(f"j{number}", "exec sleep 1000") for number in range(40)]
+    orders = [EndAttempt(key=attempt.key, grace_s=5.0) for attempt in attempts]
+    await asyncio.gather(rig.client.start(attempts), rig.client.end(orders))
+    await rig.until(lambda: len(rig.ends()) == len(attempts))
     assert {ended.reason for ended in rig.ends().values()} == {"end"}
     assert children(rig.client.identity.pid) == launchers(rig)
 
@@ -417,7 +417,7 @@ async def test_output_is_streamed_in_order(rig: Rig) -> None:
 @rigged
 async def test_an_agent_that_does_not_read_holds_no_job_back(rig: Rig, arguments: tuple[str, ...]) -> None:
     body = (
-        "await s.start([StartMember(key='j', argv=('/usr/bin/head', '-c', '50000000', '/dev/zero'), env={},"
+        "await s.start([StartAttempt(key='j', argv=('/usr/bin/head', '-c', '50000000', '/dev/zero'), env={},"
         " stream_output=True)])\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
     )
     with agent(rig.state, arguments, body) as process:
@@ -436,8 +436,8 @@ async def test_a_new_agent_finds_what_runs_and_what_ended(rig: Rig, arguments: t
     identity = rig.client.identity
     rig.client.close()
     body = (
-        "await s.start([StartMember(key='long', argv=('/bin/sleep', '1000'), env={}),"
-        " StartMember(key='short', argv=('/bin/false',), env={})])\n"
+        "await s.start([StartAttempt(key='long', argv=('/bin/sleep', '1000'), env={}),"
+        " StartAttempt(key='short', argv=('/bin/false',), env={})])\n"
         # The short one may end before the other has been seen to run.
         "seen = set()\n"
         "while not seen >= {(Started, 'long'), (Ended, 'short')}:"
@@ -455,7 +455,7 @@ async def test_a_new_agent_finds_what_runs_and_what_ended(rig: Rig, arguments: t
     assert [(ended.key, ended.exit_code) for ended in listed.ended] == [("short", 1)]
     assert lives(listed.running[0].pid)
     # Starting it again starts nothing and tells the same.
-    await rig.client.start([StartMember(key="long", argv=("/bin/false",), env={})])
+    await rig.client.start([StartAttempt(key="long", argv=("/bin/false",), env={})])
     assert (await rig.started("long")).pid == listed.running[0].pid
 
 
@@ -477,14 +477,14 @@ async def test_two_hundred_in_one_batch_leave_no_descriptor_behind(rig: Rig) -> 
     pid = rig.client.identity.pid
     await rig.client.list()
     before = len(os.listdir(f"/proc/{pid}/fd"))
-    members = [sh(f"j{number}", f"echo {number}; exit {number % 7}") for number in range(200)]
-    await rig.client.start(members)
+    attempts = [sh(f"j{number}", f"echo {number}; exit {number % 7}") for number in range(200)]
+    await rig.client.start(attempts)
     await rig.until(lambda: len(rig.ends()) == 200)
     assert len(rig.starts()) == 200
     for number in range(200):
         assert rig.ends()[f"j{number}"].exit_code == number % 7
         assert rig.text(f"j{number}") == f"{number}\n"
-    await rig.client.forget([member.key for member in members])
+    await rig.client.forget([attempt.key for attempt in attempts])
     await poll(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before)  # what the next ones need is made again
     assert children(pid) == launchers(rig)
 
@@ -493,13 +493,13 @@ async def test_two_hundred_in_one_batch_leave_no_descriptor_behind(rig: Rig) -> 
 
 
 @rigged
-async def test_the_fence_ends_members_while_the_agent_is_stopped(rig: Rig, arguments: tuple[str, ...]) -> None:
+async def test_the_fence_ends_attempts_while_the_agent_is_stopped(rig: Rig, arguments: tuple[str, ...]) -> None:
     rig.client.close()
     body = (
-        "await s.start([StartMember(key='gone', argv=('/bin/sleep', '1000'), env={}),"
-        " StartMember(key='deaf', argv=('/bin/sh', '-c', 'trap \"\" TERM; while :; do sleep 1000; done'),"
+        "await s.start([StartAttempt(key='gone', argv=('/bin/sleep', '1000'), env={}),"
+        " StartAttempt(key='deaf', argv=('/bin/sh', '-c', 'trap \"\" TERM; while :; do sleep 1000; done'),"
         " env={'PATH': '/bin:/usr/bin'}, grace_s=600),"
-        " StartMember(key='kept', argv=('/bin/sleep', '1000'), env={}, on_partition='keep')])\n"
+        " StartAttempt(key='kept', argv=('/bin/sleep', '1000'), env={}, on_partition='keep')])\n"
         "n = 0\n"
         "while n < 3: n += len([e for e in await s.next_events() if isinstance(e, Started)])\n"
         "await s.fence(boottime_s() + 1.0, 0.1)\n"
@@ -645,7 +645,7 @@ async def test_only_the_owner_and_no_job_may_speak_to_it(rig: Rig) -> None:
         "asyncio.run(main())\n"
     )
     argv = (sys.executable, "-c", script, str(rig.state))
-    await rig.run(StartMember(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
+    await rig.run(StartAttempt(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
     assert "not-permitted" in rig.text("j")
     assert "is a job's" in rig.text("j")
 
@@ -700,7 +700,7 @@ def test_a_start_whose_launcher_dies_is_told_as_one_that_may_have_run(tmp_path: 
 
 
 @rigged
-async def test_sigterm_ends_members_first(rig: Rig) -> None:
+async def test_sigterm_ends_attempts_first(rig: Rig) -> None:
     await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done")])
     await rig.line("j")
     os.kill(rig.client.identity.pid, signal.SIGTERM)

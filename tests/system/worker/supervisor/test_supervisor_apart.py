@@ -15,7 +15,7 @@ from moorage.system.proctree import STATE_MARK, children, read_environ
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.journal import read_journal
-from moorage.worker.supervisor.protocol import JOURNAL_NAME, EndMember, StartMember
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, EndAttempt, StartAttempt
 from moorage.worker.supervisor.state_folder import state_mark
 from tests.system.worker.pushed_supervisor import pushed_rig, started
 from tests.system.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
@@ -35,14 +35,14 @@ class Deaf:
     def on_start_refused(self, keys: object, why: str) -> None: ...
 
 
-def sleeper(key: str = "a") -> StartMember:
-    """A member whose marks are the same in every deployment, and what it starts leaves its session and its parent."""
+def sleeper(key: str = "a") -> StartAttempt:
+    """An attempt whose marks are the same in every deployment, and what it starts leaves its session and its parent."""
     script = "setsid sleep 600 & echo $!; sleep 600"
-    return StartMember(key=key, argv=("/bin/sh", "-c", script), env=dict(ALIKE))
+    return StartAttempt(key=key, argv=("/bin/sh", "-c", script), env=dict(ALIKE))
 
 
 async def settled(rig: Rig) -> tuple[int, ...]:
-    """Wait until nothing of a former member is left to kill; the pids of which nobody can tell whose they are."""
+    """Wait until nothing of a former attempt is left to kill; the pids of which nobody can tell whose they are."""
     for _ in range(WAIT_TURNS):
         listed = await rig.client.list()
         if listed.ended:
@@ -55,9 +55,9 @@ async def settled(rig: Rig) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-async def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path) -> None:
-    """Two supervisors without cgroups, members alike in tenant, job and fence: the next one of the first clears its own
-    and nothing of the second's."""
+async def test_another_deployments_attempts_of_the_same_name_are_let_be(tmp_path: Path) -> None:
+    """Two supervisors without cgroups, attempts alike in tenant, job and fence: the next one of the first clears its
+    own and nothing of the second's."""
     async with rig_at(tmp_path / "one", "--no-cgroup") as one, rig_at(tmp_path / "two", "--no-cgroup") as two:
         for rig in (one, two):
             await rig.client.start([sleeper()])
@@ -84,10 +84,10 @@ def test_the_mark_stays_with_the_folder_and_a_broken_one_is_replaced(tmp_path: P
     assert state_mark(tmp_path) not in (first, "")
 
 
-async def test_a_member_cannot_choose_another_mark(tmp_path: Path) -> None:
+async def test_a_attempt_cannot_choose_another_mark(tmp_path: Path) -> None:
     async with rig_at(tmp_path / "state") as rig:
-        member = StartMember(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
-        await rig.run(member)
+        attempt = StartAttempt(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
+        await rig.run(attempt)
         assert f"{STATE_MARK}={state_mark(rig.state)}" in rig.text("a").splitlines()
 
 
@@ -103,7 +103,7 @@ async def is_met(keys: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> b
 
 
 @pytest.mark.slow
-async def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
+async def test_a_supervisor_without_agent_and_attempt_ends_after_a_while(tmp_path: Path) -> None:
     clock = await started(tmp_path, "--linger", "100")
     supervised = await Supervised.connect(tmp_path, spawn_if_absent=False)
     pid = supervised.identity.pid
@@ -111,7 +111,7 @@ async def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path
     await poll(lambda: "b" in read_journal(tmp_path / JOURNAL_NAME))
     supervised.close()
     await clock.push(1000)
-    assert lives(pid), "it has a member"
+    assert lives(pid), "it has an attempt"
     again = await Supervised.connect(tmp_path, spawn_if_absent=False)
     listed = await again.list()
     assert "b" in {event.key for event in listed.running}
@@ -119,7 +119,7 @@ async def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path
     async def ended() -> set[str]:
         return {event.key for event in (await again.list()).ended}
 
-    await again.end([EndMember(key="b", grace_s=0.0)])
+    await again.end([EndAttempt(key="b", grace_s=0.0)])
     await until(lambda: is_met(ended, {"a", "b"}), what="the ends of both")
     await clock.push(1000)
     assert lives(pid), "it has an agent"
@@ -189,7 +189,7 @@ async def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: P
     async with pushed_rig(tmp_path / "state") as (rig, clock):
         await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
         await rig.line("a")
-        await rig.client.end([EndMember(key="a", grace_s=600.0, why="drained", notice_s=600.0)])
+        await rig.client.end([EndAttempt(key="a", grace_s=600.0, why="drained", notice_s=600.0)])
         assert (await rig.line("a", 2))[1] == "saved"
         await clock.push(500)
         assert (await rig.client.list()).ended == (), "the notice is not over"
@@ -203,10 +203,10 @@ async def test_a_second_word_ends_a_notice_sooner_and_never_later(tmp_path: Path
     async with rig_at(tmp_path / "state") as rig:
         await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
         await rig.line("a")
-        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+        await rig.client.end([EndAttempt(key="a", grace_s=5.0, notice_s=600.0)])
         await rig.line("a", 2)
-        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=900.0)])
-        await rig.client.end([EndMember(key="a", grace_s=5.0)])
+        await rig.client.end([EndAttempt(key="a", grace_s=5.0, notice_s=900.0)])
+        await rig.client.end([EndAttempt(key="a", grace_s=5.0)])
         await rig.ended("a")
         assert rig.text("a").split() == ["ready", "saved", "told"], "told to save itself once"
 
@@ -215,6 +215,6 @@ async def test_without_a_checkpoint_signal_there_is_nothing_to_wait_for(tmp_path
     async with rig_at(tmp_path / "state") as rig:
         await rig.client.start([sh("a", SAVES)])
         await rig.line("a")
-        await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+        await rig.client.end([EndAttempt(key="a", grace_s=5.0, notice_s=600.0)])
         await rig.ended("a")
         assert rig.text("a").split() == ["ready", "told"]

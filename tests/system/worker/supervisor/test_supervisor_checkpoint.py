@@ -11,7 +11,7 @@ import pytest
 
 from moorage.worker.supervisor.checkpoint import AGAIN_S
 from moorage.worker.supervisor.client import SupervisorRefused
-from moorage.worker.supervisor.protocol import EndMember, StartMember
+from moorage.worker.supervisor.protocol import EndAttempt, StartAttempt
 from tests.system.worker.pushed_supervisor import pushed_rig
 from tests.system.worker.supervisor_rig import Rig, arguments_of, poll, rigged, sh, with_rig
 
@@ -33,7 +33,7 @@ def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def test_a_container_whose_end_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
     async def scenario(rig: Rig) -> None:
         with pytest.raises(SupervisorRefused, match=why):
-            await rig.client.contain(StartMember(key="k", argv=(), env={}, **fields), "0" * 64)
+            await rig.client.contain(StartAttempt(key="k", argv=(), env={}, **fields), "0" * 64)
         assert (await rig.client.list()).living == []
 
     with_rig(tmp_path, (), scenario)
@@ -43,8 +43,10 @@ def test_a_container_whose_end_cannot_be_is_refused(tmp_path: Path, fields: dict
 async def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async with pushed_rig(tmp_path / "state", *arguments) as (rig, clock):
         script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; echo up; while :; do sleep 0.01; done"
-        member = sh("j", script, timeout_s=900.0, grace_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
-        await rig.client.start([member])
+        attempt = sh(
+            "j", script, timeout_s=900.0, grace_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+        )
+        await rig.client.start([attempt])
         await rig.line("j")
         await clock.push(200)
         assert rig.text("j").split() == ["up"]
@@ -65,9 +67,11 @@ async def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
         "echo up; while [ ! -e go ]; do sleep 0.01; done; trap 'echo saved' USR1; echo ready; "
         "while [ ! -e stop ]; do sleep 0.01; done; exit 3"
     )
-    member = sh("j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
+    attempt = sh(
+        "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+    )
     async with pushed_rig(tmp_path / "state", *arguments) as (rig, clock):
-        await rig.client.start([member])
+        await rig.client.start([attempt])
         await rig.line("j")
         await clock.push(AGAIN_S, 20)
         assert (await rig.client.list()).ended == (), "it looked twenty times, and nobody takes it"
@@ -77,7 +81,7 @@ async def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
         await rig.connect()  # the agent restarts: the timers are the supervisor's
         await clock.push(AGAIN_S, 20)  # as many looks more, if it looked on
         (tmp_path / "stop").touch()
-        await rig.client.start([member])  # told again, not started again
+        await rig.client.start([attempt])  # told again, not started again
         assert (await rig.ended("j")).exit_code == 3
         assert rig.text("j").split() == ["up", "ready", "saved"]
 
@@ -92,10 +96,10 @@ async def test_a_checkpoint_signal_goes_to_the_topmost_that_take_it_and_kills_no
     rank = "while [ ! -e helper-up ]; do sleep 0.01; done; trap 'echo saved $N' USR1; echo up; "
     rank += "while [ ! -e stop ]; do sleep 0.01; done"
     script = f"N=1 /bin/sh -c {shlex.quote(helper + rank)} & N=2 /bin/sh -c {shlex.quote(rank)} & wait; exit 5"
-    member = sh("j", script, cwd=str(tmp_path), checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
-    await rig.client.start([member])
+    attempt = sh("j", script, cwd=str(tmp_path), checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
+    await rig.client.start([attempt])
     await rig.line("j", 2)  # both take it
-    await rig.client.end([EndMember(key="j", grace_s=600.0, notice_s=600.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0, notice_s=600.0)])
     await poll(lambda: rig.text("j").count("saved") == 2)
     (tmp_path / "stop").touch()
     ended = await rig.ended("j")

@@ -15,7 +15,7 @@ import pytest
 
 from moorage.system.cgroup import cgroup_of
 from moorage.system.proctree import boottime_s, read_process
-from moorage.worker.supervisor.protocol import EndMember, Unproven
+from moorage.worker.supervisor.protocol import EndAttempt, Unproven
 from tests.first_thread_gone import IN_SHELL
 from tests.system.worker.supervisor_rig import Rig, arguments_of, lives, poll, rigged, sh, with_rig
 from tests.turns import turns
@@ -82,7 +82,7 @@ async def test_a_program_behind_others_gets_one_signal_and_the_whole_grace(
 ) -> None:
     await rig.client.start([sh("j", script.format(saver=saver_of(tmp_path)), cwd=str(tmp_path))])
     pid = await ready(rig)
-    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0)])
     await rig.line("j", 2)
     assert lives(pid)
     (tmp_path / "go").touch()
@@ -100,7 +100,7 @@ async def test_the_grace_lasts_when_the_main_process_is_over(rig: Rig, tmp_path:
     await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
     main = (await rig.started("j")).pid
     pid = await ready(rig)
-    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0)])
     await poll(lambda: read_process(main) is None)  # reaped
     assert lives(pid)
     assert not rig.ends()
@@ -129,7 +129,7 @@ async def test_what_is_left_is_killed_when_the_grace_is_over(rig: Rig, tmp_path:
     await rig.client.start([sh("j", f"{saver_of(tmp_path)}; echo after")])
     main = (await rig.started("j")).pid
     pid = await ready(rig)
-    await rig.client.end([EndMember(key="j", grace_s=1.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=1.0)])
     await poll(lambda: read_process(main) is None)
     ended = await rig.ended("j")
     assert (ended.reason, ended.signal, lives(pid)) == ("end", signal.SIGTERM, False)
@@ -151,13 +151,13 @@ QUICK: Final = {
 async def test_a_job_that_saves_nothing_ends_at_once(rig: Rig, script: str, exit_code: int | None) -> None:
     await rig.client.start([sh("j", script)])
     await rig.line("j")
-    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0)])
     ended = await rig.ended("j")
     assert (ended.reason, ended.exit_code) == ("end", exit_code)
 
 
 @rigged
-async def test_members_end_also_when_no_descriptor_is_left(rig: Rig) -> None:
+async def test_attempts_end_also_when_no_descriptor_is_left(rig: Rig) -> None:
     await rig.client.start([sh("j", "sh -c 'echo up; exec sleep 1000'; echo after")])
     await rig.line("j")
     pid = rig.client.identity.pid
@@ -165,7 +165,7 @@ async def test_members_end_also_when_no_descriptor_is_left(rig: Rig) -> None:
     first_free = min(set(range(max(used) + 2)) - used)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
-    await rig.client.end([EndMember(key="j", grace_s=600.0)])
+    await rig.client.end([EndAttempt(key="j", grace_s=600.0)])
     assert (await rig.ended("j")).reason == "end"
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
@@ -198,7 +198,7 @@ def test_what_an_operator_counts_as_over_is_listed_no_more_and_its_end_says_noth
         assert ctypes.CDLL(None, use_errno=True).ptrace(PTRACE_SEIZE, pid, None, None) == 0, os.strerror(
             ctypes.get_errno()
         )
-        await rig.client.end([EndMember(key="j", grace_s=0.0)])
+        await rig.client.end([EndAttempt(key="j", grace_s=0.0)])
         await rig.until(lambda: any(isinstance(event, Unproven) for event in rig.events))
         assert [each.key for each in (await rig.client.list()).unproven] == ["j"]
         await rig.client.forget(["j", "other"])

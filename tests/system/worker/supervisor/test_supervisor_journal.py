@@ -13,7 +13,8 @@ import pytest
 
 from moorage.system.proctree import boot_id, boottime_s, children, kill_trees, read_environ
 from moorage.worker.supervisor import journal as journal_module
-from moorage.worker.supervisor.former_members import FormerMembers
+from moorage.worker.supervisor.attempt import LEGAL, Attempt, IllegalTransition, State
+from moorage.worker.supervisor.former_attempts import FormerAttempts
 from moorage.worker.supervisor.journal import (
     FORM,
     Forgotten,
@@ -27,8 +28,7 @@ from moorage.worker.supervisor.journal import (
     read_journal,
     records_of,
 )
-from moorage.worker.supervisor.member import LEGAL, IllegalTransition, Member, State
-from moorage.worker.supervisor.protocol import Ended, StartMember
+from moorage.worker.supervisor.protocol import Ended, StartAttempt
 
 
 def starting(key: str, boot: str = "b", cgroup: str = "", marks: tuple[bytes, ...] = ()) -> Starting:
@@ -107,8 +107,8 @@ def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.Monk
     journal.close()
 
 
-def test_a_boot_ends_every_member() -> None:
-    former = FormerMembers(boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1)})
+def test_a_boot_ends_every_attempt() -> None:
+    former = FormerAttempts(boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1)})
     (ended,) = former.clear(5.0)
     assert (ended.reason, ended.proof, ended.ended_boottime_s) == ("supervisor-died", "reboot", 5.0)
     assert not former.waiting
@@ -116,12 +116,12 @@ def test_a_boot_ends_every_member() -> None:
 
 def test_a_cgroup_that_is_gone_was_empty(tmp_path: Path) -> None:
     left = Left(starting=starting("a", boot=boot_id(), cgroup=str(tmp_path / "gone")))
-    (ended,) = FormerMembers(boot_id(), {"a": left}).clear(5.0)
+    (ended,) = FormerAttempts(boot_id(), {"a": left}).clear(5.0)
     assert ended.proof == "cgroup"
 
 
-def test_a_member_that_nothing_can_tell_stays_unproven() -> None:
-    former = FormerMembers(boot_id(), {"a": Left(starting=starting("a", boot=boot_id())), "b": Left(pid=3)})
+def test_a_attempt_that_nothing_can_tell_stays_unproven() -> None:
+    former = FormerAttempts(boot_id(), {"a": Left(starting=starting("a", boot=boot_id())), "b": Left(pid=3)})
     assert former.clear(5.0) == []
     assert set(former.found) == {"a", "b"}
     assert former.drop("a")
@@ -133,28 +133,28 @@ def no_descriptors(*_: object) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_an_end_is_told_though_another_member_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_told_though_another_attempt_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = starting("b", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
-    former = FormerMembers(
+    former = FormerAttempts(
         boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1), "b": Left(starting=marked)}
     )
-    monkeypatch.setattr("moorage.worker.supervisor.former_members.descendants", no_descriptors)
+    monkeypatch.setattr("moorage.worker.supervisor.former_attempts.descendants", no_descriptors)
     assert [ended.key for ended in former.clear(5.0)] == ["a"]
     assert set(former.waiting) == {"b"}
     assert "Too many open files" in former.found["b"].message
 
 
-def test_members_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = starting("a", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
-    former = FormerMembers(boot_id(), {"a": Left(starting=marked)})
-    monkeypatch.setattr("moorage.worker.supervisor.former_members.scan_marks", no_descriptors)
+    former = FormerAttempts(boot_id(), {"a": Left(starting=marked)})
+    monkeypatch.setattr("moorage.worker.supervisor.former_attempts.scan_marks", no_descriptors)
     with pytest.raises(OSError, match="Too many open files"):
         former.clear(5.0)
     assert set(former.found) == set(former.waiting) == {"a"}
 
 
-def test_what_hides_in_a_session_from_before_a_member_is_not_the_member_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.supervisor.former_members.START_SLACK_S", 0.0)
+def test_what_hides_in_a_session_from_before_a_attempt_is_not_the_attempt_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor.former_attempts.START_SLACK_S", 0.0)
     script = "read word; env -i /bin/sleep 1000 & env -i /usr/bin/setsid /bin/sleep 1000 & echo begun; wait"
     shell = subprocess.Popen(["sh", "-c", script], stdin=-1, stdout=-1, text=True, start_new_session=True)
     with shell:
@@ -173,7 +173,7 @@ def test_what_hides_in_a_session_from_before_a_member_is_not_the_member_s(monkey
             wait_for(lambda: [read_environ(pid) for pid in children(shell.pid)] == [frozenset()] * 2)
             wait_for(lambda: any(os.getsid(pid) == pid for pid in children(shell.pid)))
             same, own = sorted(children(shell.pid), key=lambda pid: os.getsid(pid) == pid)
-            former = FormerMembers(boot_id(), {"a": Left(starting=marked)})
+            former = FormerAttempts(boot_id(), {"a": Left(starting=marked)})
             assert former.clear(boottime_s()) == []
             assert own in former.found["a"].pids
             assert same not in former.found["a"].pids
@@ -189,7 +189,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
+def test_a_attempt_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     open_journal(path, [Running(key="a", pid=7)]).close()
     left = read_journal(path)
@@ -200,10 +200,10 @@ def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(t
 def test_only_legal_transitions_pass() -> None:
     for before in State:
         for after in State:
-            member = Member(start=StartMember(key="k", argv=("x",), env={}), child=None, marks=(), state=before)
+            attempt = Attempt(start=StartAttempt(key="k", argv=("x",), env={}), child=None, marks=(), state=before)
             if after in LEGAL[before]:
-                member.go(after)
-                assert member.state is after
+                attempt.go(after)
+                assert attempt.state is after
             else:
                 with pytest.raises(IllegalTransition):
-                    member.go(after)
+                    attempt.go(after)

@@ -15,10 +15,10 @@ from typing import cast
 import pytest
 
 from moorage.system.proctree import boottime_s
-from moorage.worker.drivers.supervisor_link import START_MEMBERS_MAX, SupervisorLink, SupervisorMissing
+from moorage.worker.drivers.supervisor_link import START_ATTEMPTS_MAX, SupervisorLink, SupervisorMissing
 from moorage.worker.supervisor import client, protocol
 from moorage.worker.supervisor.client import Answer, Supervised, SupervisorRefused
-from moorage.worker.supervisor.protocol import Done, Event, StartMember
+from moorage.worker.supervisor.protocol import Done, Event, StartAttempt
 from tests.system.worker.supervisor_rig import arguments_of, rig_at, sh
 from tests.waiting import until
 
@@ -69,15 +69,15 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             first.kill()
             await first.wait_gone()
             await until(lambda: link._supervised is None, what="the link knows that its supervisor is gone")
-            member = StartMember(key="w1|a", argv=("/bin/sh", "-c", f"touch {mark}"), env={"PATH": "/bin:/usr/bin"})
-            link.start([member])
+            attempt = StartAttempt(key="w1|a", argv=("/bin/sh", "-c", f"touch {mark}"), env={"PATH": "/bin:/usr/bin"})
+            link.start([attempt])
             link.gate.set()
             await until(lambda: told.lists, what="the next supervisor's list")
             assert told.lists == [[]], "what is not listed is told lost by its listener"
             # a later start of the same supervisor has run: nothing asked for before it still waits
             after = Path(folder) / "after"
             link.start(
-                [StartMember(key="w1|b", argv=("/bin/sh", "-c", f"touch {after}"), env={"PATH": "/bin:/usr/bin"})]
+                [StartAttempt(key="w1|b", argv=("/bin/sh", "-c", f"touch {after}"), env={"PATH": "/bin:/usr/bin"})]
             )
             await until(after.exists, what="the later start")
             assert not mark.exists(), "it started although it was told lost"
@@ -93,12 +93,12 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
 async def test_an_end_asked_for_while_the_connection_is_lost_reaches_the_same_supervisor(
     before_it_is_known: bool,
 ) -> None:
-    """The supervisor lives, and so does its member: nobody asks for that end again."""
+    """The supervisor lives, and so does its attempt: nobody asks for that end again."""
     with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
         link, told = GatedLink(Path(folder) / "s"), Told()
         await link.open("w1", told)
-        link.start([StartMember(key="w1|a", argv=("/bin/sleep", "600"), env={"PATH": "/bin:/usr/bin"})])
-        link.start([StartMember(key="w1|b", argv=("/bin/true",), env={"PATH": "/bin:/usr/bin"})])
+        link.start([StartAttempt(key="w1|a", argv=("/bin/sleep", "600"), env={"PATH": "/bin:/usr/bin"})])
+        link.start([StartAttempt(key="w1|b", argv=("/bin/true",), env={"PATH": "/bin:/usr/bin"})])
         await until(lambda: told.events.count("a") == 1 and told.events.count("b") == 2, what="one runs, one is over")
         link.gate = asyncio.Event()
         first = link._supervised
@@ -216,7 +216,7 @@ async def test_a_listener_that_raises_ends_the_worker_and_not_its_hearing_alone(
     with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
         link = SupervisorLink(Path(folder) / "s", on_broken=broke.append)
         await link.open("w1", Broken())
-        link.start([StartMember(key="w1|a", argv=("/bin/true",), env={})])
+        link.start([StartAttempt(key="w1|a", argv=("/bin/true",), env={})])
         await until(lambda: broke, what="it is said")
         assert [str(error) for error in broke] == ["a"]
         last = link._supervised
@@ -231,7 +231,7 @@ class Choosy:
     def __init__(self) -> None:
         self.begun: list[asyncio.Future[Answer]] = []
 
-    def start(self, members: Sequence[StartMember]) -> asyncio.Future[Answer]:
+    def start(self, attempts: Sequence[StartAttempt]) -> asyncio.Future[Answer]:
         self.begun.append(asyncio.get_running_loop().create_future())
         return self.begun[-1]
 
@@ -240,16 +240,16 @@ async def test_what_is_refused_of_a_long_start_is_told_and_nothing_else(tmp_path
     link, told, choosy = SupervisorLink(tmp_path), Told(), Choosy()
     link._supervised = cast(Supervised, choosy)
     link._listeners["w1"] = told
-    link.start([StartMember(key=f"w1|{n}", argv=("true",), env={}) for n in range(START_MEMBERS_MAX + 1)])
+    link.start([StartAttempt(key=f"w1|{n}", argv=("true",), env={}) for n in range(START_ATTEMPTS_MAX + 1)])
     first, second = choosy.begun
     first.set_result(Done(n=1))
     second.set_exception(SupervisorRefused("unproven", "not proven over yet"))
     await until(lambda: told.events, what="the refusal")
-    assert told.events == [str(START_MEMBERS_MAX)]
+    assert told.events == [str(START_ATTEMPTS_MAX)]
     assert not link._unanswered
 
 
-async def test_members_that_are_too_large_for_one_frame_start_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempts_that_are_too_large_for_one_frame_start_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of secrets count, and no bound of a request is about these."""
     with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
         link, told = SupervisorLink(Path(folder) / "s"), Told()
@@ -257,8 +257,8 @@ async def test_members_that_are_too_large_for_one_frame_start_in_several(monkeyp
         try:
             monkeypatch.setattr(protocol, "FRAME_BYTES_MAX", 4096)
             keys = [str(number) for number in range(20)]
-            link.start([StartMember(key=f"w1|{key}", argv=("/bin/true",), env={"A": "a" * 1000}) for key in keys])
-            link.start([StartMember(key="w1|large", argv=("/bin/true",), env={"A": "a" * 5000})])
+            link.start([StartAttempt(key=f"w1|{key}", argv=("/bin/true",), env={"A": "a" * 1000}) for key in keys])
+            link.start([StartAttempt(key="w1|large", argv=("/bin/true",), env={"A": "a" * 5000})])
             await until(lambda: all(told.events.count(key) == 2 for key in keys), what="each has begun and ended")
             assert told.events.count("large") == 1, "it is refused alone"
         finally:

@@ -1,4 +1,4 @@
-"""A supervisor of another release: which version it speaks, how it is replaced, and what becomes of its members."""
+"""A supervisor of another release: which version it speaks, how it is replaced, and what becomes of its attempts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_each_number_has_its_line_in_the_page_about_upgrades() -> None:
     assert all("drain the host first" in before for _, before in rows[1:])
 
 
-async def test_another_protocol_is_refused_with_both_numbers_and_its_members_run_on(
+async def test_another_protocol_is_refused_with_both_numbers_and_its_attempts_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with other_at(tmp_path, monkeypatch) as theirs:
@@ -92,7 +92,7 @@ async def test_another_protocol_is_refused_with_both_numbers_and_its_members_run
 
 
 @pytest.mark.slow
-def test_who_replaces_another_protocol_has_its_members_ended_with_their_own_grace(
+def test_who_replaces_another_protocol_has_its_attempts_ended_with_their_own_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves = "trap 'touch saved; exit 0' TERM; touch ready; while :; do sleep 0.02; done"

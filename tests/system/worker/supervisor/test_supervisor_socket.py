@@ -13,7 +13,7 @@ import pytest
 
 import moorage
 from moorage.worker.supervisor import server
-from moorage.worker.supervisor.protocol import SOCKET_NAME, StartMember
+from moorage.worker.supervisor.protocol import SOCKET_NAME, StartAttempt
 from tests.system.worker.supervisor_rig import Rig, arguments_of, lives, sh, with_rig
 
 ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
@@ -47,7 +47,7 @@ def test_a_job_whose_connecting_process_has_ended_is_refused(tmp_path: Path) -> 
         other = await rig.started("other")
         supervisor = rig.client.identity.pid
         argv = (sys.executable, "-c", TRICK, str(rig.state / SOCKET_NAME), str(supervisor))
-        ended = await rig.run(StartMember(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
+        ended = await rig.run(StartAttempt(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
         assert ended.exit_code == 0
         assert "not-permitted" in rig.text("j")
         assert "has ended" in rig.text("j")

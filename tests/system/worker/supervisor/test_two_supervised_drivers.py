@@ -1,4 +1,4 @@
-"""Two drivers of one worker: each has its members, its boot word and its fence, under one supervisor or under two."""
+"""Two drivers of one worker: each has its attempts, its boot word and its fence, under one supervisor or under two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.session.member_messages import Ended, Replaced
+from moorage.worker.session.attempt_messages import Ended, Replaced
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised
 from tests.servers import Server
@@ -30,7 +30,7 @@ class Site(ProcessDriver):
 
 
 @pytest.mark.slow
-async def test_each_has_its_own_members_and_all_of_both_are_lost_with_the_supervisor(
+async def test_each_has_its_own_attempts_and_all_of_both_are_lost_with_the_supervisor(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
@@ -73,7 +73,7 @@ async def test_each_has_its_own_members_and_all_of_both_are_lost_with_the_superv
 
 
 class Engine(NoopDriver):
-    """Its members run in an engine that the supervisor does not start, and that a test lets die."""
+    """Its attempts run in an engine that the supervisor does not start, and that a test lets die."""
 
     name = "engine"
     capabilities = Capabilities(uses_devices=False, fence="supervisor")
@@ -110,7 +110,7 @@ async def test_an_engine_that_dies_takes_its_own_jobs_and_the_scheduler_keeps_th
             engine, boot = agent.drivers["engine"], agent.boot
             assert isinstance(engine, Engine)
             assert boot.startswith(f"{agent.facts.boot}.engine-1+")
-            assert engine.fences, "what ends its members hears when the lease is over"
+            assert engine.fences, "what ends its attempts hears when the lease is over"
             engine.dies()
             again = await until(lambda: retried(acme, "boxed"), what="the lost job runs again")
             assert [each["why"] for each in again["changes"] if "why" in each] == ["lost with its host's supervisor"]

@@ -9,8 +9,8 @@ import msgspec
 from moorage.scheduler.answers.views import show
 from moorage.scheduler.core.ledger.state import POOLS_MAX
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.history.story import Packing
-from moorage.scheduler.history.told_story import changes_in, is_simulated, read_frame
+from moorage.scheduler.history.packing import Packing
+from moorage.scheduler.history.unpacking import changes_in, is_simulated, read_frame
 from moorage.schemas.frames import Device
 from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.honest_worker import Worker, devices

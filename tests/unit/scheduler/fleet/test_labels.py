@@ -34,7 +34,7 @@ def labels_of(number: int) -> dict[str, str]:
 
 
 def where(drive: Driving, job: str) -> list[str]:
-    return [replica.member.worker.id for replica in drive.job(job).replicas if replica.member is not None]
+    return [replica.attempt.worker.id for replica in drive.job(job).replicas if replica.attempt is not None]
 
 
 def sizes(drive: Driving) -> list[int]:
@@ -176,8 +176,8 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
         if replica.state == QUEUED:  # hosts that join later are told apart only by what waits
             found = engine.fleet.capable(engine.reader.shape_of(job))
             assert {host.worker.num for cls, _ in found for host in cls.hosts.values()} == able
-        if replica.member is not None:
-            assert replica.member.worker.num in able
+        if replica.attempt is not None:
+            assert replica.attempt.worker.num in able
         elif replica.state == QUEUED:
             most = max((hosts[num].open.bit_count() for num in able), default=0)
             assert most < engine.reader.shape_of(job).count, f"{name} waits beside free GPUs"
@@ -225,7 +225,7 @@ def test_a_job_waits_for_its_host_in_a_backoff_or_on_hold_as_in_the_queue() -> N
     w1 = drive.workers["w1"]
     w1.auto = False
     drive.submit("backoff", gpu={}, requires={"host": ["n1"]})
-    drive.fact("refused", "backoff", detail="device-busy 0")
+    drive.report("refused", "backoff", detail="device-busy 0")
     drive.submit("held", gpu={}, requires={"host": ["n9"]})
     drive.order("hold", job="held")
     rejoin(drive)

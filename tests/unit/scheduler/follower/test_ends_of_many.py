@@ -39,16 +39,16 @@ async def play_all(drive: Writing, chance: random.Random, until_left: int = 0) -
         and not drive.job("many").over
         and drive.job("many").live > until_left
     ):
-        found = {index: row.member for index, row in drive.job("many").rows.items() if row.member is not None}
+        found = {index: row.attempt for index, row in drive.job("many").rows.items() if row.attempt is not None}
         codes = {index: chance.choice((0,) * 9 + (3,)) for index in found}
         for kind in ("claimed", "started"):
-            drive.facts([(kind, "many", index, 0, "") for index in found])
+            drive.reports([(kind, "many", index, 0, "") for index in found])
         ended |= {
-            index: ("FAILED" if codes[index] else "SUCCEEDED", codes[index], member.worker.id)
-            for index, member in found.items()
+            index: ("FAILED" if codes[index] else "SUCCEEDED", codes[index], attempt.worker.id)
+            for index, attempt in found.items()
         }
-        drive.facts([("exited", "many", index, code, "") for index, code in codes.items()])
-        drive.facts([("freed", "many", index, 0, "") for index in found])
+        drive.reports([("exited", "many", index, code, "") for index, code in codes.items()])
+        drive.reports([("freed", "many", index, 0, "") for index in found])
         await drive.written(0.1)
     return ended
 
@@ -65,7 +65,7 @@ async def test_each_end_is_found_by_its_number_while_the_job_runs_and_when_it_ha
     busy(drive)
     chance = random.Random(4)
     ended = await play_all(drive, chance, until_left=1_000)
-    assert len(drive.job("many").story) < 16 * LISTED_MAX
+    assert len(drive.job("many").history) < 16 * LISTED_MAX
     some = sorted(chance.sample(sorted(ended), 40))
     rows = await shown(drive, "many", ranges_of(some))
     assert [(row["replica"], row["state"], row.get("code"), row["ran_on"]) for row in rows] == [
@@ -73,7 +73,7 @@ async def test_each_end_is_found_by_its_number_while_the_job_runs_and_when_it_ha
     ]
     drive.cancel("many")
     for index in list(drive.job("many").rows):
-        drive.facts([("withdrawn", "many", index, 0, "")])
+        drive.reports([("withdrawn", "many", index, 0, "")])
     await drive.written(2)
     assert drive.state.job("t", "many") is None, "it has left memory"
     rows = await shown(drive, "many", ranges_of([*some, COUNT - 1]))
@@ -104,7 +104,7 @@ async def test_another_follower_goes_on_and_writes_no_end_twice(drive: Writing) 
     await drive.written(2)
     ended |= await play_all(drive, chance)
     await drive.written(2)
-    told = [move for frame in drive.frames() for story in frame.jobs for move in story.moves if move.worker >= 0]
+    told = [move for frame in drive.frames() for history in frame.jobs for move in history.moves if move.worker >= 0]
     assert len(told) == len(ended) == COUNT
     assert {move.replica: STATES[move.state] for move in told} == {index: row[0] for index, row in ended.items()}
 

@@ -23,10 +23,10 @@ from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
-from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
+from moorage.scheduler.core.ledger.state import HISTORY_MAX, HISTORY_MAX_REPLICA
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower, Position, Question
-from moorage.scheduler.history import story
+from moorage.scheduler.history import packing
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.answers.fleet import FollowerRow
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
@@ -165,7 +165,7 @@ def refused_often(drive: Writing, job: str, times: int) -> None:
         while drive.states(job) != ["PLACED"]:
             drive.now += 10_000
             drive.renew()
-        drive.fact("refused", job, detail="no")
+        drive.report("refused", job, detail="no")
 
 
 def told(drive: Writing, job: str) -> list[dict[str, Any]]:
@@ -192,9 +192,9 @@ async def test_a_job_leaves_memory_by_the_leaders_own_rule_and_is_told_as_before
     for name, changes in before.items():
         assert msgspec.json.encode(await drive.pages(name)) == changes
         assert msgspec.json.encode(await drive.pages(name, limit=1)) == changes
-    stories = [story for frame in drive.frames() for story in frame.jobs]
-    assert sorted(story.job for story in stories) == ["a", "b", "c"]
-    assert all(story.over for story in stories)
+    histories = [history for frame in drive.frames() for history in frame.jobs]
+    assert sorted(history.job for history in histories) == ["a", "b", "c"]
+    assert all(history.over for history in histories)
     assert drive.frames()[-1].ledger == len(drive.records)
 
 
@@ -224,8 +224,8 @@ async def test_why_some_replicas_were_cancelled_is_not_why_the_job_failed(drive:
     drive.tick()
     assert views.summary(drive.engine, drive.job("sweep")).why == "", "the rest of it goes on"
     for kind in ("claimed", "started", "exited", "freed"):
-        drive.facts([(kind, "sweep", 0, 3, "")])
-    drive.facts([("withdrawn", "sweep", 1, 0, "")])
+        drive.reports([(kind, "sweep", 0, 3, "")])
+    drive.reports([("withdrawn", "sweep", 1, 0, "")])
     shown = await drive.asked("show", "sweep")
     await drive.written()
     later = await drive.asked("show", "sweep")
@@ -269,8 +269,8 @@ async def test_a_follower_that_begins_again_writes_nothing_twice_and_leaves_noth
     await drive.written()
     for name in ("long", *[f"j{number}" for number in range(12)]):
         assert await drive.pages(name) == told(drive, name)
-    stories = [story for frame in drive.frames() for story in frame.jobs]
-    rows = Counter((story.job, move.rev) for story in stories for move in story.moves)
+    histories = [history for frame in drive.frames() for history in frame.jobs]
+    rows = Counter((history.job, move.rev) for history in histories for move in history.moves)
     assert max(rows.values()) == 1
     assert len(rows) == sum(change["rev"] > 1 for event in drive.events for change in event["changes"])
     await drive.end()
@@ -287,7 +287,7 @@ async def test_of_two_followers_one_writes(drive: Writing) -> None:
         drive.tick()
         await asyncio.sleep(0.1)
     await drive.written(100)
-    rows = Counter(story.job for frame in drive.frames() for story in frame.jobs)
+    rows = Counter(history.job for frame in drive.frames() for history in frame.jobs)
     assert rows == Counter({f"j{number}": 1 for number in range(40)})
     for follower in (drive.follower, other):
         drive.follower = follower
@@ -390,7 +390,7 @@ async def test_at_most_four_frames_a_second_a_tenant(drive: Writing) -> None:
 
 
 @scene(Config(ended_max=50_000))
-async def test_stories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
+async def test_histories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
     """Of hundreds of plain runs, with others among them, in frames that have no room for all."""
     drive.checks = False
     drive.worker("w0", 8)
@@ -406,7 +406,7 @@ async def test_stories_that_are_packed_together_are_each_told_once_and_whole(dri
         drive.run_out("w0", at % 3)
     before = {name: told(drive, name) for name in names}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(story, "PACKED_BYTES_MAX", 12_000)
+        patch.setattr(packing, "PACKED_BYTES_MAX", 12_000)
         await drive.written(60)
     frames = drive.frames()
     assert len(frames) > 3
@@ -418,17 +418,17 @@ async def test_stories_that_are_packed_together_are_each_told_once_and_whole(dri
         assert [change["rev"] for change in await drive.pages(name)] == [change["rev"] for change in before[name]]
 
 
-# ----------------------------------------------------------------------------------------------------- long stories
+# ----------------------------------------------------------------------------------------------------- long histories
 
 
 @scene()
-async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(drive: Writing) -> None:
+async def test_a_long_history_is_kept_in_parts_and_read_without_gap_or_double(drive: Writing) -> None:
     drive.worker("w0", 1, auto=False)
     drive.submit("a", gpu={})
     for _ in range(20):
         refused_often(drive, "a", 15)
         await drive.written()
-        assert len(drive.job("a").story) <= STORY_MAX + STORY_MAX_REPLICA
+        assert len(drive.job("a").history) <= HISTORY_MAX + HISTORY_MAX_REPLICA
     job = drive.job("a")
     assert len((await drive.where("t", "a"))[0]) >= 4
     expected = told(drive, "a")
@@ -452,13 +452,13 @@ async def test_a_long_story_is_kept_in_parts_and_read_without_gap_or_double(driv
 
 
 @scene()
-async def test_a_long_story_that_cannot_be_written_yet_is_bounded_in_memory_and_whole_later(drive: Writing) -> None:
+async def test_a_long_history_that_cannot_be_written_yet_is_bounded_in_memory_and_whole_later(drive: Writing) -> None:
     await drive.written()
     drive.link.lose()
     drive.worker("w0", 1, auto=False)
     drive.submit("a", gpu={})
     refused_often(drive, "a", 400)
-    assert len(drive.job("a").story) <= STORY_MAX + STORY_MAX_REPLICA
+    assert len(drive.job("a").history) <= HISTORY_MAX + HISTORY_MAX_REPLICA
     assert (await drive.asked("history", "a")).code == "behind"
     drive.link.restore()
     await drive.written(60)
@@ -486,7 +486,7 @@ async def test_a_gang_of_1024_has_no_gap_in_its_revisions(drive: Writing) -> Non
         drive.worker(f"w{number}", 64)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=1024)
     for _ in range(6):
-        drive.report()
+        drive.report_all()
     job = drive.job("g")
     for number in range(16):
         drive.run_out(f"w{number}")

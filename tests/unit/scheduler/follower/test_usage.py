@@ -23,7 +23,7 @@ from moorage.scheduler.follower.usage import GAPS_MAX, Usage
 from moorage.scheduler.follower.usage_table import OTHERS, UsageTable
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Fact
+from moorage.schemas.frames import Report
 from tests.turns import turns
 from tests.unit.scheduler.driving import H100, Driving, wire
 from tests.unit.scheduler.faulty_world import FaultyWorld
@@ -31,7 +31,7 @@ from tests.unit.scheduler.faulty_world import FaultyWorld
 HOUR_S = HOUR_MS // 1000
 #: of the device of `Driving.worker`
 MIB = 81_559
-#: thousandths of a device that a member counts: alone, as one of eight with mps, as one of four with time-slice
+#: thousandths of a device that an attempt counts: alone, as one of eight with mps, as one of four with time-slice
 PART = {0: 0, 1: 1000, 2: 125, 3: 250}
 #: of the one share of compute that the world asks for
 PERCENT = b'"compute_percent": 40'
@@ -48,10 +48,13 @@ class Timed(Driving):
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         held = [
-            (job.tenant, replica.member.mask.bit_count() * (400 if PERCENT in job.body else PART[replica.member.mode]))
+            (
+                job.tenant,
+                replica.attempt.mask.bit_count() * (400 if PERCENT in job.body else PART[replica.attempt.mode]),
+            )
             for job in self.state.jobs.values()
             for replica in job.replicas
-            if replica.member is not None
+            if replica.attempt is not None
         ]
         out = super().tick(ms, obey=obey)
         for tenant, gpus in held:
@@ -78,7 +81,7 @@ def runs(drive: Driving, name: str, ms: int, **fields: Any) -> None:
     worker = drive.workers["w0"]
     for key in list(worker.held):
         worker.finish(key, 0)
-    drive.report()
+    drive.report_all()
     assert drive.state.time_ms == start_ms + ms
 
 
@@ -101,18 +104,18 @@ def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> No
         assert granted.get(tenant, 0) == pytest.approx(gpu_ms / 1e6, abs=rounding)
 
 
-def test_a_long_story_counts_as_its_beginning_leaves_memory() -> None:
+def test_a_long_history_counts_as_its_beginning_leaves_memory() -> None:
     drive = Timed()
     drive.worker("w0", gpus=1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=40)
     while drive.job("a").state != "FAILED":
-        while drive.replica("a").member is None:  # it waits longer after each failure
+        while drive.replica("a").attempt is None:  # it waits longer after each failure
             drive.now += 5_000
-            drive.report()
-        drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+            drive.report_all()
+        drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
         drive.now += 60_000
-        drive.facts([("exited", "a", 0, 1, ""), ("freed", "a", 0, 0, "")])
-    assert len(drive.job("a").story) < drive.job("a").rev - 1, "the beginning of it has left memory"
+        drive.reports([("exited", "a", 0, 1, ""), ("freed", "a", 0, 0, "")])
+    assert len(drive.job("a").history) < drive.job("a").rev - 1, "the beginning of it has left memory"
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 40 * 60
@@ -249,14 +252,14 @@ def test_a_week_of_a_million_jobs_is_answered_in_few_steps_a_row_and_takes_five_
 
 def used(drive: Driving, job: str, detail: str) -> None:
     """A job that runs on a worker which speaks for itself ends, and its devices are free."""
-    drive.facts([(kind, job, 0, 0, detail if kind == "freed" else "") for kind in ("exited", "freed")])
+    drive.reports([(kind, job, 0, 0, detail if kind == "freed" else "") for kind in ("exited", "freed")])
 
 
 def test_what_a_worker_measured_is_spread_over_what_was_granted() -> None:
     drive = Driving.with_hosts(1, config=NOTHING_KEPT, auto=False)
     drive.now = 5 * HOUR_MS - 600_001
     drive.submit("a", gpu={"count": 1})
-    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+    drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     drive.now = 5 * HOUR_MS + 1_800_000 - 1
     used(drive, "a", "used:1200000,240000")
     shown = wire(show(drive.engine, "t", "a"))
@@ -283,7 +286,7 @@ def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
         found = wire(show(drive.engine, "t", "a"))
         return found["usage"]["used_gpu_s"], found["usage"]["used_memory_mib_s"]
 
-    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+    drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     drive.now += HOUR_MS
     drive.tick()
     assert shown() == (None, None)
@@ -305,8 +308,8 @@ def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tu
     for detail in (first, "used:1000,10"):
         drive.now += 2_000
         drive.tick()
-        drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
-        drive.facts([("freed", "a", 0, 0, detail)])
+        drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
+        drive.reports([("freed", "a", 0, 0, detail)])
     assert drive.job("a").used == both
 
 
@@ -314,7 +317,7 @@ def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tu
 def test_a_worker_that_measures_nothing_reports_nothing(detail: str) -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"count": 1})
-    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+    drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     used(drive, "a", detail)
     assert drive.job("a").state == "SUCCEEDED"
     assert drive.job("a").used is None
@@ -324,33 +327,33 @@ def test_what_two_attempts_used_is_added_and_a_report_that_comes_twice_counts_on
     drive = Driving()
     worker = drive.worker("w0", gpus=1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=1)
-    for attempt in (1, 2):
+    for no in (1, 2):
         drive.now += 2_000
         drive.tick()
-        assert drive.replica("a").attempt == attempt
-        drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
-        member = drive.member("a")
-        drive.facts([("freed", "a", 0, 0, "used:1000,10")])
-        worker.gathered.append(Fact("freed", *member.name, 0, "used:1000,10"))
-        drive.report()
+        assert drive.replica("a").attempt_no == no
+        drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
+        attempt = drive.attempt("a")
+        drive.reports([("freed", "a", 0, 0, "used:1000,10")])
+        worker.gathered.append(Report("freed", *attempt.name, 0, "used:1000,10"))
+        drive.report_all()
     assert drive.job("a").state == "FAILED"
     assert drive.job("a").used == (2_000, 20)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_story_that_memory_drops_is_counted(replicas: int) -> None:
+def test_a_history_that_memory_drops_is_counted(replicas: int) -> None:
     drive = Timed()
     drive.worker("w0", gpus=2, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=60, replicas=replicas)
     while drive.job("a").state != "FAILED":
-        while (waits := drive.job("a").replicas[0]).member is None and waits.state == QUEUED:
+        while (waits := drive.job("a").replicas[0]).attempt is None and waits.state == QUEUED:
             drive.now += 5_000
-            drive.report()
-        at = [replica.index for replica in drive.job("a").replicas if replica.member is not None]
-        drive.facts([(kind, "a", index, 0, "") for index in at for kind in ("claimed", "started")])
+            drive.report_all()
+        at = [replica.index for replica in drive.job("a").replicas if replica.attempt is not None]
+        drive.reports([(kind, "a", index, 0, "") for index in at for kind in ("claimed", "started")])
         drive.now += 60_000
-        drive.facts([(kind, "a", index, 1, "") for index in at for kind in ("exited", "freed")])
-    assert len(drive.job("a").story) < drive.job("a").rev - 1
+        drive.reports([(kind, "a", index, 1, "") for index in at for kind in ("exited", "freed")])
+    assert len(drive.job("a").history) < drive.job("a").rev - 1
     (row,) = rows(drive)
     assert row["gpu_s"] == pytest.approx(drive.gpu_ms["t"] / 1e6, abs=0.001 * len(drive.records))
     assert row["gpu_s"] > 60 * 60 * replicas
@@ -390,7 +393,7 @@ def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
     drive = Driving.with_hosts(3, config=NOTHING_KEPT, auto=False)
     for name in ("before", "through"):
         drive.submit(name, gpu={"count": 1})
-        drive.facts([("claimed", name, 0, 0, ""), ("started", name, 0, 0, "")])
+        drive.reports([("claimed", name, 0, 0, ""), ("started", name, 0, 0, "")])
     drive.tick(60_000)
     used(drive, "before", "used:30000,1000")
     from_ms = drive.state.time_ms
@@ -398,7 +401,7 @@ def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
     after_seq = drive.state.seq
     usage = Usage.load(drive.usage.dump(), snapshots.load(snapshots.dump(drive.shadow)))  # it reads nothing from here
     drive.submit("within", gpu={"count": 1})
-    drive.facts([("claimed", "within", 0, 0, ""), ("started", "within", 0, 0, "")])
+    drive.reports([("claimed", "within", 0, 0, ""), ("started", "within", 0, 0, "")])
     drive.tick(3_600_000)
     used(drive, "within", "used:1000,1000")
     drive.submit("out", gpu={"count": 1})
@@ -406,7 +409,7 @@ def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
     usage.bridge(state := snapshots.load(snapshots.dump(drive.shadow)))
     drive.usage, drive.shadow = usage, state
     assert usage.gaps == [(after_seq, drive.state.seq, from_ms, until_ms)]
-    drive.facts([("claimed", "out", 0, 0, ""), ("started", "out", 0, 0, "")])
+    drive.reports([("claimed", "out", 0, 0, ""), ("started", "out", 0, 0, "")])
     drive.tick(10_000)
     for name in ("through", "out"):
         used(drive, name, "used:2000,3000")
@@ -424,7 +427,7 @@ def test_a_restore_is_no_gap_and_what_it_goes_back_over_counts_once() -> None:
     """A job that runs on through a restore counted twice from the backup to the restore."""
     drive = Driving.with_hosts(3, config=NOTHING_KEPT, auto=False)
     drive.submit("through", gpu={"count": 1})
-    drive.facts([("claimed", "through", 0, 0, ""), ("started", "through", 0, 0, "")])
+    drive.reports([("claimed", "through", 0, 0, ""), ("started", "through", 0, 0, "")])
     restored = snapshots.load(snapshots.dump(drive.shadow))
     backup_ms = drive.state.time_ms
     drive.tick(60_000)

@@ -31,7 +31,7 @@ from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
-from moorage.schemas.frames import Fact, Hello
+from moorage.schemas.frames import Hello, Report
 from moorage.schemas.reasons import STARTS_FAIL
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.honest_worker import Worker
@@ -616,14 +616,14 @@ def test_a_join_that_fails_is_taken_after_a_pause(drive: Contained, monkeypatch:
     assert drive.join(new)["kind"] == "joined"
 
 
-def test_facts_that_fail_are_told_again_with_the_next_join(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_fail_are_told_again_with_the_next_join(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     drive.worker("w2", 1, model="slow", auto=False)
     drive.submit("a", gpu={"model": "slow"})
-    cure = raises_for(monkeypatch, Lifecycle, "on_facts", lambda *given: True, after=True)
+    cure = raises_for(monkeypatch, Lifecycle, "on_reports", lambda *given: True, after=True)
     worker = drive.workers["w2"]
-    member = drive.member("a")
-    worker.gathered.append(Fact("claimed", "t", "a", 0, member.attempt, member.fence, 0, ""))
-    frame = worker.fact_frame()
+    attempt = drive.attempt("a")
+    worker.gathered.append(Report("claimed", "t", "a", 0, attempt.no, attempt.fence, 0, ""))
+    frame = worker.report_frame()
     assert frame is not None
     reply = drive.send("w2", frame)
     drive.tick()
@@ -861,7 +861,7 @@ def test_jobs_with_too_many_failures_are_given_up_in_the_order_in_which_they_fai
     for worker in drive.workers.values():
         for key in list(worker.held):
             worker.finish(key, 1)
-    drive.report()
+    drive.report_all()
     steps = decode_record(drive.records[-1]).steps
     ops, jobs = steps[::STEP_WIDTH], steps[1::STEP_WIDTH]
     given_up = [num for op, num in zip(ops, jobs, strict=True) if op == Op.MOVE_FRESH]
@@ -1111,7 +1111,7 @@ def test_all_replicas_of_a_job_that_could_not_be_indexed_start_once_it_is_releas
     drive.order("release", job="bad")
     drive.run_out("w0")
     drive.settle()
-    assert len(drive.job("bad").members) == 3
+    assert len(drive.job("bad").attempts) == 3
 
 
 # ----------------------------------------------------------------------------- what the term knows beside the ledger

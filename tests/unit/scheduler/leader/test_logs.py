@@ -26,7 +26,7 @@ def test_a_job_that_is_over_is_found_with_the_worker_the_fence_and_the_end() -> 
     found = find_log(drive.engine, "t", LogsAsked("j", offset=5, limit=7, stream="err"))
     assert isinstance(found, Kept)
     assert isinstance(found.ask, ReadLog)
-    row = drive.state.jobs[1].story[-1]
+    row = drive.state.jobs[1].history[-1]
     assert (found.worker.id, found.ask.session) == ("w0", drive.state.workers["w0"].session)
     assert (found.ask.tenant, found.ask.job, found.ask.attempt, found.ask.fence) == ("t", "j", 1, row[9])
     assert (found.ask.offset, found.ask.limit, found.ask.stream, found.ask.ended_ms) == (5, 7, "err", row[1])
@@ -84,7 +84,7 @@ def test_the_folder_of_an_attempt_is_rescued_once_it_has_ended() -> None:
     drive.settle()
     found = find_log(drive.engine, "t", RescueAsked("j", path="out"))
     assert isinstance(found, Kept)
-    session, fence = drive.state.workers["w0"].session, drive.state.jobs[1].story[-1][9]
+    session, fence = drive.state.workers["w0"].session, drive.state.jobs[1].history[-1][9]
     assert found.ask == Rescue(session, "t", "j", 0, 1, fence, "noop", "out")
 
 
@@ -103,7 +103,7 @@ def test_show_says_until_when_it_is_kept_and_fleet_how_long() -> None:
     drive = Driving.with_hosts(1, config=Config(finished_keep=3600, history_keep=7200, history_bytes=1 << 30))
     ran(drive)
     job = drive.state.jobs[1]
-    ended_ms = job.story[-1][1]
+    ended_ms = job.history[-1][1]
     shown = wire(show(drive.engine, "t", "j"))
     assert shown["kept"]["job_ms"] == ended_ms + 3_600_000
     assert shown["kept"]["history_ms"] == ended_ms + 7_200_000

@@ -9,8 +9,8 @@ import pytest
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import Op, exiting
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.history import story
-from moorage.scheduler.history.told_story import changes_in, read_frame
+from moorage.scheduler.history import packing as packing_
+from moorage.scheduler.history.unpacking import changes_in, read_frame
 from moorage.schemas.frames import result_of
 from moorage.schemas.job import SUCCEEDED
 from tests.unit.scheduler.driving import Driving
@@ -23,9 +23,9 @@ def ended(detail: str, code: int = 0, **request: object) -> Driving:
     """A job that was claimed and started, and whose worker then reported its end in a record of its own."""
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, **request)
-    drive.fact("claimed", "j")
-    drive.fact("started", "j")
-    drive.facts([("exited", "j", 0, code, detail), ("freed", "j", 0, 0, "")])
+    drive.report("claimed", "j")
+    drive.report("started", "j")
+    drive.reports([("exited", "j", 0, code, detail), ("freed", "j", 0, 0, "")])
     return drive
 
 
@@ -40,7 +40,7 @@ def test_the_message_that_a_worker_names_is_told_wherever_the_end_is(result: int
     [event] = [event for event in drive.events if event["state"] == SUCCEEDED]
     assert event["changes"][-1]["result"] == result
     assert "why" not in event
-    packing = story.Packing(drive.state, "t")
+    packing = packing_.Packing(drive.state, "t")
     assert packing.add(job, [], with_request=True)
     frame = read_frame(packing.frame())
     assert list(changes_in(frame, frame.jobs[0])) == told[1:]
@@ -71,9 +71,9 @@ def test_a_failed_attempt_has_no_result() -> None:
 def test_each_rank_of_a_gang_keeps_its_own() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=2)
-    drive.facts([("claimed", "g", 0, 0, "10.0.0.1:29500"), ("claimed", "g", 1, 0, "")])
-    drive.facts([("started", "g", 0, 0, ""), ("started", "g", 1, 0, "")])
-    drive.facts([("exited", "g", 1, 0, "result:5"), ("exited", "g", 0, 0, "result:9")])
+    drive.reports([("claimed", "g", 0, 0, "10.0.0.1:29500"), ("claimed", "g", 1, 0, "")])
+    drive.reports([("started", "g", 0, 0, ""), ("started", "g", 1, 0, "")])
+    drive.reports([("exited", "g", 1, 0, "result:5"), ("exited", "g", 0, 0, "result:9")])
     assert drive.job("g").state == SUCCEEDED
     told = changes_since(drive.state, drive.job("g"), 0)
     assert {change.replica: change.result for change in told if change.state == "EXITED"} == {0: 9, 1: 5}
@@ -82,10 +82,10 @@ def test_each_rank_of_a_gang_keeps_its_own() -> None:
 def test_a_job_that_ends_well_while_it_is_cancelled_keeps_its_result() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.fact("claimed", "j")
-    drive.fact("started", "j")
+    drive.report("claimed", "j")
+    drive.report("started", "j")
     drive.cancel("j")
-    drive.fact("exited", "j", detail="result:3")
+    drive.report("exited", "j", detail="result:3")
     last = changes_since(drive.state, drive.job("j"), 0)[-1]
     assert (last.state, last.result) == (SUCCEEDED, 3)
 
@@ -93,7 +93,7 @@ def test_a_job_that_ends_well_while_it_is_cancelled_keeps_its_result() -> None:
 def test_the_step_of_a_well_ended_attempt_has_the_result_above_its_state() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("ran", "j", 0, 0, "result:7")])
+    drive.reports([("ran", "j", 0, 0, "result:7")])
     [step] = [decode_record(drive.records[-1]).steps]
     state = drive.replica("j").state
     assert step[0] == Op.RAN

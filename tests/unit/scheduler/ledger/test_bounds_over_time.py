@@ -17,9 +17,9 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder, QueueRead
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
+    HISTORY_MAX,
+    HISTORY_MAX_REPLICA,
     POOLS_MAX,
-    STORY_MAX,
-    STORY_MAX_REPLICA,
     State,
 )
 from moorage.schemas.capabilities import Capabilities
@@ -67,7 +67,9 @@ TABLES = {
     "Job.awaits": Table("a submit with `after` or a time to start at", "Met, that time, Compact of the job", 4, 1),
     "Job.rows": Table("PLACE", "the end of the replica", 4),
     "Job.bad": Table("the end of a replica that did not succeed, by state", "Compact of the job", 8, 8),
-    "Job.story": Table("a transition", "the fold, beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200),
+    "Job.history": Table(
+        "a transition", "the fold, beyond HISTORY_MAX", HISTORY_MAX + 4 * HISTORY_MAX_REPLICA + 64, 200
+    ),
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
     ),
@@ -79,14 +81,14 @@ TABLES = {
     "Tenant.tombstones": Table("the cancel of an unknown job", "its submit, its age, a cursor past it", 8),
     "Worker.hello": Table("a join", "Forget of the worker", 40, 40),
     "Worker.unwell": Table("Health", "Health, Well, a join with another device; Forget of the worker", 4, 4),
-    "Worker.members": Table("PLACE", "FREE, REFUSE, WITHDRAW, LOSE", 16),
+    "Worker.attempts": Table("PLACE", "FREE, REFUSE, WITHDRAW, LOSE", 16),
     "Worker.former": Table("a join with other devices", "POOLS_MAX; Forget of the worker", POOLS_MAX, POOLS_MAX),
 }
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
-    "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Member.name",
+    "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",
-    "Member.runs_as",
+    "Attempt.runs_as",
 }  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def rows_of(state: State) -> Iterator[object]:
     yield state
     yield from state.workers.values()
     yield from state.tenants.values()
-    yield from state.members()
+    yield from state.attempts()
     for job in state.jobs.values():
         yield job
         yield from job.rows.values()
@@ -185,23 +187,23 @@ def a_week(drive: Year, number: int) -> None:
         whose = ("boss", tenant)[at % 2]
         drive.submit(f"lacking-{at}", tenant=whose, gpu={}, requires={"pod": [f"{number}-2"]})
         drive.settle()
-        drive.fact("refused", f"lacking-{at}", detail="not-here: no folder /data", code=126, tenant=whose)
+        drive.report("refused", f"lacking-{at}", detail="not-here: no folder /data", code=126, tenant=whose)
     for at in range(3):
         drive.cancel(f"lacking-{at}", tenant=("boss", tenant)[at % 2])
     drive.operate("uncordon", odd.id)
     drive.settle()
     drive.submit("fails", tenant=tenant, gpu={}, retries=60, requires={"pod": [f"{number}-2"]})
     for _ in range(61 if number % 13 == 5 else 2):
-        while drive.replica("fails", tenant=tenant).member is None:
+        while drive.replica("fails", tenant=tenant).attempt is None:
             drive.now += 60_000
             drive.renew()
-        drive.facts([(kind, "fails", 0, 1, "") for kind in ("claimed", "started", "exited")], tenant=tenant)
-        drive.fact("freed", "fails", tenant=tenant)
+        drive.reports([(kind, "fails", 0, 1, "") for kind in ("claimed", "started", "exited")], tenant=tenant)
+        drive.report("freed", "fails", tenant=tenant)
     drive.submit("refused", tenant=tenant, gpu={"count": 2}, requires={"pod": [f"{number}-2"]})
     drive.cancel("fails", tenant=tenant)
     drive.pass_time(2_000)
-    if drive.replica("refused", tenant=tenant).member is not None:
-        drive.fact("refused", "refused", detail="not-permitted: tenant may not", tenant=tenant)
+    if drive.replica("refused", tenant=tenant).attempt is not None:
+        drive.report("refused", "refused", detail="not-permitted: tenant may not", tenant=tenant)
     drive.submit("urgent", tenant="boss", gpu={"count": 2}, priority=90, requires={"pod": [f"{number}-0"]})
     drive.pass_time(2_000)
     drive.settle()

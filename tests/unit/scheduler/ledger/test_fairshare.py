@@ -41,7 +41,7 @@ class Saturated:
                 self.drive.offer_submit(f"j{next(self.names)}", tenant=tenant, gpu={})
 
     def run(self, ms: int, tenants: Iterable[str], *, step: int, ends: int, backlog: int = 30) -> None:
-        """`ends` of the members, the oldest, end each `step`; each of the tenants always has jobs that wait."""
+        """`ends` of the attempts, the oldest, end each `step`; each of the tenants always has jobs that wait."""
         drive, worker = self.drive, self.drive.workers["w0"]
         until = drive.now + ms
         while drive.now < until:

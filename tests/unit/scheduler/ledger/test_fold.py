@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.state import (
     LEGAL,
     RUNNING,
     STATE,
-    Member,
+    Attempt,
     Replica,
     State,
 )
@@ -61,19 +61,19 @@ def begun() -> State:
 
 
 def in_state(name: str) -> State:
-    """Replica 0 of job 1 put into a state, with a member where the state has one."""
+    """Replica 0 of job 1 put into a state, with an attempt where the state has one."""
     state = begun()
     job = state.jobs[1]
     job.fresh = ((1, 2),)
     replica = Replica(job, 0)
-    replica.attempt, replica.fence = 1, 2
+    replica.attempt_no, replica.fence = 1, 2
     if name in HOLDS:
-        member = Member(replica, state.worker_by_num[0], 1, 2, 1, 1, 1, ("t", "j", 0, 1, 2))
-        replica.member = state.worker_by_num[0].members[member.name] = member
+        attempt = Attempt(replica, state.worker_by_num[0], 1, 2, 1, 1, 1, ("t", "j", 0, 1, 2))
+        replica.attempt = state.worker_by_num[0].attempts[attempt.name] = attempt
         job.held = 1
         state.tenants[job.tenant].gpus = 1
-        member.row = member.digest_row()
-        state.digest += member.row
+        attempt.row = attempt.digest_row()
+        state.digest += attempt.row
     replica.state = STATE_NUMBER[name]
     if name in TERMINAL:
         job.end(0, 0, STATE_NUMBER[name])
@@ -242,9 +242,9 @@ def test_every_reader_of_the_same_bytes_has_the_same_state() -> None:
         for seq, payload in enumerate(world.drive.records, 1):
             fold(state, decode_record(payload), seq)
     assert one.digest == two.digest == world.drive.state.digest == one.full_digest()
-    assert [member.name for member in one.members()] == [member.name for member in world.drive.state.members()]
-    assert {job.name: job.story for job in one.jobs.values()} == {
-        job.name: job.story for job in world.drive.state.jobs.values()
+    assert [attempt.name for attempt in one.attempts()] == [attempt.name for attempt in world.drive.state.attempts()]
+    assert {job.name: job.history for job in one.jobs.values()} == {
+        job.name: job.history for job in world.drive.state.jobs.values()
     }
 
 
@@ -341,7 +341,7 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
     drive.submit("b", gpu={"sharing": "mps"})
     drive.submit("g", gpu={"sharing": "mps", "scheduling": "gang"}, replicas=2)
     state, job = drive.state, drive.job("a")
-    first, second = drive.member("a"), drive.member("b")
+    first, second = drive.attempt("a"), drive.attempt("b")
     if damage == "digest":
         state.digest ^= 1
     elif damage == "live":
@@ -367,24 +367,24 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
     elif damage == "two attempts":
         second.replica = first.replica
         worker = first.worker
-        worker.members = {member.name: member for member in (first, second)}
+        worker.attempts = {attempt.name: attempt for attempt in (first, second)}
     else:
-        drive.replica("a").member = None
+        drive.replica("a").attempt = None
     with pytest.raises(Broken):
         validate(state)
 
 
 def test_acts_and_new_jobs_are_folded_where_they_were_decided() -> None:
-    """A report, then a hold, then a new job: the record has them in this order, and so has the job's story."""
+    """A report, then a hold, then a new job: the record has them in this order, and so has the job's history."""
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
     drive.offer_order("hold", tenant="t", job="j")
     drive.offer_submit("k", gpu={})
     drive.tick()
     steps = decode_record(drive.records[-1]).steps
     assert steps[::STEP_WIDTH] == [Op.CLAIM, Op.START, Op.ACT, Op.ACCEPT]
-    assert [row[STATE] for row in drive.job("j").story[-3:]] == [CLAIMED, RUNNING, HELD]
+    assert [row[STATE] for row in drive.job("j").history[-3:]] == [CLAIMED, RUNNING, HELD]
     bad: list[dict[str, Any]] = [{"steps": [Op.ACT, -1, 0, 0, 0, 0]}, {"steps": [Op.ACCEPT, -1, 0, 1, 0, 0]}]
     for fields in bad:
         state = begun()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
-from moorage.schemas.frames import FactFrame, Held, Renew
+from moorage.schemas.frames import Held, Renew, ReportFrame
 from tests.unit.scheduler.driving import Driving
 
 
@@ -18,7 +18,7 @@ def led_anew(workers: int) -> Driving:
     return drive
 
 
-def ask(drive: Driving, name: str, frame: Renew | FactFrame) -> dict[str, Any]:
+def ask(drive: Driving, name: str, frame: Renew | ReportFrame) -> dict[str, Any]:
     reply = drive.send(name, frame)
     drive.tick()
     return dict(drive.answers[reply])
@@ -45,9 +45,9 @@ def test_a_worker_that_knows_more_when_first_heard_is_not_answered_and_is_eviden
     assert "w0" in behind(drive)
 
 
-def test_a_fact_frame_behind_facts_that_are_not_here_is_evidence_too() -> None:
+def test_a_report_frame_behind_reports_that_are_not_here_is_evidence_too() -> None:
     drive = led_anew(1)
-    answer = ask(drive, "w0", FactFrame(drive.workers["w0"].session, 3, []))
+    answer = ask(drive, "w0", ReportFrame(drive.workers["w0"].session, 3, []))
     assert answer["code"] == "not-leading"
     assert "knows 2 answered frames of its reports" in behind(drive)
 
@@ -56,7 +56,7 @@ def test_who_followed_this_term_before_is_no_evidence() -> None:
     drive = led_anew(1)
     assert renew(drive, "w0") == "renewed"
     assert renew(drive, "w0", epoch=9) == "renewed"
-    assert ask(drive, "w0", FactFrame(drive.workers["w0"].session, 3, []))["code"] == "gap"
+    assert ask(drive, "w0", ReportFrame(drive.workers["w0"].session, 3, []))["code"] == "gap"
     assert behind(drive) == ""
 
 
@@ -107,12 +107,12 @@ def test_what_ended_since_the_backup_that_a_ledger_was_restored_from_is_asked_fo
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={})
     for kind in ("claimed", "started"):
-        drive.fact(kind, "j")
+        drive.report(kind, "j")
     drive.lead()
     drive.state.restored_ms, drive.state.restored_epoch = drive.state.time_ms, drive.state.epoch - 1
     for _ in range(MISSED_MAX):
         assert drive.wanted == [], "it may be on its way"
         assert renew(drive, "w0", no=drive.state.workers["w0"].no + told_since) == "renewed"
-    assert [(end.job, end.fence) for frame in drive.wanted for end in frame.end] == [("j", drive.member("j").fence)]
-    ended = FactFrame(worker.session, drive.state.workers["w0"].no + told_since + 1, [])
+    assert [(end.job, end.fence) for frame in drive.wanted for end in frame.end] == [("j", drive.attempt("j").fence)]
+    ended = ReportFrame(worker.session, drive.state.workers["w0"].no + told_since + 1, [])
     assert ask(drive, "w0", ended)["kind" if told_since == 0 else "code"] == ("recorded" if told_since == 0 else "gap")

@@ -11,7 +11,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker, new_job
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Tenant, Worker, new_job
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.ranges import ONE
@@ -20,7 +20,7 @@ from tests.unit.scheduler.faulty_world import FaultyWorld
 
 
 def busy() -> Driving:
-    """Members that run, linger and are kept; gangs, tombstones, compacted jobs, a quarantine."""
+    """Attempts that run, linger and are kept; gangs, tombstones, compacted jobs, a quarantine."""
     drive = Driving(Config(ended_max=1))
     worker = drive.worker("w0", 8)
     drive.submit("g", gpu={"scheduling": "gang"}, replicas=2)
@@ -103,22 +103,22 @@ def test_an_attempt_that_holds_devices_beside_the_next_one_keeps_its_name() -> N
     drive.settle()
     worker.free(first)
     drive.settle()
-    assert [member.attempt for member in drive.state.members()] == [2], "its report is not known under another name"
+    assert [attempt.no for attempt in drive.state.attempts()] == [2], "its report is not known under another name"
 
 
 #: fields that follow from others, and the digest of the row
 FOLLOW = {
     Job: {"size", "live", "rows", "back", "held", "lingering", "row"},
-    Replica: {"job", "member", "row"},
-    Member: {"replica", "worker", "name", "row"},
-    Worker: {"unwell_mask", "members", "row"},
+    Replica: {"job", "attempt", "row"},
+    Attempt: {"replica", "worker", "name", "row"},
+    Worker: {"unwell_mask", "attempts", "row"},
     Tenant: {"jobs", "live", "gpus", "rate_milli", "row", "usage_base"},
     Schedule: {"row"},
 }
 SOFT = {
     Job: {"shape", "deadline_ms", "key", "told", "always", "own_subject", "since_ms", "extra", "derived"},
     Replica: {"nth"},
-    Member: {"missed", "runs_as"},
+    Attempt: {"missed", "runs_as"},
     Worker: {"pool", "pool_of"},
     Tenant: {"extra", "waits"},
 }
@@ -127,10 +127,10 @@ SOFT = {
 COUNTED = {"bad", "codes", "failed", "wakes", "well_n", "weight", "guaranteed", "gpus_max", "jobs_max", "leased"}
 
 
-def rows() -> list[Job | Replica | Member | Worker | Tenant]:
+def rows() -> list[Job | Replica | Attempt | Worker | Tenant]:
     job = new_job(1, "t", "j", b"{}", ONE, "", 5, 2)
     replica, worker = Replica(job, 0), Worker(0, "w0", "m")
-    return [job, replica, worker, Tenant("t"), Member(replica, worker, 0, 3, 1, 1, 1, ("t", "j", 0, 0, 3))]
+    return [job, replica, worker, Tenant("t"), Attempt(replica, worker, 0, 3, 1, 1, 1, ("t", "j", 0, 0, 3))]
 
 
 @pytest.mark.parametrize("kind", FOLLOW)

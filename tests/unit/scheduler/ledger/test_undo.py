@@ -18,9 +18,9 @@ from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import BY_WORKER, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import FAILED, FREEZE, SUCCEEDED, Member, Replica, State
+from moorage.scheduler.core.ledger.state import FAILED, FREEZE, SUCCEEDED, Attempt, Replica, State
 from moorage.scheduler.core.ledger.undo import Undo
-from moorage.schemas.frames import FactKind
+from moorage.schemas.frames import ReportKind
 from moorage.schemas.job import STATES
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.ledger.test_acts import written
@@ -35,9 +35,9 @@ def driven() -> list[bytes]:
         drive.submit(f"j{number}", gpu={}, retries=1)
     drive.submit("gang", replicas=2, gpu={"scheduling": "gang"})
     drive.submit("s", gpu={"model": "slow"})
-    for fact in (("claimed", 0, ""), ("started", 0, ""), ("exited", 1, "exit")):
-        if drive.replica("s").member is not None:
-            drive.facts([(fact[0], "s", 0, fact[1], fact[2])])
+    for report in (("claimed", 0, ""), ("started", 0, ""), ("exited", 1, "exit")):
+        if drive.replica("s").attempt is not None:
+            drive.reports([(report[0], "s", 0, report[1], report[2])])
     drive.settle()
     drive.order("limit", gpus=3)
     drive.cancel("j1")
@@ -52,7 +52,7 @@ def driven() -> list[bytes]:
 
 def spoiled(record: Record, rng: random.Random) -> Record:
     """The record with one number of it changed."""
-    fields = [name for name in ("steps", "facts") if getattr(record, name)]
+    fields = [name for name in ("steps", "reports") if getattr(record, name)]
     name = rng.choice(fields)
     flat = list(getattr(record, name))
     at = rng.randrange(len(flat))
@@ -72,7 +72,7 @@ def copied(state: State, record: Record) -> Undo:
         undo.tenant(name)
     for at in range(0, len(record.steps), STEP_WIDTH):
         undo.step(*record.steps[at : at + 4])
-    for num in record.facts[::2]:
+    for num in record.reports[::2]:
         undo.worker(num)
     return undo
 
@@ -97,7 +97,7 @@ def test_a_record_that_was_taken_back_leaves_the_state_as_it_was(records: Callab
     for seq, payload in enumerate(records(), 1):
         record = decode_record(payload)
         assert undone(state, record)
-        for _ in range(10 if record.steps or record.facts else 0):
+        for _ in range(10 if record.steps or record.reports else 0):
             spoils += 1
             caught += not undone(state, spoiled(record, rng))
         last = [*record.steps, Op.BACKOFF, 10**6, 0, 0, 0, 0]
@@ -129,8 +129,12 @@ def test_a_record_that_fails_before_it_is_whole_leaves_the_state_as_it_was(monke
         drive.submit(f"j{number}", gpu={}, retries=1, priority=50)
     drive.submit("several", replicas=3, max_running=1)
     drive.settle()
-    exits: tuple[tuple[FactKind, str, int], ...] = (("exited", "j0", 1), ("exited", "j1", 0), ("exited", "several", 0))
-    drive.facts([*((kind, job, 0, code, "exit") for kind, job, code in exits), ("freed", "j1", 0, 0, "")], tick=False)
+    exits: tuple[tuple[ReportKind, str, int], ...] = (
+        ("exited", "j0", 1),
+        ("exited", "j1", 0),
+        ("exited", "several", 0),
+    )
+    drive.reports([*((kind, job, 0, code, "exit") for kind, job, code in exits), ("freed", "j1", 0, 0, "")], tick=False)
     drive.offer_submit("gang", replicas=2, gpu={"scheduling": "gang"}, priority=90)
     drive.offer_submit("new", gpu={})
     drive.engine.offer(Cancel("t", "j4", "tenant:t"))
@@ -163,8 +167,8 @@ def test_a_record_that_fails_as_it_begins_leaves_the_state_as_it_was(monkeypatch
 def test_a_job_has_the_state_that_it_has_and_not_one_that_was_taken_back() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={})
-    kinds: tuple[FactKind, ...] = ("claimed", "started")
-    drive.facts([(kind, "j", index, 0, "") for index in range(2) for kind in kinds])
+    kinds: tuple[ReportKind, ...] = ("claimed", "started")
+    drive.reports([(kind, "j", index, 0, "") for index in range(2) for kind in kinds])
     job = drive.job("j")
     for to in (FAILED, SUCCEEDED):
         draft = Draft(drive.state, drive.now)
@@ -205,9 +209,9 @@ def test_what_a_worker_says_of_one_replica_copies_that_one_alone() -> None:
     of_one = acts.Freeze(drive.job("sweep").num, 3, FREEZE, BY_WORKER, "")
     undo = Undo(drive.state, drive.now)
     undo.act(of_one)
-    assert [row for row in undo._rows if isinstance(row, Member)] == [drive.member("sweep", 3)]
+    assert [row for row in undo._rows if isinstance(row, Attempt)] == [drive.attempt("sweep", 3)]
     undo.act(msgspec.structs.replace(of_one, replica=-1))
-    assert len([row for row in undo._rows if isinstance(row, Member)]) == 8
+    assert len([row for row in undo._rows if isinstance(row, Attempt)]) == 8
 
 
 def test_a_record_about_one_replica_of_a_sweep_copies_no_row_of_the_others() -> None:

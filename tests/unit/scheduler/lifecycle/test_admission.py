@@ -307,7 +307,7 @@ def test_records_stay_within_their_bound_under_a_flood(size: int) -> None:
     drive.check()
     assert max(drive.sizes) <= RECORD_BYTES_MAX
     assert drive.state.live == total
-    assert sum(member.mask.bit_count() for member in drive.state.members()) == 64
+    assert sum(attempt.mask.bit_count() for attempt in drive.state.attempts()) == 64
 
 
 @pytest.mark.slow
@@ -858,7 +858,7 @@ def test_what_matched_once_is_not_rejected_after_a_takeover() -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={}, on_no_match="reject", retries_on_lost=3)
-    drive.fact("claimed", "j")
+    drive.report("claimed", "j")
     worker.session = ""
     drive.pass_time(40_000, renew=False)
     assert drive.states("j") == ["QUEUED"]
@@ -969,8 +969,8 @@ def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_fol
     assert [event[3] for event in drive.tick(obey=False).events] == [False, False]
     shown = wire(views.show(drive.engine, "t", "a"))
     assert shown["request"]["job"] == "a"
-    drive.fact("claimed", "a")
-    drive.fact("claimed", "b")
+    drive.report("claimed", "a")
+    drive.report("claimed", "b")
     own = {event["job"]: event for event in drive.events if event["changes"][-1]["state"] == "CLAIMED"}
     assert own.keys() == {"a", "b"}
     assert (drive.job("a").own_subject, drive.job("b").own_subject) == (True, False)

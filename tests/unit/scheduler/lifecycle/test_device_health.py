@@ -33,12 +33,12 @@ def say(drive: Driving, worker: str, *unwell: Unwell) -> None:
 
 
 def slots_of(drive: Driving, job: str, index: int = 0) -> tuple[str, int]:
-    member = drive.member(job, index)
-    return member.worker.id, member.mask
+    attempt = drive.attempt(job, index)
+    return attempt.worker.id, attempt.mask
 
 
 def ends(drive: Driving) -> list[End]:
-    """By member: who renews and ends with one record is told twice."""
+    """By attempt: who renews and ends with one record is told twice."""
     return list({(end.job, end.replica): end for frame in drive.wanted for end in frame.end}.values())
 
 
@@ -114,13 +114,13 @@ def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere()
     assert not ends(drive), "it was told"
     drive.renew("w0")
     assert [end.notice_s for end in ends(drive)] == [30.0], "until its renewal shows it, also after a takeover"
-    drive.fact("exited", "j", code=-15, detail="end")
+    drive.report("exited", "j", code=-15, detail="end")
     drive.tick()
     drive.settle()
     assert drive.job("j").state == "RUNNING"
     assert slots_of(drive, "j") == ("w1", 1)
-    story = [row[8] for row in drive.job("j").story if row[8]]
-    assert "GPU 0 of w0: Xid 79: the GPU has fallen off the bus" in story
+    history = [row[8] for row in drive.job("j").history if row[8]]
+    assert "GPU 0 of w0: Xid 79: the GPU has fallen off the bus" in history
     assert drive.replica("j").losses == 1
 
 
@@ -152,7 +152,7 @@ def test_a_failed_device_counts_no_loss_and_no_restart_beyond_the_limit(
     drive.workers[second].auto = False
     say(drive, second, FAILED)
     assert (drive.states("j"), counts(drive)) == (["ENDING"], counted), "another attempt does not follow"
-    drive.fact("exited", "j", code=-15, detail="end")
+    drive.report("exited", "j", code=-15, detail="end")
     drive.tick()
     assert drive.states("j") == ["FAILED"]
 
@@ -179,7 +179,7 @@ def test_an_attempt_that_leaves_a_failed_device_and_is_kept_through_a_partition_
         drive.join(worker)
         say(drive, "w0", FAILED)
         assert (drive.states("j"), counts(drive)) == (["ENDING"], counted), "it is asked again"
-        drive.fact("exited", "j", code=-15, detail="end")
+        drive.report("exited", "j", code=-15, detail="end")
         drive.tick()
     assert (drive.states("j"), counts(drive)) == (["QUEUED"], counted)
 
@@ -236,7 +236,7 @@ def test_another_workers_refusal_opens_no_device_that_failed() -> None:
     drive = failed_under()
     drive.worker("w1", gpus=1, auto=False)
     drive.pass_time(60_000)
-    drive.fact("refused", "j", detail="not-here: this worker has no such driver")
+    drive.report("refused", "j", detail="not-here: this worker has no such driver")
     drive.settle()
     assert dict(drive.job("j").avoid) == {0: 1, 1: 1}
     drive.workers["w0"].boot += "-2"
@@ -316,18 +316,18 @@ def test_an_operators_word_opens_a_device_that_is_well_again_to_the_job_it_faile
 def test_an_operators_word_ends_a_job_that_its_worker_cannot_end(slots: list[int] | None) -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     assert slots_of(drive, "j") == ("w0", 1)
     assert drive.operate("release", "w0", slots=[0])["changed"] is False, "it runs"
     drive.cancel("j")
     drive.workers["w0"].local = {0}  # as its pool says of a device whose job does not end
     drive.renew("w0")
-    drive.facts([("quarantined", "j", 0, 0, "0")])
+    drive.reports([("quarantined", "j", 0, 0, "0")])
     assert drive.states("j") == ["CANCELLING"]
     assert drive.operate("release", "w0", **({} if slots is None else {"slots": slots}))["slots"] == [0]
     drive.renew("w0")
     assert [0] in [frame.well for frame in drive.wanted], "its worker is told"
-    drive.facts([("exited", "j", 0, 137, "lost"), ("freed", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 137, "lost"), ("freed", "j", 0, 0, "")])
     assert drive.states("j") == ["CANCELLED"]
 
 
@@ -493,7 +493,7 @@ def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
         worker.auto = False
     say(drive, at, FAILED)
     assert sorted((end.replica, end.notice_s) for end in ends(drive)) == [(0, 30.0), (1, 30.0)]
-    drive.facts([("exited", "g", 0, -15, "end"), ("exited", "g", 1, -15, "end")])
+    drive.reports([("exited", "g", 0, -15, "end"), ("exited", "g", 1, -15, "end")])
     assert drive.job("g").state == "QUEUED"
     assert drive.replica("g", 0).losses == 1
 
@@ -501,9 +501,9 @@ def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
 def test_a_gang_that_still_gathers_loses_no_try_with_a_device() -> None:
     drive = Driving.with_hosts(1, 1, auto=False)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, retries_on_lost=0)
-    drive.facts([("claimed", "g", 0, 0, "")])
+    drive.reports([("claimed", "g", 0, 0, "")])
     say(drive, "w0", FAILED)
-    drive.facts([("withdrawn", "g", 0, 0, ""), ("withdrawn", "g", 1, 0, "")])
+    drive.reports([("withdrawn", "g", 0, 0, ""), ("withdrawn", "g", 1, 0, "")])
     assert drive.states("g") == ["QUEUED"] * 2
     assert drive.replica("g", 0).losses == 0
 
@@ -613,10 +613,10 @@ def test_a_ledger_without_any_of_this_keeps_its_digest() -> None:
     for seq, payload in enumerate(drive.records, 1):
         fold(state, decode_record(payload), seq)
     worker = state.workers["w0"]
-    member = next(iter(worker.members.values()))
-    before = (worker.digest_row(), member.digest_row(), state.jobs[1].digest_row())
+    attempt = next(iter(worker.attempts.values()))
+    before = (worker.digest_row(), attempt.digest_row(), state.jobs[1].digest_row())
     worker.unwell[0] = ("xid", "", 1, 1)
-    member.notice_s = 1
+    attempt.notice_s = 1
     state.jobs[1].avoid = ((0, 1),)
-    after = (worker.digest_row(), member.digest_row(), state.jobs[1].digest_row())
+    after = (worker.digest_row(), attempt.digest_row(), state.jobs[1].digest_row())
     assert all(one != other for one, other in zip(before, after, strict=True))

@@ -24,7 +24,7 @@ def limited(seconds: float) -> dict[str, Any]:
 
 
 def pass_time(drive: Driving, ms: int) -> list[End]:
-    """Let time pass, the worker renewing as workers do; the ends it was asked for, one a member."""
+    """Let time pass, the worker renewing as workers do; the ends it was asked for, one an attempt."""
     found: dict[tuple[str, int], End] = {}
     until = drive.now + ms
     while drive.now < until:
@@ -37,7 +37,7 @@ def pass_time(drive: Driving, ms: int) -> list[End]:
 
 
 def where(drive: Driving, job: str) -> str:
-    return drive.member(job).worker.id
+    return drive.attempt(job).worker.id
 
 
 def row(drive: Driving, worker: str) -> WorkerInfo:
@@ -87,12 +87,12 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     assert told.notice_s == pytest.approx(30, abs=2)
     asked = {end.job: end.notice_s for end in pass_time(drive, 30_000)}
     assert asked == {"saves": told.notice_s, "plain": 0.0}, "the first is said until a renewal shows it"
-    drive.facts([("exited", "saves", 0, 0, "end"), ("exited", "plain", 0, -15, "end")])
+    drive.reports([("exited", "saves", 0, 0, "end"), ("exited", "plain", 0, -15, "end")])
     assert drive.job("saves").state != "SUCCEEDED", "what was told to save itself has not done its work"
     drive.settle()
     drive.tick()
     assert {drive.replica(job).losses + drive.replica(job).retries for job in ("saves", "plain")} == {0}
-    assert "w0 is drained: new disk" in {change[8] for change in drive.job("plain").story}
+    assert "w0 is drained: new disk" in {change[8] for change in drive.job("plain").history}
     assert where(drive, "plain") == "w1" or drive.job("plain").state == "QUEUED"
     assert row(drive, "w0").state == "draining", "until somebody uncordons"
     assert drive.operate("uncordon", "w0")["changed"] is True

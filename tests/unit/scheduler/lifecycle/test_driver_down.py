@@ -25,7 +25,7 @@ def say(drive: Driving, *down: DriverDown) -> None:
 
 
 def is_placed(drive: Driving, job: str) -> bool:
-    return drive.replica(job).member is not None
+    return drive.replica(job).attempt is not None
 
 
 def test_a_host_is_left_out_for_that_driver_alone_until_its_engine_answers() -> None:
@@ -110,7 +110,7 @@ def test_another_worker_with_that_driver_gets_the_job() -> None:
     drive.worker("w1", 1, drivers=["docker"])
     drive.submit("j", gpu={}, **IN_DOCKER)
     drive.settle()
-    assert drive.member("j").worker.id == "w1"
+    assert drive.attempt("j").worker.id == "w1"
 
 
 def test_a_driver_that_the_worker_does_not_offer_is_not_noted() -> None:

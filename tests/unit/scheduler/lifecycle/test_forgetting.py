@@ -63,7 +63,7 @@ def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(driv
     assert (drive.states("waits"), told["reason"]) == (["QUEUED"], "model"), "what was accepted waits on"
     list(frames.catch_up())
     assert b"w1" not in frames.frame(LedgerCopies())
-    assert 1 not in drive.engine.sessions.reports
+    assert 1 not in drive.engine.sessions.renewals
     drive.lead_from_snapshot()
     drive.renew()
     assert known(drive) == ["w0", "w2"]
@@ -128,7 +128,7 @@ def test_a_worker_that_a_job_in_memory_names_is_forgotten_after_the_job(drive: D
 def test_a_worker_that_a_waiting_job_avoids_is_forgotten_after_the_job(drive: Driving) -> None:
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
-    drive.fact("refused", "j", detail="not-permitted: tenant t may not have the driver noop on this worker")
+    drive.report("refused", "j", detail="not-permitted: tenant t may not have the driver noop on this worker")
     assert drive.job("j").avoid
     assert worker.session
     goes(drive, "w0")

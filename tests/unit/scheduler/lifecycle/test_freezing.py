@@ -12,7 +12,7 @@ from moorage.scheduler.core.ledger.began import began_ms, begins_of
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.frames import FactKind
+from moorage.schemas.frames import ReportKind
 from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker
@@ -34,7 +34,7 @@ def running(drive: Driving, name: str = "w0", gpus: int = 2, **job: Any) -> Work
     return worker
 
 
-def story(drive: Driving) -> list[tuple[str, str, str]]:
+def history(drive: Driving) -> list[tuple[str, str, str]]:
     changes = changes_since(drive.state, drive.job("j"), 0)
     return [(change.state, change.by, change.why) for change in changes if change.state not in ("PLACED", "CLAIMED")]
 
@@ -59,7 +59,7 @@ def test_a_job_is_frozen_once_its_worker_reports_it_and_runs_on_when_it_is_resum
     assert ordered(drive, "freeze")["changed"] is False
     assert ordered(drive, "resume")["state"] == "FROZEN"
     assert drive.states("j") == ["RUNNING"]
-    assert story(drive) == [
+    assert history(drive) == [
         ("ACCEPTED", "tenant:t", ""), ("RUNNING", "worker", ""), ("FREEZE", "operator", "room"),
         ("FROZEN", "worker", ""), ("RESUME", "operator", ""), ("FROZEN", "", "it has its GPUs again"),
         ("RUNNING", "worker", ""),
@@ -71,7 +71,7 @@ def test_each_replica_that_runs_is_frozen_and_a_new_attempt_is_not(drive: Drivin
     running(drive, gpus=3, replicas=2, retries=1)
     assert ordered(drive, "freeze")["members"] == 2
     assert drive.states("j") == ["FROZEN", "FROZEN"]
-    drive.workers["w0"].finish(drive.member("j").name, 1, "exit")
+    drive.workers["w0"].finish(drive.attempt("j").name, 1, "exit")
     drive.settle()
     drive.pass_time(2_000)
     drive.settle()
@@ -96,7 +96,7 @@ def test_a_job_that_cannot_be_frozen_runs_on_and_is_not_asked_again(drive: Drivi
     worker = running(drive)
     worker.freezes = False
     ordered(drive, "freeze")
-    assert story(drive)[-1] == ("NOT_FROZEN", "worker", "CUDA error 801")
+    assert history(drive)[-1] == ("NOT_FROZEN", "worker", "CUDA error 801")
     drive.renew()
     drive.settle()
     assert (drive.states("j"), worker.told["not-frozen"]) == (["RUNNING"], 1)
@@ -115,23 +115,23 @@ def test_of_two_orders_in_one_record_the_second_holds(drive: Driving) -> None:
 def test_the_time_in_which_a_job_was_frozen_counts_as_time_in_which_it_runs(drive: Driving) -> None:
     """Its limits go on, so what is left of them is counted from its first start; so do a standby's estimates."""
     running(drive, run={"driver": "noop", "timeout_s": 7200})
-    (member,) = drive.state.members()
-    began = began_ms(member, 0)
+    (attempt,) = drive.state.attempts()
+    began = began_ms(attempt, 0)
     drive.pass_time(100_000)
     ordered(drive, "freeze")
     drive.pass_time(100_000)
     ordered(drive, "resume")
     assert drive.states("j") == ["RUNNING"]
-    assert began_ms(member, 0) == began
-    left = [drive.engine.estimates.end_ms(member, drive.state.time_ms)]
+    assert began_ms(attempt, 0) == began
+    left = [drive.engine.estimates.end_ms(attempt, drive.state.time_ms)]
     drive.lead()
-    (member,) = drive.state.members()
-    assert [drive.engine.estimates.end_ms(member, drive.state.time_ms)] == left
+    (attempt,) = drive.state.attempts()
+    assert [drive.engine.estimates.end_ms(attempt, drive.state.time_ms)] == left
 
 
 def test_of_all_replicas_at_once_the_first_start_counts_too(drive: Driving) -> None:
     running(drive, gpus=2, replicas=2)
-    began = {(member.replica.index, member.fence): began_ms(member, -1) for member in drive.state.members()}
+    began = {(attempt.replica.index, attempt.fence): began_ms(attempt, -1) for attempt in drive.state.attempts()}
     drive.pass_time(100_000)
     ordered(drive, "freeze")
     ordered(drive, "resume")
@@ -159,7 +159,7 @@ def test_a_frozen_job_whose_worker_is_lost_is_tried_again_elsewhere(drive: Drivi
     drive.worker("w1", 1, capabilities=CAN)
     drive.settle()
     assert (drive.states("j"), drive.placed_on("j")) == (["RUNNING"], ["w1"])
-    assert not drive.member("j").freeze
+    assert not drive.attempt("j").freeze
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -201,7 +201,7 @@ def test_what_cannot_be_frozen_is_refused_with_the_reason(
     assert ordered(drive, "resume")["changed"] is False
 
 
-def report(drive: Driving, worker: Worker, kind: FactKind, code: int = 0) -> None:
+def report(drive: Driving, worker: Worker, kind: ReportKind, code: int = 0) -> None:
     """Have a worker say this of the job, and all that follows come to rest."""
     (held,) = worker.held.values()
     worker.say(kind, held.place, code)
@@ -217,7 +217,7 @@ def test_fact_60_a_job_that_its_worker_reports_as_unused_is_frozen_and_its_first
     report(drive, worker, "resume-due")
     assert drive.states("j") == ["RUNNING"]
     report(drive, worker, "resume-due")
-    assert story(drive)[1:] == [
+    assert history(drive)[1:] == [
         ("RUNNING", "worker", ""), ("FREEZE", "worker", "idle for 300 s"), ("FROZEN", "worker", ""),
         ("RESUME", "worker", "it is used again"), ("FROZEN", "", "it has its GPUs again"), ("RUNNING", "worker", ""),
     ]  # fmt: skip
@@ -242,7 +242,7 @@ def test_an_operator_resumes_what_was_frozen_as_unused(drive: Driving) -> None:
     worker = running(drive)
     report(drive, worker, "freeze-due", 300)
     assert ordered(drive, "resume")["changed"]
-    assert (drive.states("j"), drive.member("j").wakes) == (["RUNNING"], False)
+    assert (drive.states("j"), drive.attempt("j").wakes) == (["RUNNING"], False)
 
 
 def test_of_the_replicas_of_a_job_only_that_which_is_unused_is_frozen(drive: Driving) -> None:
@@ -253,14 +253,14 @@ def test_of_the_replicas_of_a_job_only_that_which_is_unused_is_frozen(drive: Dri
 
 
 @pytest.mark.parametrize("kind", ["freeze-due", "resume-due"])
-def test_a_gang_is_not_frozen_as_unused(kind: FactKind) -> None:
+def test_a_gang_is_not_frozen_as_unused(kind: ReportKind) -> None:
     gang = Driving()
     worker = running(gang, gpu={"scheduling": "gang"}, replicas=2)
     for held in worker.held.values():
         worker.say(kind, held.place, 300)
     gang.settle()
     assert gang.states("j") == ["RUNNING", "RUNNING"]
-    assert "FREEZE" not in [row[0] for row in story(gang)]
+    assert "FREEZE" not in [row[0] for row in history(gang)]
 
 
 def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:

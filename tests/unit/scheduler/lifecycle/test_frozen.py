@@ -54,7 +54,7 @@ def spot(drive: Driving, name: str = "spot", **job: Any) -> None:
 
 def lingers(drive: Driving, worker: Worker, name: str = "spot") -> None:
     """Have a job that was asked to end, and whose memory is still there."""
-    worker.finish(drive.member(name).name, -15, "end", freed=False)
+    worker.finish(drive.attempt(name).name, -15, "end", freed=False)
     drive.settle()
 
 
@@ -76,7 +76,7 @@ def test_a_frozen_attempt_holds_its_hosts_memory_and_no_gpu(drive: Driving) -> N
     order(drive, "freeze")
     (host,) = drive.engine.fleet.hosts.values()
     assert (host.free.bit_count(), host.memory_free, drive.state.tenants["t"].gpus) == (2, 400, 0)
-    assert (drive.member("owner").mask, drive.member("owner").home, drive.job("owner").held) == (0, 1, 1)
+    assert (drive.attempt("owner").mask, drive.attempt("owner").home, drive.job("owner").held) == (0, 1, 1)
     order(drive, "resume")
     assert (drive.states("owner"), drive.free_gpus(), drive.state.tenants["t"].gpus) == (["RUNNING"], 1, 1)
 
@@ -106,7 +106,7 @@ def test_a_preemptible_job_and_no_other_is_placed_where_a_frozen_job_waits(drive
     drive.submit("plain", gpu={})
     spot(drive)
     assert (drive.states("plain"), drive.states("spot")) == (["QUEUED"], ["RUNNING"])
-    assert (drive.slots("spot"), drive.member("owner").mask) == ([0], 0)
+    assert (drive.slots("spot"), drive.attempt("owner").mask) == ([0], 0)
     spot(drive, "second")
     assert drive.states("second") == ["QUEUED"]
 
@@ -153,7 +153,7 @@ def test_a_job_that_ends_while_it_is_frozen_leaves_its_gpus_to_all(drive: Drivin
     drive.submit("plain", gpu={})
     spot(drive)
     assert drive.states("plain") == ["QUEUED"]
-    worker.finish(drive.member("owner").name, 1, "exit")
+    worker.finish(drive.attempt("owner").name, 1, "exit")
     drive.settle()
     assert (drive.states("owner"), drive.states("spot"), drive.states("plain")) == (
         ["FAILED"], ["RUNNING"], ["RUNNING"],
@@ -174,7 +174,7 @@ def test_a_frozen_job_runs_on_once_the_job_on_its_gpu_has_ended_and_its_memory_i
     assert not any(frame.freeze for frame in drive.wanted), "its memory is still there"
     worker.auto = True
     worker.free(key_of(worker, "spot"))
-    drive.report("w0")
+    drive.report_all("w0")
     assert [(freeze.on, freeze.n > 0) for frame in drive.wanted for freeze in frame.freeze] == [(False, True)]
     drive.settle()
     assert (drive.states("owner"), drive.states("spot")) == (["RUNNING"], ["QUEUED"])
@@ -201,7 +201,7 @@ def test_a_worker_that_does_not_give_the_gpu_lets_the_job_wait_on(drive: Driving
     worker = frozen(drive)
     worker.local = {0}
     order(drive, "resume")
-    assert (drive.states("owner"), drive.member("owner").mask, worker.told["not-resumed"]) == (["FROZEN"], 0, 1)
+    assert (drive.states("owner"), drive.attempt("owner").mask, worker.told["not-resumed"]) == (["FROZEN"], 0, 1)
     drive.renew()
     drive.settle()
     assert worker.told["not-resumed"] == 1, "it is not asked before the GPU is free again"
@@ -215,16 +215,16 @@ def test_a_late_refusal_of_an_earlier_order_is_not_believed(drive: Driving) -> N
     worker = frozen(drive)
     worker.local = {0}
     order(drive, "resume")
-    first = drive.member("owner").leased
+    first = drive.attempt("owner").leased
     worker.local = set()
     worker.auto = False
     drive.renew()
-    assert drive.member("owner").leased > first
+    assert drive.attempt("owner").leased > first
     place = worker.held[key_of(worker, "owner")].place
     worker.say("not-resumed", place, first)
     worker.say("resumed", place, first)
-    drive.report("w0")
-    assert (drive.states("owner"), drive.member("owner").mask) == (["FROZEN"], 1)
+    drive.report_all("w0")
+    assert (drive.states("owner"), drive.attempt("owner").mask) == (["FROZEN"], 1)
     worker.auto = True
     drive.renew()
     drive.settle()
@@ -252,7 +252,7 @@ def test_a_resume_goes_before_the_tenants_jobs_of_its_priority_at_a_limit_and_be
     order(drive, "resume")
     assert drive.states("owner") == ["FROZEN"]
     for name, next_ in (("other", "urgent"), ("urgent", "owner"), ("owner", "equal")):
-        drive.workers["w0"].finish(drive.member(name).name)
+        drive.workers["w0"].finish(drive.attempt(name).name)
         drive.settle()
         drive.pass_time(1_000)
         drive.settle()
@@ -283,7 +283,7 @@ def test_of_two_that_were_frozen_in_turn_on_one_gpu_the_first_goes_first(drive: 
     order(drive, "resume")
     order(drive, "resume", "spot")
     assert [drive.states(name) for name in ("owner", "spot")] == [["RUNNING"], ["FROZEN"]], "it waits for its GPU"
-    drive.workers["w0"].finish(drive.member("owner").name)
+    drive.workers["w0"].finish(drive.attempt("owner").name)
     drive.settle()
     assert drive.states("spot") == ["RUNNING"]
 
@@ -308,7 +308,7 @@ def test_a_gpu_that_does_not_come_back_free_holds_up_a_resume_until_an_operator_
     order(drive, "resume")
     lingers(drive, worker)
     worker.say("quarantined", worker.held[key_of(worker, "spot")].place, 0, "0")
-    drive.report("w0")
+    drive.report_all("w0")
     worker.auto = True
     drive.renew()
     drive.settle()
@@ -365,7 +365,7 @@ def test_without_a_grace_it_ends_as_it_is_and_the_job_on_its_gpu_goes_on(drive: 
     drive.cancel("owner")
     drive.settle()
     assert (drive.states("owner"), drive.states("spot")) == (["CANCELLED"], ["RUNNING"])
-    assert drive.replica("spot").attempt == 1
+    assert drive.replica("spot").attempt_no == 1
     assert whys(drive, "owner")[-1] == ("CANCELLED", "ended while frozen")
 
 
@@ -402,7 +402,7 @@ def test_an_attempt_that_is_over_is_not_resumed_for_a_later_one_that_is_frozen(d
     worker.auto = drive.workers["w1"].auto = False
     order(drive, "resume")
     drive.pass_time(2_000)
-    assert (drive.states("owner"), drive.member("owner").worker.id) == (["FROZEN"], "w1")
+    assert (drive.states("owner"), drive.attempt("owner").worker.id) == (["FROZEN"], "w1")
 
 
 def test_a_gpu_that_keeps_the_memory_of_a_job_that_was_resumed_to_end_opens_by_an_operators_word(
@@ -413,7 +413,7 @@ def test_a_gpu_that_keeps_the_memory_of_a_job_that_was_resumed_to_end_opens_by_a
     drive.cancel("owner")
     lingers(drive, worker, "owner")
     worker.say("quarantined", worker.held[key_of(worker, "owner")].place, 0, "0")
-    drive.report("w0")
+    drive.report_all("w0")
     assert drive.state.tenants["t"].gpus == 1
     drive.lead()
     drive.renew()
@@ -470,7 +470,7 @@ def test_all_of_it_outlives_a_takeover(drive: Driving, snapshot: bool) -> None:
     drive.settle()
     drive.submit("plain", gpu={})
     drive.settle()
-    assert (drive.states("plain"), drive.member("owner").mask, drive.member("spot").preemptible) == (
+    assert (drive.states("plain"), drive.attempt("owner").mask, drive.attempt("spot").preemptible) == (
         ["QUEUED"],
         0,
         True,
@@ -486,7 +486,7 @@ def test_a_leader_goes_on_with_a_resume_of_the_one_before(drive: Driving, snapsh
     worker = frozen(drive)
     worker.auto = False
     order(drive, "resume")
-    assert drive.member("owner").mask == 1
+    assert drive.attempt("owner").mask == 1
     if snapshot:
         drive.take_snapshot()
     drive.lead()
@@ -684,6 +684,6 @@ def test_a_ledger_in_which_a_job_runs_without_its_gpus_is_broken(drive: Driving)
     with pytest.raises(Broken, match="without its devices"):
         validate(drive.state)
     drive.replica("owner").state = 14
-    drive.member("owner").mask = 1
+    drive.attempt("owner").mask = 1
     with pytest.raises(Broken, match="two exclusive leases"):
         validate(drive.state)

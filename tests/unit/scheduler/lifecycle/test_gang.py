@@ -7,10 +7,10 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import new_job
-from moorage.schemas.frames import FactKind, Goodbye
+from moorage.schemas.frames import Goodbye, ReportKind
 from tests.unit.scheduler.driving import Driving, wire
 
-Told = tuple[FactKind, str, int, int, str]
+Told = tuple[ReportKind, str, int, int, str]
 
 
 def gang(ranks: int = 3, *, stage: str = "HOLDING", workers: int | None = None, **fields: object) -> Driving:
@@ -19,9 +19,9 @@ def gang(ranks: int = 3, *, stage: str = "HOLDING", workers: int | None = None, 
     drive.submit("g", replicas=ranks, gpu={"scheduling": "gang"}, **fields)
     assert drive.states("g") == ["PLACED"] * ranks
     if stage in ("CLAIMED", "STARTED", "RUNNING"):
-        drive.facts(claims(range(ranks - (stage == "CLAIMED"))))
+        drive.reports(claims(range(ranks - (stage == "CLAIMED"))))
     if stage == "RUNNING":
-        drive.facts([("started", "g", index, 0, "") for index in range(ranks)])
+        drive.reports([("started", "g", index, 0, "") for index in range(ranks)])
         assert drive.states("g") == ["RUNNING"] * ranks
     return drive
 
@@ -38,10 +38,10 @@ def test_holding_until_the_last_then_started_in_one_record() -> None:
     drive = gang()
     assert all(place.hold for frame in drive.wanted for place in frame.place)
     for index in (2, 0):
-        drive.facts(claims(range(index, index + 1)))
+        drive.reports(claims(range(index, index + 1)))
         assert phase(drive) == GangPhase.HOLDING
         assert not any(frame.start for frame in drive.wanted)
-    drive.facts(claims(range(1, 2)))
+    drive.reports(claims(range(1, 2)))
     assert phase(drive) == GangPhase.STARTED
     starts = [start for frame in drive.wanted for start in frame.start]
     assert sorted(start.replica for start in starts) == [0, 1, 2]
@@ -59,20 +59,20 @@ def test_its_code_is_0_where_every_rank_ended_so_and_that_of_the_rank_that_faile
     drive = gang(stage="RUNNING")
     for index in range(3):
         assert shown_code(drive) is None, "it is not over yet"
-        drive.facts([("exited", "g", index, 0, "exit")])
+        drive.reports([("exited", "g", index, 0, "exit")])
     assert (drive.job("g").state, shown_code(drive)) == ("SUCCEEDED", 0)
     drive = gang(stage="RUNNING")
-    drive.facts([("exited", "g", 1, 7, "exit")])
-    drive.facts([("exited", "g", 0, -15, "exit"), ("exited", "g", 2, -15, "exit")])
+    drive.reports([("exited", "g", 1, 7, "exit")])
+    drive.reports([("exited", "g", 0, -15, "exit"), ("exited", "g", 2, -15, "exit")])
     assert (drive.job("g").state, shown_code(drive)) == ("FAILED", 7)
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_the_last_row_of_each_rank_says_how_it_ended(together: bool) -> None:
     drive = gang(stage="RUNNING")
-    drive.facts([("exited", "g", 2, 0, "exit")])
-    drive.facts([("exited", "g", 1, 7, "exit")], tick=not together)
-    drive.facts([("exited", "g", 0, -15, "exit")])
+    drive.reports([("exited", "g", 2, 0, "exit")])
+    drive.reports([("exited", "g", 1, 7, "exit")], tick=not together)
+    drive.reports([("exited", "g", 0, -15, "exit")])
     assert drive.states("g") == ["FAILED"] * 3
     shown = wire(views.show(drive.engine, "t", "g"))
     rows = {change["replica"]: change for change in shown["changes"]}
@@ -86,7 +86,7 @@ def test_the_last_row_of_each_rank_says_how_it_ended(together: bool) -> None:
 @pytest.mark.parametrize("word", ["", "no port here", "host:ten", "x" * 500, "host:99999"])
 def test_a_bad_address_never_stops_the_leader(word: str) -> None:
     drive = gang(2)
-    drive.facts([("claimed", "g", 0, 0, word), ("claimed", "g", 1, 0, "")])
+    drive.reports([("claimed", "g", 0, 0, word), ("claimed", "g", 1, 0, "")])
     assert phase(drive) == GangPhase.STARTED
     starts = [start for frame in drive.wanted for start in frame.start]
     assert [(start.master_addr, start.master_port) for start in starts] == [("", 0)] * 2
@@ -99,14 +99,14 @@ def test_start_is_said_again_until_the_renewal_shows_it_also_by_the_next_leader(
     drive = Driving()
     worker = drive.worker("w0", 2)
     drive.submit("g", replicas=2, gpu={"scheduling": "gang"})
-    reports = worker.fact_frame()
+    reports = worker.report_frame()
     assert reports is not None
     drive.send("w0", reports)
     drive.tick(obey=False)  # START is lost
     if led_anew:
         drive.lead()
     else:
-        worker.fact_answered(reports.no)
+        worker.report_answered(reports.no)
     drive.renew("w0")
     drive.settle()
     assert drive.states("g") == ["RUNNING", "RUNNING"]
@@ -114,10 +114,10 @@ def test_start_is_said_again_until_the_renewal_shows_it_also_by_the_next_leader(
 
 def test_success_of_all_is_success() -> None:
     drive = gang(stage="RUNNING")
-    drive.facts([("exited", "g", 0, 0, "exit"), ("freed", "g", 0, 0, "")])
+    drive.reports([("exited", "g", 0, 0, "exit"), ("freed", "g", 0, 0, "")])
     assert drive.states("g") == ["EXITED", "RUNNING", "RUNNING"]
     assert drive.job("g").state == "RUNNING"
-    drive.facts([(kind, "g", index, 0, "exit") for index in (1, 2) for kind in ("exited", "freed")])
+    drive.reports([(kind, "g", index, 0, "exit") for index in (1, 2) for kind in ("exited", "freed")])
     assert drive.states("g") == ["SUCCEEDED"] * 3
     assert phase(drive) == GangPhase.OVER
     assert drive.free_gpus() == 3
@@ -141,16 +141,16 @@ def test_success_of_all_is_success() -> None:
     ],
 )
 def test_the_first_that_fails_ends_all_in_one_record(
-    stage: str, kind: FactKind, code: int, detail: str, count: str
+    stage: str, kind: ReportKind, code: int, detail: str, count: str
 ) -> None:
     drive = gang(stage=stage, retries=1, retries_on_lost=1)
-    drive.facts([(kind, "g", 1, code, detail)])
+    drive.reports([(kind, "g", 1, code, detail)])
     assert phase(drive) == GangPhase.ENDING
     assert drive.states("g") == ["ENDING", "EXITED", "ENDING"]
     assert sorted(end.replica for frame in drive.wanted for end in frame.end) == [0, 2]
     drive.pass_time(60_000)
-    assert drive.replica("g").attempt == 1, "no next attempt before each has answered"
-    drive.facts(
+    assert drive.replica("g").attempt_no == 1, "no next attempt before each has answered"
+    drive.reports(
         [("withdrawn", "g", 0, 0, "")]
         if stage != "RUNNING"
         else [("exited", "g", 0, -15, "end"), ("freed", "g", 0, 0, "")]
@@ -164,12 +164,12 @@ def test_the_first_that_fails_ends_all_in_one_record(
 
 def test_the_next_attempt_has_one_number_and_one_fence() -> None:
     drive = gang(stage="RUNNING", retries=1)
-    drive.facts([("exited", "g", 2, 1, "exit"), ("freed", "g", 2, 0, "")])
-    drive.facts([(kind, "g", index, 0, "end") for index in (0, 1) for kind in ("exited", "freed")])
+    drive.reports([("exited", "g", 2, 1, "exit"), ("freed", "g", 2, 0, "")])
+    drive.reports([(kind, "g", index, 0, "end") for index in (0, 1) for kind in ("exited", "freed")])
     assert drive.states("g") == ["QUEUED"] * 3
     drive.pass_time(1_100, step=1_100)
     job = drive.job("g")
-    assert {replica.attempt for replica in job.replicas} == {2}
+    assert {replica.attempt_no for replica in job.replicas} == {2}
     assert len({replica.fence for replica in job.replicas}) == 1
     assert phase(drive) == GangPhase.HOLDING
     assert job.master == "", "the address of the attempt before is not this one's"
@@ -177,14 +177,14 @@ def test_the_next_attempt_has_one_number_and_one_fence() -> None:
 
 def test_a_timeout_of_one_rank_times_all_out() -> None:
     drive = gang(2, stage="RUNNING", retries=4)
-    drive.facts([("exited", "g", 1, -15, "timeout"), ("freed", "g", 1, 0, "")])
-    drive.facts([("exited", "g", 0, -15, "end"), ("freed", "g", 0, 0, "")])
+    drive.reports([("exited", "g", 1, -15, "timeout"), ("freed", "g", 1, 0, "")])
+    drive.reports([("exited", "g", 0, -15, "end"), ("freed", "g", 0, 0, "")])
     assert drive.states("g") == ["TIMED_OUT"] * 2
 
 
 def test_several_ranks_fail_in_one_record() -> None:
     drive = gang(stage="RUNNING", retries=1)
-    drive.facts([("exited", "g", index, 1, "exit") for index in (0, 1, 2)])
+    drive.reports([("exited", "g", index, 1, "exit") for index in (0, 1, 2)])
     assert drive.states("g") == ["QUEUED"] * 3
     assert drive.replica("g").retries == 1
 
@@ -199,7 +199,7 @@ def test_a_lost_worker_with_several_ranks() -> None:
                 drive.send(name, drive.workers[name].renew_frame())
         drive.tick(1_000)
     assert drive.states("g") == ["ENDING" if index in others else "EXITED" for index in range(4)]
-    drive.facts([(kind, "g", index, 0, "end") for index in others for kind in ("exited", "freed")])
+    drive.reports([(kind, "g", index, 0, "end") for index in others for kind in ("exited", "freed")])
     assert drive.states("g") == ["QUEUED"] * 4
     assert drive.replica("g").losses == 1
 
@@ -217,7 +217,7 @@ def test_a_gang_of_which_nothing_has_run_loses_no_try_with_its_workers(how: str,
         for _ in range(30):
             drive.send(other, drive.workers[other].renew_frame())
             drive.tick(1_000)
-    drive.fact("withdrawn", "g", 1)
+    drive.report("withdrawn", "g", 1)
     begun = stage == "STARTED"  # a rank may have been started by then
     assert drive.states("g") == (["FAILED"] if begun else ["QUEUED"]) * 2
     assert drive.replica("g").losses == 0
@@ -234,7 +234,7 @@ def test_cancel_at_every_phase(stage: str) -> None:
             answers += [("exited", "g", index, -15, "end"), ("freed", "g", index, 0, "")]
         else:
             answers.append(("withdrawn", "g", index, 0, ""))
-    drive.facts(answers)
+    drive.reports(answers)
     assert drive.states("g") == ["CANCELLED"] * 3
     assert drive.free_gpus() == 3
     assert drive.job("g").over
@@ -242,10 +242,10 @@ def test_cancel_at_every_phase(stage: str) -> None:
 
 def test_cancel_while_ending() -> None:
     drive = gang(stage="RUNNING", retries=3)
-    drive.facts([("exited", "g", 0, 1, "exit"), ("freed", "g", 0, 0, "")])
+    drive.reports([("exited", "g", 0, 1, "exit"), ("freed", "g", 0, 0, "")])
     drive.cancel("g")
     assert drive.states("g") == ["CANCELLED", "CANCELLING", "CANCELLING"]
-    drive.facts([(kind, "g", index, 0, "end") for index in (1, 2) for kind in ("exited", "freed")])
+    drive.reports([(kind, "g", index, 0, "end") for index in (1, 2) for kind in ("exited", "freed")])
     assert drive.states("g") == ["CANCELLED"] * 3
     assert drive.state.live == 0
 
@@ -255,17 +255,17 @@ def test_deadline_ends_all(stage: str) -> None:
     drive = gang(2, stage=stage, deadline_s=20, retries=5)
     drive.pass_time(21_000)
     assert drive.states("g") == ["ENDING", "ENDING"]
-    word: FactKind = "exited" if stage == "RUNNING" else "withdrawn"
-    drive.facts([(word, "g", index, -15, "end") for index in (0, 1)])
+    word: ReportKind = "exited" if stage == "RUNNING" else "withdrawn"
+    drive.reports([(word, "g", index, -15, "end") for index in (0, 1)])
     assert drive.states("g") == ["TIMED_OUT", "TIMED_OUT"]
 
 
 def test_deadline_while_ending_forbids_the_next_attempt() -> None:
     drive = gang(2, stage="RUNNING", deadline_s=20, retries=5)
-    drive.facts([("exited", "g", 0, 1, "exit"), ("freed", "g", 0, 0, "")])
+    drive.reports([("exited", "g", 0, 1, "exit"), ("freed", "g", 0, 0, "")])
     drive.pass_time(21_000)
     assert drive.states("g") == ["EXITED", "ENDING"]
-    drive.facts([("exited", "g", 1, -15, "end"), ("freed", "g", 1, 0, "")])
+    drive.reports([("exited", "g", 1, -15, "end"), ("freed", "g", 1, 0, "")])
     assert drive.states("g") == ["TIMED_OUT", "TIMED_OUT"]
 
 
@@ -302,7 +302,7 @@ def test_a_gang_of_1024_ranks_fails_and_starts_within_the_records_bound() -> Non
     drive.settle()
     drive.check()
     assert set(drive.states("g")) == {"RUNNING"}
-    assert drive.replica("g", 1023).attempt == 2
+    assert drive.replica("g", 1023).attempt_no == 2
     assert max(drive.sizes) < 128 * 1024
 
 
@@ -325,7 +325,7 @@ def test_a_worker_with_ranks_of_many_gangs_is_lost_within_the_records_bound() ->
 
 
 def test_phases_are_those_of_the_promise() -> None:
-    assert [member.name for member in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
+    assert [attempt.name for attempt in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
     assert new_job(1, "t", "g", b"", ((0, 1),), "", 0, 1).gang == GangPhase.NONE
 
 

@@ -12,9 +12,9 @@ from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.lifecycle.readiness import is_address
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
+from moorage.schemas.frames import Place, Report, ReportFrame, ReportKind
 from tests.unit.scheduler.driving import Driving, wire
-from tests.unit.scheduler.honest_worker import HeldMember
+from tests.unit.scheduler.honest_worker import HeldAttempt
 
 
 def alone(stage: str = "PLACED", **fields: object) -> Driving:
@@ -23,21 +23,21 @@ def alone(stage: str = "PLACED", **fields: object) -> Driving:
     fields.setdefault("gpu", {})
     drive.submit("j", **fields)
     if stage in ("CLAIMED", "RUNNING"):
-        drive.fact("claimed", "j")
+        drive.report("claimed", "j")
     if stage == "RUNNING":
-        drive.fact("started", "j")
+        drive.report("started", "j")
     assert drive.states("j") == [stage]
     return drive
 
 
-# ------------------------------------------------------------------------------------------------- facts by stage
+# ------------------------------------------------------------------------------------------------- reports by stage
 
 
 @pytest.mark.parametrize(
     ("stage", "kind", "code", "detail", "becomes"),
     [
         ("PLACED", "claimed", 0, "", "CLAIMED"),
-        ("PLACED", "started", 0, "", "RUNNING"),  # the claimed fact may stand in an older frame
+        ("PLACED", "started", 0, "", "RUNNING"),  # the claimed report may stand in an older frame
         ("PLACED", "exited", 0, "exit", "SUCCEEDED"),
         ("PLACED", "exited", 3, "exit", "FAILED"),
         ("PLACED", "refused", 0, "device-busy", "QUEUED"),
@@ -67,20 +67,20 @@ def alone(stage: str = "PLACED", **fields: object) -> Driving:
         ("RUNNING", "quarantined", 0, "0", "RUNNING"),
     ],
 )
-def test_a_fact_moves_a_replica(stage: str, kind: FactKind, code: int, detail: str, becomes: str) -> None:
+def test_a_report_moves_a_replica(stage: str, kind: ReportKind, code: int, detail: str, becomes: str) -> None:
     drive = alone(stage)
-    drive.fact(kind, "j", code=code, detail=detail)
+    drive.report(kind, "j", code=code, detail=detail)
     if becomes == "QUEUED" and drive.states("j") == ["PLACED"]:
         # a loss waits for nothing: the next attempt stands in the same record
-        assert drive.replica("j").attempt == 2
+        assert drive.replica("j").attempt_no == 2
     else:
         assert drive.states("j") == [becomes]
 
 
-def test_that_a_checkpoint_was_not_stored_stands_in_the_story_of_a_plain_exit() -> None:
+def test_that_a_checkpoint_was_not_stored_stands_in_the_history_of_a_plain_exit() -> None:
     drive = alone("RUNNING")
     told = "exit; checkpoint-not-stored: files: no room"
-    drive.fact("exited", "j", code=1, detail=told)
+    drive.report("exited", "j", code=1, detail=told)
     assert views.summary(drive.engine, drive.job("j")).why == told
 
 
@@ -88,7 +88,7 @@ def test_that_a_checkpoint_was_not_stored_stands_in_the_story_of_a_plain_exit() 
 def test_the_reason_of_who_cancelled_stands_before_the_word_of_the_worker(detail: str) -> None:
     drive = alone("RUNNING")
     drive.cancel("j", why="wrong data")
-    drive.fact("exited", "j", code=-15, detail=detail)
+    drive.report("exited", "j", code=-15, detail=detail)
     assert drive.states("j") == ["CANCELLED"]
     assert views.summary(drive.engine, drive.job("j")).why == "wrong data"
 
@@ -97,16 +97,16 @@ def test_the_reason_of_who_cancelled_stands_before_the_word_of_the_worker(detail
 def test_an_end_by_an_upgrade_counts_for_nothing(code: int) -> None:
     drive = alone("RUNNING")
     for _ in range(5):
-        drive.facts([("exited", "j", 0, code, "upgraded"), ("freed", "j", 0, 0, "")])
-        drive.fact("started", "j")
+        drive.reports([("exited", "j", 0, code, "upgraded"), ("freed", "j", 0, 0, "")])
+        drive.report("started", "j")
     replica = drive.replica("j")
-    assert (drive.states("j"), replica.attempt, replica.retries, replica.losses) == (["RUNNING"], 6, 0, 0)
+    assert (drive.states("j"), replica.attempt_no, replica.retries, replica.losses) == (["RUNNING"], 6, 0, 0)
 
 
 @pytest.mark.parametrize("code", [2**31, 2**63, 2**70, -(2**70)])
 def test_a_monstrous_exit_code_does_not_break_the_ledger(code: int) -> None:
     drive = alone("RUNNING")
-    drive.fact("exited", "j", code=code, detail="exit")
+    drive.report("exited", "j", code=code, detail="exit")
     assert drive.states("j") == ["FAILED"]
     assert abs(drive.events[-1]["changes"][-1]["code"]) == 2**31 - 1
 
@@ -114,14 +114,14 @@ def test_a_monstrous_exit_code_does_not_break_the_ledger(code: int) -> None:
 @pytest.mark.parametrize("detail", ["0,3", "99999999999999999999", "²", "x", "", "-1", "0" * 400, "1"])
 def test_a_monstrous_quarantine_does_not_break_the_ledger(detail: str) -> None:
     drive = alone("RUNNING")
-    drive.fact("exited", "j", detail="exit")
-    drive.fact("quarantined", "j", detail=detail)
+    drive.report("exited", "j", detail="exit")
+    drive.report("quarantined", "j", detail=detail)
     assert drive.state.workers["w0"].quarantined == 1, "only devices that it held"
 
 
-def test_facts_about_unknown_members_change_nothing() -> None:
+def test_reports_about_unknown_attempts_change_nothing() -> None:
     drive = alone("RUNNING")
-    frame = FactFrame(drive.workers["w0"].session, drive.workers["w0"].no + 1, [Fact("exited", "t", "no", 0, 1, 9)])
+    frame = ReportFrame(drive.workers["w0"].session, drive.workers["w0"].no + 1, [Report("exited", "t", "no", 0, 1, 9)])
     drive.send("w0", frame)
     drive.tick()
     assert drive.states("j") == ["RUNNING"]
@@ -129,7 +129,7 @@ def test_facts_about_unknown_members_change_nothing() -> None:
 
 def test_a_whole_life_in_one_frame() -> None:
     drive = alone("PLACED")
-    drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started", "exited", "freed")])
+    drive.reports([(kind, "j", 0, 0, "") for kind in ("claimed", "started", "exited", "freed")])
     assert drive.states("j") == ["SUCCEEDED"]
     assert drive.free_gpus() == 2
     assert drive.job("j").over
@@ -141,11 +141,11 @@ def test_a_whole_life_in_one_frame() -> None:
 def test_a_job_has_no_exit_code_before_it_is_over() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, replicas=2)
-    drive.facts([(kind, "j", replica, 0, "") for replica in range(2) for kind in ("claimed", "started")])
-    drive.fact("exited", "j", 0, code=0, detail="exit")
+    drive.reports([(kind, "j", replica, 0, "") for replica in range(2) for kind in ("claimed", "started")])
+    drive.report("exited", "j", 0, code=0, detail="exit")
     assert drive.states("j") == ["SUCCEEDED", "RUNNING"]
     assert _row(drive)["code"] is None
-    drive.fact("exited", "j", 1, code=3, detail="exit")
+    drive.report("exited", "j", 1, code=3, detail="exit")
     assert (_row(drive)["state"], _row(drive)["code"]) == ("FAILED", 3)
 
 
@@ -154,9 +154,9 @@ def _row(drive: Driving) -> dict[str, Any]:
     return wire(views.summary(drive.engine, job))
 
 
-def test_facts_twice_in_one_frame_count_once() -> None:
+def test_reports_twice_in_one_frame_count_once() -> None:
     drive = alone("RUNNING", retries=3)
-    drive.facts(
+    drive.reports(
         [
             ("exited", "j", 0, 1, "exit"),
             ("exited", "j", 0, 1, "exit"),
@@ -186,7 +186,7 @@ def test_failures_are_retried_with_backoff_up_to_the_bound() -> None:
         if drive.states("j") != ["FAILED"]:
             waits.append(drive.now - began)
     assert drive.states("j") == ["FAILED"]
-    assert drive.replica("j").attempt == 4
+    assert drive.replica("j").attempt_no == 4
     assert [round(wait / 1000) for wait in waits] == [1, 2, 4]
     assert worker.told["started"] == 4
 
@@ -240,7 +240,7 @@ def test_a_poison_job_ends_whatever_it_does_to_its_workers() -> None:
         if drive.wanted:
             drive.settle()
     assert drive.states("j") == ["FAILED"]
-    assert drive.replica("j").attempt == 3, "two losses, of which the request allows two"
+    assert drive.replica("j").attempt_no == 3, "two losses, of which the request allows two"
 
 
 def test_no_retry_after_a_loss_where_the_request_forbids_it() -> None:
@@ -256,7 +256,7 @@ def test_refusals_are_never_fatal_and_never_a_busy_loop() -> None:
     while drive.now - began < 600_000:
         if drive.states("j") == ["PLACED"]:
             attempts += 1
-            drive.fact("refused", "j", detail="device-busy")
+            drive.report("refused", "j", detail="device-busy")
             drive.renew()
         drive.pass_time(1_000)
     assert drive.states("j")[0] in ("QUEUED", "PLACED")
@@ -269,7 +269,7 @@ def test_backoff_doubles_and_is_bounded() -> None:
 
 def test_time_outs_are_not_retried() -> None:
     drive = alone("RUNNING", retries=5)
-    drive.fact("exited", "j", code=-15, detail="timeout")
+    drive.report("exited", "j", code=-15, detail="timeout")
     assert drive.states("j") == ["TIMED_OUT"]
 
 
@@ -291,12 +291,12 @@ def test_time_outs_are_not_retried() -> None:
         ("RUNNING", "exited", -9, "timeout", "CANCELLED"),
     ],
 )
-def test_cancel_by_stage(stage: str, answer: FactKind, code: int, detail: str, becomes: str) -> None:
+def test_cancel_by_stage(stage: str, answer: ReportKind, code: int, detail: str, becomes: str) -> None:
     drive = alone(stage, retries=5)
     assert drive.cancel("j")["data"]["cancelled"] is True
     assert drive.states("j") == ["CANCELLING"]
     assert [end.why for frame in drive.wanted for end in frame.end] == ["cancelling"]
-    drive.fact(answer, "j", code=code, detail=detail)
+    drive.report(answer, "j", code=code, detail=detail)
     assert drive.states("j") == [becomes]
     assert drive.cancel("j")["data"]["cancelled"] is False
 
@@ -308,7 +308,7 @@ def test_cancel_while_queued_and_in_backoff() -> None:
     assert drive.states("q") == ["CANCELLED"]
     drive.worker("w0", auto=False)
     drive.submit("b", gpu={}, retries=9)
-    drive.facts([("claimed", "b", 0, 0, ""), ("exited", "b", 0, 1, "exit"), ("freed", "b", 0, 0, "")])
+    drive.reports([("claimed", "b", 0, 0, ""), ("exited", "b", 0, 1, "exit"), ("freed", "b", 0, 0, "")])
     assert drive.states("b") == ["QUEUED"]
     drive.cancel("b")
     assert drive.states("b") == ["CANCELLED"]
@@ -340,9 +340,9 @@ def test_cancel_twice_in_one_record_and_after_the_exit_in_one_record() -> None:
     drive.cancel("j")
     assert drive.states("j") == ["CANCELLING"]
     other = alone("RUNNING")
-    worker, member = other.workers["w0"], other.member("j")
-    worker.gathered.append(Fact("exited", "t", "j", 0, member.attempt, member.fence, 0, "exit"))
-    frame = worker.fact_frame()
+    worker, attempt = other.workers["w0"], other.attempt("j")
+    worker.gathered.append(Report("exited", "t", "j", 0, attempt.no, attempt.fence, 0, "exit"))
+    frame = worker.report_frame()
     assert frame is not None
     other.send("w0", frame)
     other.cancel("j")
@@ -366,13 +366,13 @@ def test_deadline_meets_an_exit_zero_the_truth_wins() -> None:
     drive = alone("RUNNING", deadline_s=10)
     drive.pass_time(11_000)
     assert drive.states("j") == ["ENDING"]
-    drive.fact("exited", "j", detail="exit")
+    drive.report("exited", "j", detail="exit")
     assert drive.states("j") == ["SUCCEEDED"]
 
 
 def test_deadline_stands_over_retries_and_restarts_of_the_leader() -> None:
     drive = alone("RUNNING", deadline_s=30, retries=1000)
-    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
     drive.lead()
     drive.pass_time(31_000)
     assert drive.states("j")[0] in ("EXPIRED", "ENDING")
@@ -395,14 +395,14 @@ def test_start_within_holds_after_a_refusal_too() -> None:
     drive = alone("PLACED", start_within_s=5)
     drive.pass_time(6_000)
     assert drive.states("j") == ["PLACED"], "its worker may be starting it"
-    drive.fact("refused", "j")
+    drive.report("refused", "j")
     drive.pass_time(1_100, step=100)
     assert drive.states("j") == ["EXPIRED"]
 
 
 def test_start_within_leaves_alone_what_has_started() -> None:
     drive = alone("RUNNING", start_within_s=5, retries=2)
-    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
     drive.pass_time(60_000)
     assert drive.states("j") == ["PLACED"]
 
@@ -431,7 +431,7 @@ def test_of_several_replicas_those_that_ran_long_and_come_back_run_again(how: st
         drive.pass_time(1_000)
         drive.settle()
     assert drive.states("j") == ["RUNNING", "RUNNING"]
-    assert drive.replica("j").attempt == 2
+    assert drive.replica("j").attempt_no == 2
 
 
 def test_of_several_replicas_those_that_come_back_wait_for_as_long_as_at_first() -> None:
@@ -452,7 +452,7 @@ def test_replicas_that_come_back_again_and_again_set_one_timer() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={}, start_within_s=3_600)
     for _ in range(5):
-        drive.facts([("refused", "j", index, 0, "device-busy") for index in range(2)])
+        drive.reports([("refused", "j", index, 0, "device-busy") for index in range(2)])
         drive.pass_time(10_000)
     assert drive.states("j") == ["PLACED", "PLACED"]
     assert len(drive.engine.timers.rows) == 1
@@ -467,7 +467,7 @@ def test_replicas_that_come_back_again_and_again_set_one_timer() -> None:
         ("PLACED", "kill", ["QUEUED"]),
         ("CLAIMED", "kill", ["QUEUED"]),
         ("RUNNING", "kill", ["QUEUED"]),
-        ("PLACED", "keep", ["LOST_KEPT"]),  # its claimed fact may be what the partition holds back
+        ("PLACED", "keep", ["LOST_KEPT"]),  # its claimed report may be what the partition holds back
         ("CLAIMED", "keep", ["LOST_KEPT"]),
         ("RUNNING", "keep", ["LOST_KEPT"]),
     ],
@@ -513,10 +513,10 @@ def test_kept_then_the_worker_comes_back_with_it(stage: str) -> None:
     drive.worker("other", 2)
     drive.pass_time(100_000, renew=False)
     assert drive.states("j") == ["LOST_KEPT"], "never placed again before somebody speaks"
-    attempt = drive.replica("j").attempt
+    attempt = drive.replica("j").attempt_no
     drive.join(worker)
     assert drive.states("j") == ["RUNNING"]
-    assert drive.replica("j").attempt == attempt
+    assert drive.replica("j").attempt_no == attempt
     key = next(iter(worker.held))
     worker.finish(key)
     drive.settle()
@@ -542,7 +542,7 @@ def test_kept_though_it_was_asked_to_end_since_it_may_not_have_heard_that(back: 
         worker.held.clear()
         drive.join(worker)
         drive.settle()
-        assert (drive.states("j"), drive.placed_on("j"), drive.replica("j").attempt) == (["RUNNING"], ["other"], 2)
+        assert (drive.states("j"), drive.placed_on("j"), drive.replica("j").attempt_no) == (["RUNNING"], ["other"], 2)
         return
     drive.join(worker)
     drive.pass_time(2_000)
@@ -555,13 +555,13 @@ def test_kept_though_it_was_asked_to_end_since_it_may_not_have_heard_that(back: 
 def test_what_ended_as_asked_while_its_worker_was_lost_counts_for_nothing() -> None:
     """It was asked to end for another job: that it did so behind a partition is no failure of its own."""
     drive = alone("RUNNING", on_partition="keep", retries=1)
-    worker, member = drive.workers["w0"], drive.member("j")
+    worker, attempt = drive.workers["w0"], drive.attempt("j")
     worker.auto = False
     drive.order("requeue", job="j")
     drive.pass_time(40_000, renew=False)
     assert drive.states("j") == ["LOST_KEPT"]
     worker.gathered = [
-        Fact(kind, "t", "j", 0, member.attempt, member.fence, -15 * (kind == "exited"), "end" * (kind == "exited"))
+        Report(kind, "t", "j", 0, attempt.no, attempt.fence, -15 * (kind == "exited"), "end" * (kind == "exited"))
         for kind in ("exited", "freed")
     ]
     worker.held.clear()
@@ -578,17 +578,17 @@ def test_what_ends_for_good_is_not_kept() -> None:
 
 
 def place_frame(drive: Driving) -> None:
-    """Let the worker really hold what the ledger placed there, its facts withheld by the partition."""
+    """Let the worker really hold what the ledger placed there, its reports withheld by the partition."""
     worker = drive.workers["w0"]
-    member = drive.member("j")
-    place = Place("t", "j", 0, member.attempt, member.fence, [0], "exclusive", False, drive.job("j").body)
-    worker.held[member.name] = HeldMember(place, "running", True)
+    attempt = drive.attempt("j")
+    place = Place("t", "j", 0, attempt.no, attempt.fence, [0], "exclusive", False, drive.job("j").body)
+    worker.held[attempt.name] = HeldAttempt(place, "running", True)
 
 
 @pytest.mark.parametrize("how", ["without it", "finished", "cancelled", "deadline"])
 def test_kept_then_somebody_else_speaks(how: str) -> None:
     drive = alone("RUNNING", on_partition="keep", deadline_s=120 if how == "deadline" else None)
-    worker, member = drive.workers["w0"], drive.member("j")
+    worker, attempt = drive.workers["w0"], drive.attempt("j")
     drive.pass_time(40_000, renew=False)
     assert drive.states("j") == ["LOST_KEPT"]
     if how == "without it":
@@ -598,7 +598,7 @@ def test_kept_then_somebody_else_speaks(how: str) -> None:
         assert drive.states("j") == ["PLACED"]
     elif how == "finished":
         worker.gathered = [
-            Fact(kind, "t", "j", 0, member.attempt, member.fence, 0, "exit" if kind == "exited" else "")
+            Report(kind, "t", "j", 0, attempt.no, attempt.fence, 0, "exit" if kind == "exited" else "")
             for kind in ("exited", "freed")
         ]
         drive.join(worker)
@@ -644,13 +644,13 @@ def test_a_leader_that_slept_declares_nobody_lost() -> None:
 def test_quarantine_keeps_exactly_its_devices_out() -> None:
     drive = Driving.with_hosts(4, auto=False)
     drive.submit("j", gpu={"count": 2})
-    drive.facts([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "1")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "1")])
     assert drive.state.workers["w0"].quarantined == 0b10
     assert drive.states("j") == ["SUCCEEDED"]
     drive.submit("k", replicas=3, gpu={})
     assert drive.states("k") == ["PLACED", "PLACED", "QUEUED"]
     assert [drive.slots("k", index) for index in (0, 1)] == [[2], [3]]
-    drive.fact("freed", "j")
+    drive.report("freed", "j")
     assert drive.state.workers["w0"].quarantined == 0
     drive.tick()
     assert drive.states("k") == ["PLACED"] * 3
@@ -659,7 +659,7 @@ def test_quarantine_keeps_exactly_its_devices_out() -> None:
 def test_an_operator_releases_a_quarantine() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "0")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("exited", "j", 0, 0, "exit"), ("quarantined", "j", 0, 0, "0")])
     drive.submit("k", gpu={})
     assert drive.states("k") == ["QUEUED"]
     drive.operate("release", "w0")
@@ -682,23 +682,23 @@ def test_an_operator_releases_a_quarantine() -> None:
         ),
     ],
 )
-def test_each_report_of_a_member_is_one_step(frames: list[list[FactKind]], expected: list[str]) -> None:
+def test_each_report_of_a_attempt_is_one_step(frames: list[list[ReportKind]], expected: list[str]) -> None:
     drive = alone("PLACED")
     for kinds in frames:
-        drive.facts([(kind, "j", 0, 0, "exit" if kind in ("exited", "ran") else "") for kind in kinds])
+        drive.reports([(kind, "j", 0, 0, "exit" if kind in ("exited", "ran") else "") for kind in kinds])
     ops = [Op(op).name for payload in drive.records for op in decode_record(payload).steps[::6]]
     assert ops == ["PLACE", *expected]
     assert drive.states("j") == ["SUCCEEDED"]
     assert drive.job("j").over
 
 
-def test_a_cancel_behind_facts_of_the_same_record_stands_behind_them() -> None:
+def test_a_cancel_behind_reports_of_the_same_record_stands_behind_them() -> None:
     drive = alone("PLACED")
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
     drive.cancel("j")
     steps = decode_record(drive.records[-1]).steps
     assert [Op(op).name for op in steps[::6]] == ["CLAIM", "START", "END"]
-    assert [row[10] for row in drive.job("j").story[-3:]] == ["worker", "worker", "tenant:t"]
+    assert [row[10] for row in drive.job("j").history[-3:]] == ["worker", "worker", "tenant:t"]
 
 
 @pytest.mark.parametrize(

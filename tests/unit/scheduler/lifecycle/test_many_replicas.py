@@ -21,19 +21,21 @@ MILLION = 1_000_000
 
 
 def running(drive: Driving, name: str) -> list[int]:
-    return sorted(index for index, row in drive.job(name).rows.items() if row.member is not None)
+    return sorted(index for index, row in drive.job(name).rows.items() if row.attempt is not None)
 
 
 def exit_with(drive: Driving, name: str, codes: dict[int, int]) -> None:
     """These replicas exit with these codes, and their devices are free; their workers are not `auto`."""
-    drive.facts([("exited", name, index, code, "") for index, code in codes.items()])
-    drive.facts([("freed", name, index, 0, "") for index in codes])
+    drive.reports([("exited", name, index, code, "") for index, code in codes.items()])
+    drive.reports([("freed", name, index, 0, "") for index in codes])
 
 
 def started(drive: Driving, name: str) -> list[int]:
     found = running(drive, name)
-    drive.facts([("claimed", name, index, 0, "") for index in found if drive.replica(name, index).member is not None])
-    drive.facts([("started", name, index, 0, "") for index in found])
+    drive.reports(
+        [("claimed", name, index, 0, "") for index in found if drive.replica(name, index).attempt is not None]
+    )
+    drive.reports([("started", name, index, 0, "") for index in found])
     return found
 
 
@@ -65,7 +67,7 @@ def test_a_million_that_are_cancelled_end_in_one_step() -> None:
     drive.worker("w0")
     drive.tick()
     assert drive.engine.queue.is_empty
-    assert len(job.story) == 1
+    assert len(job.history) == 1
     again = snapshots.load(snapshots.dump(drive.state))
     assert again.jobs[job.num].ended == job.ended
 
@@ -94,7 +96,7 @@ def test_replicas_that_a_job_has_not_are_named_and_nothing_of_it_is_cancelled() 
 def test_one_replica_with_a_bound_of_one_starts_again_after_a_refusal() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("one", replicas=1, indices="7", max_running=1, gpu={})
-    drive.facts([("refused", "one", 7, 0, "")])
+    drive.reports([("refused", "one", 7, 0, "")])
     drive.pass_time(60_000)
     assert running(drive, "one") == [7]
 
@@ -142,15 +144,15 @@ def test_a_replica_that_comes_back_goes_before_those_that_were_never_placed() ->
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("many", replicas=5_000, gpu={}, retries=1)
     assert started(drive, "many") == [0, 1]
-    drive.facts([("exited", "many", 0, 7, "")])
-    drive.facts([("freed", "many", 0, 0, "")])
+    drive.reports([("exited", "many", 0, 7, "")])
+    drive.reports([("freed", "many", 0, 0, "")])
     assert running(drive, "many") == [1, 2]
     assert drive.job("many").back == 1
     drive.pass_time(2_000)
-    drive.facts([("claimed", "many", 2, 0, ""), ("started", "many", 2, 0, "")])
+    drive.reports([("claimed", "many", 2, 0, ""), ("started", "many", 2, 0, "")])
     exit_with(drive, "many", {2: 0})
     assert running(drive, "many") == [0, 1], "its pause is over, and 3 waits behind it"
-    assert drive.replica("many", 0).attempt == 2
+    assert drive.replica("many", 0).attempt_no == 2
 
 
 def test_indices_are_the_numbers_of_the_replicas() -> None:
@@ -175,7 +177,7 @@ def test_how_long_replicas_take_is_known_before_the_last_has_ended() -> None:
         exit_with(drive, "many", dict.fromkeys(found, 0))
     started(drive, "many")
     job = drive.job("many")
-    end_ms = drive.engine.estimates.end_ms(drive.member("many", min(job.rows)), drive.now)
+    end_ms = drive.engine.estimates.end_ms(drive.attempt("many", min(job.rows)), drive.now)
     assert end_ms is not None
     assert 25_000 <= end_ms - drive.now <= 35_000
 
@@ -198,7 +200,7 @@ def test_max_running_bounds_what_runs_and_holds_up_nobody() -> None:
     assert running(drive, "many") == [1, 2]
     assert drive.states("other") == ["PLACED"]
     drive.cancel("other")
-    drive.fact("withdrawn", "other")
+    drive.report("withdrawn", "other")
     assert running(drive, "many") == [1, 2, 3]
     drive.lead()
     drive.pass_time(30_000)
@@ -215,7 +217,7 @@ def test_gpus_that_its_ends_leave_go_to_the_job_itself_before_a_lower_priority(m
     for index in range(3):
         found = started(drive, "many")
         assert found == [index * len(first) + number for number in first]
-        drive.facts([(kind, "many", each, 0, "") for each in found for kind in ("exited", "freed")])
+        drive.reports([(kind, "many", each, 0, "") for each in found for kind in ("exited", "freed")])
         assert running(drive, "low") == beside
 
 
@@ -283,8 +285,8 @@ def test_a_new_leader_knows_since_when_a_job_runs_fewer_replicas_than_it_may() -
     drive.pass_time(300_000)
     drive.submit("urgent", replicas=2, gpu={}, priority=90)
     first_ms = drive.now
-    for member in list(drive.workers["w0"].held):
-        drive.workers["w0"].finish(member)
+    for attempt in list(drive.workers["w0"].held):
+        drive.workers["w0"].finish(attempt)
         drive.settle()
         drive.pass_time(10_000)
     assert drive.states("many") == ["SUCCEEDED", "SUCCEEDED", "QUEUED", "QUEUED"]

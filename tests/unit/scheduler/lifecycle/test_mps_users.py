@@ -46,7 +46,7 @@ def test_a_job_waits_for_the_gpu_as_long_as_jobs_of_another_user_have_it(ranker:
     shares(drive, "acme", "a")
     assert shares(drive, "beta", "b") == ["QUEUED"]
     drive.pass_time(60_000)
-    assert (drive.states("b", "beta"), drive.replica("b", tenant="beta").attempt) == (["QUEUED"], 0), "never placed"
+    assert (drive.states("b", "beta"), drive.replica("b", tenant="beta").attempt_no) == (["QUEUED"], 0), "never placed"
     told = drive.explained("b", "beta")
     assert (told["reason"], "jobs of another user" in told["because"]) == ("busy", True)
     assert shares(drive, "acme", "a2") == ["RUNNING"]

@@ -21,7 +21,7 @@ def fleet(count: int, gpus: int = 1, config: Config | None = None) -> Driving:
 def refuse(drive: Driving, job: str = "j", replica: int = 0, why: str = WHY, code: int = 126) -> str:
     """The worker that has it refuses it; a minute passes. Returns the worker."""
     place = drive.placed_on(job)[replica]
-    drive.fact("refused", job, replica, code=code, detail=why)
+    drive.report("refused", job, replica, code=code, detail=why)
     drive.pass_time(60_000)
     return place
 
@@ -68,8 +68,8 @@ def test_a_host_that_has_it_runs_it_whatever_the_others_lack() -> None:
         drive.lead()
         drive.renew()
         assert drive.explained("j")["refused_by"] == [bad]
-    drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
-    drive.facts([("exited", "other", 0, 0, "exit"), ("freed", "other", 0, 0, "")])
+    drive.reports([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
+    drive.reports([("exited", "other", 0, 0, "exit"), ("freed", "other", 0, 0, "")])
     drive.pass_time(1_000)
     assert drive.states("j") == ["PLACED"]
     assert drive.placed_on("j") != [bad]
@@ -98,7 +98,7 @@ def test_a_host_that_was_started_anew_has_not_refused_it() -> None:
         drive.workers["w0"].boot += "-2"
         drive.join(drive.workers["w0"])
         drive.pass_time(1_000)
-    drive.fact("started", "j")
+    drive.report("started", "j")
     assert drive.states("j") == ["RUNNING"]
     assert drive.job("j").lacking == ()
 
@@ -113,7 +113,7 @@ def test_a_job_of_many_replicas_has_one_count() -> None:
         if not placed:
             break
         tried.append(placed[0][1])
-        drive.fact("refused", "j", placed[0][0], code=126, detail=WHY)
+        drive.report("refused", "j", placed[0][0], code=126, detail=WHY)
         drive.pass_time(1_000)
     assert set(drive.states("j")) == {"FAILED"}
     assert len(tried) == 8, "what was placed before the first refusal, and no more"
@@ -125,11 +125,11 @@ def test_replicas_that_start_elsewhere_keep_the_job_from_ending() -> None:
     good = drive.placed_on("j").index("w0")
     for index, name in list(enumerate(drive.placed_on("j"))):
         if name in ("w1", "w2", "w3"):
-            drive.fact("refused", "j", index, code=126, detail=WHY)
+            drive.report("refused", "j", index, code=126, detail=WHY)
     assert drive.states("j").count("FAILED") == 0, "w0 has not said yet whether it can"
     for _ in range(8):
-        drive.facts([("claimed", "j", good, 0, ""), ("started", "j", good, 0, "")])
-        drive.facts([("exited", "j", good, 0, "exit"), ("freed", "j", good, 0, "")])
+        drive.reports([("claimed", "j", good, 0, ""), ("started", "j", good, 0, "")])
+        drive.reports([("exited", "j", good, 0, "exit"), ("freed", "j", good, 0, "")])
         drive.pass_time(60_000)
         if "w0" in drive.placed_on("j"):
             good = drive.placed_on("j").index("w0")
@@ -142,7 +142,7 @@ def test_a_gang_ends_as_a_whole() -> None:
     for _ in range(3):
         if drive.states("j") != ["PLACED", "PLACED"]:
             break
-        drive.facts([("refused", "j", 0, 126, WHY), ("withdrawn", "j", 1, 0, "")])
+        drive.reports([("refused", "j", 0, 126, WHY), ("withdrawn", "j", 1, 0, "")])
         drive.pass_time(60_000)
     assert drive.states("j") == ["FAILED", "FAILED"]
     assert WHY in drive.explained("j")["why"]
@@ -151,7 +151,7 @@ def test_a_gang_ends_as_a_whole() -> None:
 def test_a_gang_ends_once_the_hosts_that_are_left_could_not_hold_it() -> None:
     drive = fleet(3, 1)
     drive.submit("j", gpu={"scheduling": "gang"}, replicas=3)
-    drive.facts([("refused", "j", 0, 126, WHY), ("withdrawn", "j", 1, 0, ""), ("withdrawn", "j", 2, 0, "")])
+    drive.reports([("refused", "j", 0, 126, WHY), ("withdrawn", "j", 1, 0, ""), ("withdrawn", "j", 2, 0, "")])
     assert drive.states("j") == ["FAILED"] * 3
 
 
@@ -163,7 +163,7 @@ def test_what_was_to_end_anyway_ends_as_it_was_asked_to(act: str) -> None:
         drive.cancel("j")
     else:
         drive.order("requeue", job="j")
-    drive.fact("refused", "j", code=126, detail=WHY)
+    drive.report("refused", "j", code=126, detail=WHY)
     assert drive.states("j") == ["CANCELLED" if act == "cancel" else "QUEUED"]
 
 
@@ -171,11 +171,11 @@ def test_a_job_that_has_run_waits_for_a_host_like_the_one_that_ran_it() -> None:
     drive = fleet(2)
     drive.submit("other", gpu={})
     drive.submit("j", gpu={}, retries=1)
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     drive.operate("cordon", drive.placed_on("j")[0])
-    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
-    drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
-    drive.facts([("exited", "other", 0, 0, "exit"), ("freed", "other", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
+    drive.reports([("exited", "other", 0, 0, "exit"), ("freed", "other", 0, 0, "")])
     drive.pass_time(60_000)
     refuse(drive)
     assert drive.states("j") == ["QUEUED"]
@@ -184,7 +184,7 @@ def test_a_job_that_has_run_waits_for_a_host_like_the_one_that_ran_it() -> None:
 def test_a_request_that_is_wrong_for_every_host_ends_at_once_with_its_code() -> None:
     drive = fleet(3)
     drive.submit("j", gpu={}, retries=3)
-    drive.fact("refused", "j", code=127, detail=CANNOT_RUN + "no ./train.py in the job's own files")
+    drive.report("refused", "j", code=127, detail=CANNOT_RUN + "no ./train.py in the job's own files")
     assert drive.states("j") == ["FAILED"]
     assert drive.explained("j")["code"] == 127
 
@@ -197,10 +197,10 @@ NO_USERS: dict[str, Any] = {"capabilities": {"process": {"users": False}}, "own_
 def test_a_setup_that_failed_ends_every_replica_that_waits_with_its_code() -> None:
     drive = fleet(2)
     drive.submit("j", gpu={}, replicas=6, max_running=2)
-    drive.facts([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
-    drive.fact("refused", "j", 0, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
+    drive.reports([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
+    drive.report("refused", "j", 0, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
     assert drive.states("j") == ["FAILED", "RUNNING", *["FAILED"] * 4]
-    drive.fact("exited", "j", 1)
+    drive.report("exited", "j", 1)
     assert drive.explained("j")["code"] == 3
 
 
@@ -211,7 +211,7 @@ def test_one_whose_setup_failed_counts_towards_max_failed_and_those_that_waited_
 ) -> None:
     drive = fleet(1, gpus=2)
     drive.submit("j", gpu={}, replicas=6, max_running=2, max_failed=most)
-    drive.fact("refused", "j", 0, code=3, detail=why)
+    drive.report("refused", "j", 0, code=3, detail=why)
     drive.tick()
     assert drive.states("j") == ["FAILED", others, *["FAILED"] * 4]
 
@@ -220,9 +220,9 @@ def test_a_new_leader_lets_those_run_on_that_started_elsewhere_before_a_setup_fa
     drive = fleet(1)
     drive.worker("w1", 1)
     drive.submit("j", gpu={}, replicas=6, max_failed=2)
-    drive.report("w1")
+    drive.report_all("w1")
     failed = drive.placed_on("j").index("w0")
-    drive.fact("refused", "j", failed, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
+    drive.report("refused", "j", failed, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
     before = drive.states("j")
     assert sorted(before) == [*["FAILED"] * 5, "RUNNING"]
     drive.lead()
@@ -236,8 +236,8 @@ def test_replicas_that_ended_while_they_waited_do_not_count_when_the_next_one_fa
     drive = fleet(1)
     elsewhere = drive.worker("w1", 2)
     drive.submit("j", gpu={}, replicas=6, max_failed=3)
-    drive.report("w1")
-    drive.fact("refused", "j", drive.placed_on("j").index("w0"), code=3, detail=SETUP_FAILED + "exit code 3")
+    drive.report_all("w1")
+    drive.report("refused", "j", drive.placed_on("j").index("w0"), code=3, detail=SETUP_FAILED + "exit code 3")
     assert sorted(drive.states("j")) == [*["FAILED"] * 4, "RUNNING", "RUNNING"]
     if leads_anew:
         drive.lead_from_snapshot()
@@ -307,19 +307,19 @@ def test_a_job_whose_memory_must_be_limited_goes_where_that_is_possible() -> Non
     assert drive.placed_on("j") == ["w1"]
 
 
-def test_a_member_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
-    """Containers without a network, for one: such a member would run and never answer a call."""
+def test_a_attempt_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
+    """Containers without a network, for one: such an attempt would run and never answer a call."""
     drive = Driving()
     mute: dict[str, Any] = {"drivers": ["box"], "capabilities": {"box": {"gpu_enabled": True}}}
-    member: dict[str, Any] = {"run": {"driver": "box", "argv": ["serve"]}, "service": {"name": "embed"}}
+    attempt: dict[str, Any] = {"run": {"driver": "box", "argv": ["serve"]}, "service": {"name": "embed"}}
     drive.worker("w0", 1, **mute)
-    refused = drive.submit("now", on_no_match="reject", **member)
+    refused = drive.submit("now", on_no_match="reject", **attempt)
     assert "lets its jobs reach the server" in str(refused)
-    answer = drive.submit("j", **member)
+    answer = drive.submit("j", **attempt)
     assert "lets its jobs reach the server" in answer["warnings"][0]
     assert drive.explained("j")["reason"] == "no-calls"
     assert "answers_calls" in REASONS["no-calls"].fix
-    drive.submit("plain", run=member["run"])
+    drive.submit("plain", run=attempt["run"])
     drive.settle()
     assert drive.placed_on("plain") == ["w0"]
     drive.worker("w1", 1, **{**mute, "capabilities": {"box": {"answers_calls": True}}})

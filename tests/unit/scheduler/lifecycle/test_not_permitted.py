@@ -60,7 +60,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     for _ in names:
         [place] = drive.placed_on("j")
         tried.append(place)
-        drive.fact("refused", "j", detail=why)
+        drive.report("refused", "j", detail=why)
         assert drive.states("j") == ["QUEUED"]
         drive.pass_time(60_000)
     assert sorted(tried) == names
@@ -84,7 +84,7 @@ def test_one_that_a_worker_refused_waits_for_the_others() -> None:
     drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
     assert (drive.placed_on("other"), drive.placed_on("j")) == (["w1"], ["w0"])
-    drive.fact("refused", "j", detail=WHY)
+    drive.report("refused", "j", detail=WHY)
     drive.pass_time(60_000)
     found = drive.explained("j")
     assert (found["reason"], found["because"]) == ("busy", WHY)
@@ -97,7 +97,7 @@ def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_wait
     drive = Driving.with_hosts(*[1] * (AVOID_MAX + 2), auto=False)
     drive.submit("j", gpu={})
     for _ in range(AVOID_MAX + 2):
-        drive.fact("refused", "j", detail=WHY)
+        drive.report("refused", "j", detail=WHY)
         found = drive.explained("j")
         assert found["because"] == WHY
         if len(drive.replica("j").job.avoid) < AVOID_MAX:
@@ -118,7 +118,7 @@ def test_a_worker_that_is_started_anew_is_asked_again(lead: bool, json: bool) ->
     drive.json_workers = json
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("j", gpu={})
-    drive.fact("refused", "j", detail=WHY)
+    drive.report("refused", "j", detail=WHY)
     drive.pass_time(60_000)
     assert drive.explained("j")["reason"] == "refused"
     if lead:
@@ -131,7 +131,7 @@ def test_a_worker_that_is_started_anew_is_asked_again(lead: bool, json: bool) ->
     drive.join(worker)
     drive.pass_time(2_000)
     assert drive.states("j") == ["PLACED"]
-    drive.fact("refused", "j", detail=WHY)
+    drive.report("refused", "j", detail=WHY)
     drive.pass_time(60_000)
     assert drive.states("j") == ["QUEUED"], "once, and not for ever"
     worker.hello = msgspec.structs.replace(worker.hello, labels={"mended": "yes"})
@@ -153,7 +153,7 @@ def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
     tried = []
     for _ in range(2):
         tried += drive.placed_on("j")
-        drive.fact("refused", "j", detail=why)
+        drive.report("refused", "j", detail=why)
         assert drive.states("j") == ["QUEUED"]
         if snapshot:
             drive.take_snapshot()
@@ -171,7 +171,7 @@ def test_a_job_without_gpus_is_kept_from_the_worker_that_refused_it(
         drive.join(drive.workers[name])
         drive.pass_time(2_000)
         assert drive.placed_on("j") == [name]
-        drive.fact("refused", "j", detail=why)
+        drive.report("refused", "j", detail=why)
         drive.pass_time(60_000)
         assert drive.states("j") == ["QUEUED"]
 
@@ -181,11 +181,11 @@ def test_a_job_without_gpus_waits_for_the_worker_that_did_not_refuse_it() -> Non
     drive.submit("j", resources={"cpu_milli": 1_000})
     drive.worker("w1", 0, auto=False, cpu_milli=1_000)
     drive.submit("other", resources={"cpu_milli": 1_000})
-    drive.fact("refused", "j", detail=WHY)
+    drive.report("refused", "j", detail=WHY)
     drive.pass_time(60_000)
     found = drive.explained("j")
     assert (found["reason"], found["refused_by"]) == ("host-busy", ["w0"])
-    drive.fact("refused", "other", detail=WHY)
+    drive.report("refused", "other", detail=WHY)
     drive.pass_time(60_000)
     assert (drive.placed_on("j"), drive.placed_on("other")) == (["w1"], ["w0"])
 
@@ -195,7 +195,7 @@ def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
     drive = Driving.with_hosts(2, auto=False)
     for number in range(8):
         drive.submit(f"bad-{number}", gpu={"count": 2})
-        drive.fact("refused", f"bad-{number}", detail=NOT_HERE + "argv[0] names no handler of this worker")
+        drive.report("refused", f"bad-{number}", detail=NOT_HERE + "argv[0] names no handler of this worker")
         assert drive.engine.fleet.hosts[0].open == 0b11
     drive.submit("good", gpu={"count": 2})
     assert drive.states("good") == ["PLACED"]
@@ -204,7 +204,7 @@ def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
 def test_another_refusal_keeps_no_job_away() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.fact("refused", "j", detail="device-busy 0")
+    drive.report("refused", "j", detail="device-busy 0")
     drive.pass_time(60_000)
     assert drive.states("j") == ["PLACED"]
 
@@ -217,9 +217,9 @@ def test_a_job_whose_request_is_wrong_fails_with_the_words_of_the_driver(workers
     """It waited for ever for a worker that would take it, and each worker was asked."""
     drive = Driving.with_hosts(*[2] * workers, auto=False)
     drive.submit("j", gpu={}, replicas=2, retries=3)
-    drive.fact("refused", "j", 0, detail=WRONG)
+    drive.report("refused", "j", 0, detail=WRONG)
     assert drive.states("j") == ["FAILED", "PLACED"]
-    drive.fact("refused", "j", 1, detail=WRONG)
+    drive.report("refused", "j", 1, detail=WRONG)
     assert drive.states("j") == ["FAILED", "FAILED"]
     found = drive.explained("j")
     assert (found["state"], found["code"], found["why"]) == ("FAILED", 126, WRONG)
@@ -232,7 +232,7 @@ def test_a_job_whose_request_is_wrong_fails_with_the_words_of_the_driver(workers
 def test_a_gang_whose_request_is_wrong_fails_as_a_whole() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={"scheduling": "gang"}, replicas=2, retries=3)
-    drive.facts([("refused", "j", 0, 0, WRONG), ("refused", "j", 1, 0, WRONG)])
+    drive.reports([("refused", "j", 0, 0, WRONG), ("refused", "j", 1, 0, WRONG)])
     assert drive.states("j") == ["FAILED", "FAILED"]
     found = drive.explained("j")
     assert found["code"] == 126
@@ -247,7 +247,7 @@ def test_a_wrong_request_that_was_to_end_anyway_ends_as_it_was_asked_to(act: str
         drive.cancel("j")
     else:
         drive.order("requeue", job="j")
-    drive.fact("refused", "j", detail=WRONG)
+    drive.report("refused", "j", detail=WRONG)
     drive.tick()
     assert drive.states("j")[0] in (["CANCELLED"] if act == "cancel" else ["QUEUED", "PLACED"])
 
@@ -383,7 +383,7 @@ def test_a_replica_that_waits_is_not_sent_where_another_one_is_refused_in_this_r
     drive.submit("j", gpu=gpu, replicas=3, resources={"cpu_milli": 1_000})
     drive.submit("next", gpu=gpu, resources={"cpu_milli": 1_000})
     assert drive.states("j") == ["PLACED", "QUEUED", "QUEUED"]
-    drive.fact("refused", "j", detail=WHY)
+    drive.report("refused", "j", detail=WHY)
     assert drive.states("j") == ["QUEUED"] * 3
     drive.worker("w1", 1, auto=False, cpu_milli=1_000)
     drive.pass_time(2_000)
@@ -395,7 +395,7 @@ def test_a_job_that_every_worker_refuses_holds_up_nobody_at_its_tenants_limit() 
     drive = Driving.with_hosts(4, auto=False)
     drive.order("limit", gpus=2)
     drive.submit("refused", gpu={"count": 2})
-    drive.fact("refused", "refused", detail=WHY)
+    drive.report("refused", "refused", detail=WHY)
     drive.pass_time(2_000)
     drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 60})
     drive.worker("w1", 0)  # something changes, so all that waits is tried again

@@ -39,7 +39,7 @@ def placed_by_one_record(**fields: Any) -> Driving:
     drive.settle()
     for tenant in TENANTS:
         assert drive.states("j", tenant)[:REPLICAS] == ["RUNNING"] * REPLICAS
-    assert len({drive.member("j", replica, tenant).fence for tenant, replica in EACH}) == 1
+    assert len({drive.attempt("j", replica, tenant).fence for tenant, replica in EACH}) == 1
     drive.events.clear()
     return drive
 
@@ -48,9 +48,9 @@ def say(drive: Driving, said: dict[One, tuple[int, int]]) -> None:
     """The worker's renewal, a second later: for how long each attempt is still, and what its device does."""
     uses = []
     for (tenant, replica), (still_s, percent) in said.items():
-        member = drive.member("j", replica, tenant)
-        [slot] = drive.workers["w0"].held[member.name].place.slots
-        uses.append(AttemptUse(member.fence, [DeviceUse(slot, percent, 10 + slot, None)], still_s, *member.name[:4]))
+        attempt = drive.attempt("j", replica, tenant)
+        [slot] = drive.workers["w0"].held[attempt.name].place.slots
+        uses.append(AttemptUse(attempt.fence, [DeviceUse(slot, percent, 10 + slot, None)], still_s, *attempt.name[:4]))
     drive.workers["w0"].use = uses
     drive.renew()
     drive.tick(1000)
@@ -61,7 +61,7 @@ def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None
     drive = placed_by_one_record()
     say(drive, said)
     for (tenant, replica), (_, percent) in said.items():
-        [row] = use_rows(drive.engine, drive.member("j", replica, tenant))
+        [row] = use_rows(drive.engine, drive.attempt("j", replica, tenant))
         assert row.percent == percent
         kept = find_use(drive.engine, tenant, UseAsked("j", replica))
         assert (kept.ask.tenant, kept.ask.replica) == (tenant, replica)  # type: ignore[union-attr]
@@ -100,18 +100,18 @@ def test_on_stall_end_ends_the_attempt_that_is_still(said: dict[One, tuple[int, 
 
 def test_what_a_worker_says_without_names_counts_for_nothing() -> None:
     drive = placed_by_one_record(run={"driver": "noop", "stall_s": 60, "on_stall": "end"})
-    fence = drive.member("j").fence
+    fence = drive.attempt("j").fence
     drive.workers["w0"].use = [AttemptUse(fence, [DeviceUse(0, 0, 10, None)], 200)]
     drive.renew()
     drive.tick(1000)
     for tenant, replica in EACH:
-        assert use_rows(drive.engine, drive.member("j", replica, tenant)) == []
+        assert use_rows(drive.engine, drive.attempt("j", replica, tenant)) == []
         assert drive.states("j", tenant)[replica] == "RUNNING"
 
 
 def test_each_shows_how_many_of_its_own_processes_are_stopped_until_none_is() -> None:
     drive = placed_by_one_record()
-    drive.workers["w0"].stopped = [Stopped(*drive.member("j", 1, TENANTS[0]).name, 2)]
+    drive.workers["w0"].stopped = [Stopped(*drive.attempt("j", 1, TENANTS[0]).name, 2)]
     drive.renew()
     drive.tick(1000)
     shown: list[Any] = [views.show(drive.engine, tenant, "j") for tenant in TENANTS]
@@ -128,14 +128,14 @@ def test_each_shows_how_many_of_its_own_processes_are_stopped_until_none_is() ->
 def load_of(drive: Driving, one: One, running: int, waiting: int) -> None:
     """What the member of a service says of itself: it has one place."""
     tenant, replica = one
-    member = drive.member("j", replica, tenant)
-    name = member.replica.job.name, replica, member.fence, member.attempt
+    attempt = drive.attempt("j", replica, tenant)
+    name = attempt.replica.job.name, replica, attempt.fence, attempt.no
     load = MemberLoad(f"{tenant}{replica}", 1, running, waiting, 0, False, 0, 0, 0, 0, 0, 0, *name)
     drive.engine.offer_member_load(tenant, "s", load, drive.now)
 
 
 def serve(drive: Driving, seconds: int, calls: dict[One, int]) -> None:
-    """Each member has so many calls all the time, of which it runs one."""
+    """Each attempt has so many calls all the time, of which it runs one."""
     for _ in range(seconds):
         for (tenant, replica), count in calls.items():
             if drive.states("j", tenant)[replica] == "RUNNING":
@@ -155,7 +155,7 @@ def test_a_service_grows_while_all_that_one_record_placed_are_busy(least: int) -
 
 
 @pytest.mark.parametrize("busy", range(REPLICAS))
-def test_the_member_that_ends_is_one_without_calls(busy: int) -> None:
+def test_the_attempt_that_ends_is_one_without_calls(busy: int) -> None:
     drive = Driving.with_hosts(REPLICAS, capabilities=CALLS)
     run = {"driver": "process", "argv": ["serve"], "restart": "always"}
     drive.submit("j", run=run, gpu={}, replicas={"min": 1, "max": REPLICAS}, service={"name": "j"})
@@ -166,7 +166,7 @@ def test_the_member_that_ends_is_one_without_calls(busy: int) -> None:
     drive.pass_time(5_000)
     drive.settle()
     assert drive.states("j") == ["RUNNING"] * REPLICAS
-    assert len({drive.member("j", replica).fence for replica in range(REPLICAS)}) == 1
+    assert len({drive.attempt("j", replica).fence for replica in range(REPLICAS)}) == 1
     seen = []
     for _ in range(700):
         serve(drive, 1, {("t", replica): int(replica == busy) for replica in range(REPLICAS)})

@@ -49,7 +49,7 @@ def moving(members: int = 1, **fields: Any) -> Site:
 def test_the_end_of_a_moved_member_may_come_in_a_record_that_looks() -> None:
     site = moving(**RUNS)
     tick_until(site, 0, "CANCELLING")
-    site.offer_facts()
+    site.offer_reports()
     site.tick(1_000)
     assert (state(site, 0), state(site, 1)) == ("CANCELLED", "RUNNING")
     site.watch(3)
@@ -71,7 +71,7 @@ def test_what_ends_a_service_in_the_record_that_would_move_it_ends_all_of_it(how
         site.offer_cancel("a")
     elif how == "max_failed":
         site.workers["w0"].finish(next(iter(site.workers["w0"].held)), 1)
-        site.offer_facts()
+        site.offer_reports()
     site.tick(1_000 if deadline_ms is None else deadline_ms - site.now)
     site.watch(20)
     assert site.job("a").over, site.job("a").counts

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.core import draft
-from moorage.schemas.frames import FactKind
+from moorage.schemas.frames import ReportKind
 from tests.unit.scheduler.driving import Driving, wire
 
 MINUTE_MS = 60_000
@@ -25,12 +25,12 @@ def staying(restart: str = "on-failure", **fields: Any) -> Driving:
 
 
 def begin(drive: Driving) -> None:
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     assert drive.states("j")[0] == "RUNNING"
 
 
-def exits(drive: Driving, code: int = 1, detail: str = "exit", kind: FactKind = "exited") -> None:
-    drive.facts([(kind, "j", 0, code, detail), ("freed", "j", 0, 0, "")])
+def exits(drive: Driving, code: int = 1, detail: str = "exit", kind: ReportKind = "exited") -> None:
+    drive.reports([(kind, "j", 0, code, detail), ("freed", "j", 0, 0, "")])
 
 
 def waited_s(drive: Driving) -> int:
@@ -57,7 +57,7 @@ def test_it_starts_again_with_back_off_and_without_a_bound() -> None:
         begin(drive)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     replica = drive.replica("j")
-    assert (replica.attempt, replica.restarts, replica.retries, replica.losses) == (12, 11, 0, 0)
+    assert (replica.attempt_no, replica.restarts, replica.retries, replica.losses) == (12, 11, 0, 0)
     assert row(drive)["restarts"] == 11
 
 
@@ -169,12 +169,12 @@ def test_what_is_asked_to_leave_its_host_runs_elsewhere_and_counts_no_restart(re
     exits(drive, 0, "end")
     drive.tick()
     assert drive.states("j") == ["PLACED"]
-    assert (drive.replica("j").attempt, drive.replica("j").restarts) == (2, 0)
+    assert (drive.replica("j").attempt_no, drive.replica("j").restarts) == (2, 0)
 
 
 def test_its_latest_start_is_that_of_its_first_attempt() -> None:
     drive = staying(start_within_s=5, replicas=2)
-    drive.facts([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
+    drive.reports([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
     for _ in range(5):
         exits(drive)
         waited_s(drive)
@@ -187,7 +187,7 @@ def test_its_other_replicas_wait_on_in_the_queue_when_their_latest_start_passes_
 ) -> None:
     monkeypatch.setattr(draft, "BULK_STEPS", 1)
     drive = staying(start_within_s=60, replicas=4)
-    drive.facts([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
+    drive.reports([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
     drive.submit("other", gpu={"model": "H200"})
     drive.pass_time(drive.job("j").waits_from_ms + 59_990 - drive.now)
     drive.offer_cancel("other")

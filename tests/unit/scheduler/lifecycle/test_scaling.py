@@ -55,7 +55,7 @@ class Service:
         """Each member says its part of the calls at a time, of which it runs as many as it has places."""
         found = self.members()
         for at, index in enumerate(found):
-            member = self.drive.member(self.name, index, self.tenant)
+            member = self.drive.attempt(self.name, index, self.tenant)
             mine = calls / len(found)
             # a part of a call is one in that part of the frames
             count = int(mine) + (((self.drive.now // 1000 + at) * 7919 % 100) < (mine - int(mine)) * 100)
@@ -65,7 +65,7 @@ class Service:
             load = MemberLoad(
                 f"m{index}", self.places, min(count, self.places), max(0, count - self.places), oldest_ms, False,
                 self.refused[which], 0, 0, self.ended[which], 0, self.ended[which] * run_ms,
-                self.name, index, member.fence, member.attempt,
+                self.name, index, member.fence, member.no,
             )  # fmt: skip
             self.drive.engine.offer_member_load(self.tenant, load.job, load, self.drive.now)
             self.drive.term_counts.calls.heard(self.tenant, load.job, load, self.drive.now)
@@ -173,7 +173,7 @@ def test_the_member_with_the_fewest_calls_ends() -> None:
     for _ in range(130):
         for index, running in ((0, 0), (1, 1), (2, 0)):
             if index in service.members():
-                fence = drive.member("embed", index).fence
+                fence = drive.attempt("embed", index).fence
                 load = MemberLoad(f"m{fence}", 1, running, 0, 0, False, 0, 0, 0, 9, 0, 9, "embed", index, fence)
                 drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1000)
@@ -216,7 +216,7 @@ def test_what_members_said_is_in_a_recording_and_decides_the_same_again(tmp_path
 
 def test_who_claims_to_be_a_member_and_is_none_changes_nothing() -> None:
     drive, service = serving()
-    fence = drive.member("embed").fence
+    fence = drive.attempt("embed").fence
     for tenant, job, index, said in (("t", "embed", 0, fence + 1), ("t", "embed", 7, fence), ("u", "embed", 0, fence),
                                      ("t", "other", 0, fence), ("t", "", 0, 0)):  # fmt: skip
         load = MemberLoad("m", 1, 1, 50, 9_999, False, 99, 0, 0, 0, 0, 0, job, index, said)
@@ -237,8 +237,8 @@ def test_a_member_that_was_cut_off_while_it_was_to_end_ends_when_it_comes_back()
     while "ENDING" not in drive.states("embed"):
         service.say(0)
         drive.pass_time(1000)
-        drive.report()
-    gone = drive.workers[drive.member("embed", drive.states("embed").index("ENDING")).worker.id]
+        drive.report_all()
+    gone = drive.workers[drive.attempt("embed", drive.states("embed").index("ENDING")).worker.id]
     (other,) = (worker for worker in drive.workers.values() if worker is not gone)
     gone.session = ""
     for _ in range(60):
@@ -508,7 +508,7 @@ def test_a_preemptible_job_ends_no_member_that_would_preempt_it_again(both: bool
     service = Service(drive)
     found = service.serve(90, 4.0)
     assert found[-1] == (1 if both else 2)
-    attempts = drive.job("earlier").rows[0].attempt
+    attempts = drive.job("earlier").rows[0].attempt_no
     assert attempts == 1
     assert drive.states("earlier") == (["RUNNING"] if both else ["QUEUED"])
 
@@ -543,7 +543,7 @@ def test_full_services_of_several_tenants_come_to_rest(of: int, shares: dict[str
                 service.say(8.0)
             drive.pass_time(1000)
             drive.settle()
-        return sum(row.attempt for tenant in shares for row in drive.job("embed", tenant).rows.values())
+        return sum(row.attempt_no for tenant in shares for row in drive.job("embed", tenant).rows.values())
 
     before = serve(120)
     assert {service.tenant: len(service.members()) for service in services} == shares
@@ -612,7 +612,7 @@ def test_as_many_are_wanted_that_one_more_would_not_help(a_second: float, run_ms
         came = calls.second(len(found))
         waits += came if second >= 240 else []
         for at, index in enumerate(found):
-            fence = drive.member("embed", index).fence
+            fence = drive.attempt("embed", index).fence
             backlog_ms = max(0.0, calls.free_ms[at] - calls.now_ms)
             running, waiting = int(backlog_ms > 0), max(0, round(backlog_ms / run_ms) - 1)
             sums = (0, 0, 0, calls.ended[at], 0, round(calls.ran_ms[at]))
@@ -676,6 +676,6 @@ def test_a_member_that_was_killed_leaves_the_metrics_with_the_end_of_its_attempt
     drive, service = serving(replicas={"min": 2, "max": 2})
     service.say(1)
     assert [row.members for row in drive.term_counts.calls.rows(drive.now)] == [2]
-    drive.workers["w0"].finish(drive.member("embed", 1).name, -9, "exit")
+    drive.workers["w0"].finish(drive.attempt("embed", 1).name, -9, "exit")
     drive.settle()
     assert [row.members for row in drive.term_counts.calls.rows(drive.now)] == [1]

@@ -31,11 +31,11 @@ def served(gpus: int = 4, **fields: Any) -> Driving:
 
 
 def becomes_ready(drive: Driving, job: str, index: int = 0) -> None:
-    drive.facts([(kind, job, index, 0, "") for kind in ("claimed", "started", "ready")])
+    drive.reports([(kind, job, index, 0, "") for kind in ("claimed", "started", "ready")])
 
 
 def ends(drive: Driving, job: str, index: int = 0) -> None:
-    drive.facts([("exited", job, index, 0, "end"), ("freed", job, index, 0, "")])
+    drive.reports([("exited", job, index, 0, "end"), ("freed", job, index, 0, "")])
 
 
 def second(drive: Driving) -> list[str]:
@@ -105,10 +105,10 @@ def test_the_new_one_is_ready_before_the_old_one_ends() -> None:
     assert serve(drive, "b", instead_of="a")["kind"] == "accepted"
     assert serve(drive, "c", instead_of="a")["code"] == "service-taken", "one at a time"
     assert second(drive) == ["RUNNING"]
-    drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
+    drive.reports([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
     for _ in range(20):
         assert second(drive) == ["RUNNING"], "it runs, and is not ready"
-    drive.fact("ready", "b")
+    drive.report("ready", "b")
     assert second(drive) == ["CANCELLING"]
     ends(drive, "a")
     assert drive.states("a") == ["CANCELLED"]
@@ -210,8 +210,8 @@ def test_a_new_one_that_fails_again_and_again_ends_nothing() -> None:
     drive = served(2)
     serve(drive, "b", run={**READY, "restart": "always"}, instead_of="a")
     for _ in range(12):
-        drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, ""), ("exited", "b", 0, 1, "exit")])
-        drive.fact("freed", "b")
+        drive.reports([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, ""), ("exited", "b", 0, 1, "exit")])
+        drive.report("freed", "b")
         while drive.states("b") == ["QUEUED"]:
             drive.pass_time(1_000, step=1_000)
             assert drive.states("a") == ["RUNNING"]
@@ -221,7 +221,7 @@ def test_a_new_one_that_is_cancelled_leaves_the_old_one() -> None:
     drive = served(2)
     serve(drive, "b", instead_of="a")
     drive.cancel("b")
-    drive.fact("withdrawn", "b")
+    drive.report("withdrawn", "b")
     drive.pass_time(20_000)
     assert (drive.states("a"), drive.states("b")) == (["RUNNING"], ["CANCELLED"])
 
@@ -270,7 +270,7 @@ def following(gpus: int, **fields: Any) -> Driving:
         assert woken(drive) == "a"
         become_ready(drive, "a")
         drive.pass_time(6_000)
-        member = drive.member("a")
+        member = drive.attempt("a")
         busy = MemberLoad("m", 1, 1, 0, 300, False, 0, 0, 0, 0, 0, 0, "a", 0, member.fence)
         for _ in range(2):
             drive.engine.offer_member_load("t", "s", busy, drive.now)
@@ -333,7 +333,7 @@ def grown(**fields: Any) -> Driving:
     for _ in range(60):
         for index, state in enumerate(drive.states("a")):
             if state == "RUNNING":
-                fence = drive.member("a", index).fence
+                fence = drive.attempt("a", index).fence
                 load = MemberLoad(f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, fence)
                 drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
@@ -380,7 +380,7 @@ def test_one_that_is_being_replaced_takes_no_place_that_the_other_waits_for() ->
     serve(drive, "b", instead_of="a", **FOLLOWS)
     drive.pass_time(2_000)
     assert (runs(drive, "a"), runs(drive, "b")) == (2, 1)
-    load = MemberLoad("m", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", 0, drive.member("a").fence)
+    load = MemberLoad("m", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", 0, drive.attempt("a").fence)
     for _ in range(20):
         drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
@@ -399,7 +399,7 @@ def test_until_the_new_one_may_start_the_old_one_follows_its_calls(kept_by: str)
     for _ in range(20):
         for index in (0, 1):
             load = MemberLoad(
-                f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, drive.member("a", index).fence
+                f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, drive.attempt("a", index).fence
             )
             drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
@@ -424,8 +424,8 @@ def test_what_replaces_nothing_is_refused(fields: dict[str, Any]) -> None:
 def test_the_next_leader_goes_on_replacing() -> None:
     drive = served()
     serve(drive, "b", instead_of="a")
-    drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
+    drive.reports([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
     drive.lead()
     drive.renew()
-    drive.fact("ready", "b")
+    drive.report("ready", "b")
     assert second(drive) == ["CANCELLING"]

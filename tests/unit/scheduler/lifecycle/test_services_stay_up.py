@@ -21,7 +21,7 @@ from moorage.schemas.frames import Goodbye, Unwell
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import H100, Driving
-from tests.unit.scheduler.honest_worker import HeldMember, Worker
+from tests.unit.scheduler.honest_worker import HeldAttempt, Worker
 
 WARM_MS: Final = 2_000
 #: for how long it is watched: longer than all that has to happen
@@ -89,7 +89,7 @@ class Site(Driving):
         if left_s <= 0:
             for key in list(worker.held):
                 worker.finish(key, -15, "fence")  # unasked by the scheduler, that is its word
-            self.report(worker.id)
+            self.report_all(worker.id)
         if not worker.held:
             self.send(worker.id, Goodbye(worker.session))
             worker.session, worker.leaving_s = "", None
@@ -100,10 +100,10 @@ class Site(Driving):
         out = super().tick(ms, obey=obey)
         self.fewest = min(self.fewest, self.serving("a") + self.serving("b"))
         found = self.state.job("t", "a")
-        self.most = max(self.most, sum(row.member is not None for row in found.rows.values()) if found else 0)
+        self.most = max(self.most, sum(row.attempt is not None for row in found.rows.values()) if found else 0)
         return out
 
-    def _go_on(self, worker: str, held: HeldMember) -> None:
+    def _go_on(self, worker: str, held: HeldAttempt) -> None:
         ran_ms = self.now - self.since.setdefault(held.name, self.now)
         ends_ms, how = self.does.get(held.place.job, (10**9, ""))
         if ran_ms >= ends_ms:
@@ -114,19 +114,19 @@ class Site(Driving):
             idle = MemberLoad(f"m{held.place.fence}-{held.place.replica}", 1, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, *name)
             self.engine.offer_member_load("t", "s", idle, self.now)
 
-    def offer_facts(self) -> None:
+    def offer_reports(self) -> None:
         """Send what the workers have gathered, for the next record."""
         for worker in self.workers.values():
-            if worker.session and (frame := worker.fact_frame()) is not None:
+            if worker.session and (frame := worker.report_frame()) is not None:
                 self.send(worker.id, frame)
-                worker.fact_answered(frame.no)
+                worker.report_answered(frame.no)
 
     def serving(self, job: str) -> int:
         """How many members of a job run and are ready."""
         found = self.state.job("t", job)
         asks = found is not None and self.engine.reader.request_of(found).workload.ready is not None
         rows = [row for row in found.rows.values() if row.state == RUNNING] if found is not None else []
-        return sum(row.member is not None and (row.member.ready or not asks) for row in rows)
+        return sum(row.attempt is not None and (row.attempt.ready or not asks) for row in rows)
 
     def held_on(self, worker: str) -> int:
         return len(self.workers[worker].held)
@@ -171,7 +171,7 @@ def test_a_replacement_is_placed_with_the_record_that_changes_max_running() -> N
 def test_the_replacement_is_one_more_replica_that_goes_when_the_old_one_is_over() -> None:
     site = Site(1)
     site.join_host("w1", 1)
-    before = site.member("a").name
+    before = site.attempt("a").name
     site.operate("drain", "w0")
     assert site.watch(WATCHED_S, lambda: site.held_on("w1") == 1)
     [held] = site.workers["w1"].held.values()
@@ -330,7 +330,7 @@ def test_a_member_that_cannot_move_serves_on_a_leaving_worker_until_its_end(how:
     site.watch(2)
     if how == "it is not ready for a moment":
         site.workers["w0"].look(next(iter(site.workers["w0"].held.values())), ready=False)
-        site.offer_facts()
+        site.offer_reports()
         site.pass_time(1_000)
         assert site.fewest == 1
         site.fewest = 2
@@ -370,12 +370,12 @@ def test_what_is_no_service_is_asked_to_end_at_once_and_loses_no_retry() -> None
     site.join_host("w1", 1)
     site.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
     site.watch(2)
-    assert site.member("train").worker.id == "w1"
+    assert site.attempt("train").worker.id == "w1"
     site.join_host("w2", 1)
     site.tell_to_end("w1", 40)
     site.watch(4)
     assert (site.workers["w1"].session, site.states("train")) == ("", ["RUNNING"])
-    assert site.member("train").worker.id == "w2"
+    assert site.attempt("train").worker.id == "w2"
 
 
 @pytest.mark.parametrize(("within_s", "notice_s"), [(40, 20), (10, 7)])
@@ -483,12 +483,12 @@ def replaced(members: int, kind: str, does: str = "") -> Site:
 
 def begun(site: Site) -> bool:
     """Whether an attempt of the next version has a place."""
-    return any(row.member is not None for row in site.job("b").rows.values())
+    return any(row.attempt is not None for row in site.job("b").rows.values())
 
 
 def over(site: Site) -> bool:
     """Whether an attempt of the next version has ended."""
-    return any(row.attempt and row.member is None for row in site.job("b").rows.values())
+    return any(row.attempt_no and row.attempt is None for row in site.job("b").rows.values())
 
 
 @KINDS

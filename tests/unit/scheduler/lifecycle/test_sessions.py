@@ -1,4 +1,4 @@
-"""Workers' sessions: joins by number, boot and machine; adoption; facts lost, doubled, out of order; renewals."""
+"""Workers' sessions: joins by number, boot and machine; adoption; reports lost, doubled, out of order; renewals."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import is_json
-from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
+from moorage.schemas.frames import Device, Goodbye, Held, Hello, Join, Renew, Report, ReportFrame, ReportKind
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.honest_worker import Worker, devices
 
 
 def held(drive: Driving, job: str, replica: int = 0, phase: str = "running") -> Held:
-    member = drive.member(job, replica)
-    return Held("t", job, replica, member.attempt, member.fence, phase)
+    attempt = drive.attempt(job, replica)
+    return Held("t", job, replica, attempt.no, attempt.fence, phase)
 
 
-def fact_of(drive: Driving, kind: FactKind, job: str, replica: int = 0, code: int = 0, detail: str = "") -> Fact:
-    member = drive.member(job, replica)
-    return Fact(kind, "t", job, replica, member.attempt, member.fence, code, detail)
+def report_of(drive: Driving, kind: ReportKind, job: str, replica: int = 0, code: int = 0, detail: str = "") -> Report:
+    attempt = drive.attempt(job, replica)
+    return Report(kind, "t", job, replica, attempt.no, attempt.fence, code, detail)
 
 
 # ------------------------------------------------------------------------------------------------------------ joins
@@ -227,8 +227,8 @@ def test_an_agents_restart_adopts_what_it_lists_and_only_that() -> None:
     worker = drive.worker("w0", 4, auto=False)
     for name in ("listed", "placed", "gone", "unplaced"):
         drive.submit(name, gpu={}, retries_on_lost=0)
-    drive.facts([("claimed", "listed", 0, 0, ""), ("claimed", "gone", 0, 0, "")])
-    drive.facts([("started", "listed", 0, 0, ""), ("started", "gone", 0, 0, "")])
+    drive.reports([("claimed", "listed", 0, 0, ""), ("claimed", "gone", 0, 0, "")])
+    drive.reports([("started", "listed", 0, 0, ""), ("started", "gone", 0, 0, "")])
     holding = [held(drive, "listed"), held(drive, "placed", phase="claimed")]
     fences = {name: drive.replica(name).fence for name in ("listed", "placed")}
     worker.n += 1
@@ -247,9 +247,9 @@ def moved_on() -> tuple[Driving, Worker]:
     before = drive.worker("w0", auto=False)
     drive.submit("j", gpu={}, retries=1, on_partition="keep")
     before.obey(*drive.wanted)
-    drive.report("w0")
-    before.finish(drive.member("j").name, 1, freed=False)
-    drive.report("w0")
+    drive.report_all("w0")
+    before.finish(drive.attempt("j").name, 1, freed=False)
+    drive.report_all("w0")
     drive.worker("w1", auto=False)
     drive.pass_time(5_000)
     assert drive.placed_on("j") == ["w1"]
@@ -279,38 +279,40 @@ def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_t
     assert "a worker of another machine has the id w0" in answer["message"]
 
 
-def test_facts_come_under_their_old_names_before_the_rest_is_declared_over() -> None:
+def test_reports_come_under_their_old_names_before_the_rest_is_declared_over() -> None:
     drive = Driving()
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("won", gpu={}, retries_on_lost=0)
     drive.submit("lingers", gpu={}, retries_on_lost=0)
-    drive.facts([("claimed", "won", 0, 0, ""), ("claimed", "lingers", 0, 0, "")])
-    facts = [
-        fact_of(drive, "started", "won"),
-        fact_of(drive, "exited", "won", detail="exit"),
-        fact_of(drive, "freed", "won"),
-        fact_of(drive, "exited", "lingers", detail="exit"),
+    drive.reports([("claimed", "won", 0, 0, ""), ("claimed", "lingers", 0, 0, "")])
+    reports = [
+        report_of(drive, "started", "won"),
+        report_of(drive, "exited", "won", detail="exit"),
+        report_of(drive, "freed", "won"),
+        report_of(drive, "exited", "lingers", detail="exit"),
     ]
     holding = [held(drive, "lingers", phase="exited")]
     worker.n += 1
-    drive.join(worker, Join(worker.machine, "boot-2", worker.n, worker.hello, facts=facts, holding=holding))
+    drive.join(worker, Join(worker.machine, "boot-2", worker.n, worker.hello, reports=reports, holding=holding))
     assert (drive.states("won"), drive.states("lingers")) == (["SUCCEEDED"], ["SUCCEEDED"])
     assert drive.free_gpus() == 1
-    drive.facts([("freed", "lingers", 0, 0, "")])
+    drive.reports([("freed", "lingers", 0, 0, "")])
     assert drive.free_gpus() == 2
 
 
-def test_facts_of_the_old_session_do_not_number_the_new_one() -> None:
+def test_reports_of_the_old_session_do_not_number_the_new_one() -> None:
     drive = Driving()
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
     old = worker.session
-    claimed, started = fact_of(drive, "claimed", "j"), fact_of(drive, "started", "j")
+    claimed, started = report_of(drive, "claimed", "j"), report_of(drive, "started", "j")
     replies = [
-        drive.send("w0", FactFrame(old, 1, [claimed])),
-        drive.send("w0", FactFrame(old, 2, [started])),
-        drive.send("w0", Join(worker.machine, "boot-1", 2, worker.hello, facts=[started], holding=[held(drive, "j")])),
-        drive.send("w0", FactFrame(old, 3, [fact_of(drive, "exited", "j")])),
+        drive.send("w0", ReportFrame(old, 1, [claimed])),
+        drive.send("w0", ReportFrame(old, 2, [started])),
+        drive.send(
+            "w0", Join(worker.machine, "boot-1", 2, worker.hello, reports=[started], holding=[held(drive, "j")])
+        ),
+        drive.send("w0", ReportFrame(old, 3, [report_of(drive, "exited", "j")])),
     ]
     drive.tick()
     assert [drive.answers[reply].get("code", drive.answers[reply]["kind"]) for reply in replies] == [
@@ -319,7 +321,7 @@ def test_facts_of_the_old_session_do_not_number_the_new_one() -> None:
     assert drive.states("j") == ["RUNNING"]
     assert drive.state.workers["w0"].no == 0
     worker.session = drive.answers[replies[2]]["session"]
-    drive.send("w0", FactFrame(worker.session, 1, [fact_of(drive, "exited", "j", detail="exit")]))
+    drive.send("w0", ReportFrame(worker.session, 1, [report_of(drive, "exited", "j", detail="exit")]))
     drive.tick()
     assert drive.states("j") == ["SUCCEEDED"]
 
@@ -329,15 +331,15 @@ def test_devices_that_moved_are_no_ground_for_a_second_attempt() -> None:
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("a", gpu={})
     drive.submit("b", gpu={})
-    drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
+    drive.reports([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     pool = worker.hello.gpu_pool
     fewer = msgspec.structs.replace(worker.hello, gpu_pool=pool[1:])  # slot 0 shows another device now
     answer = drive.join(worker, Join(worker.machine, "boot-1", 2, fewer, holding=[held(drive, "a")]))
     assert answer["code"] == "failed-precondition"
     assert drive.states("a") == ["RUNNING"], "it lives on there: nothing may run beside it"
-    exited = [fact_of(drive, "exited", "a", detail="exit")]
+    exited = [report_of(drive, "exited", "a", detail="exit")]
     answer = drive.join(
-        worker, Join(worker.machine, "boot-1", 2, fewer, facts=exited, holding=[held(drive, "a", phase="exited")])
+        worker, Join(worker.machine, "boot-1", 2, fewer, reports=exited, holding=[held(drive, "a", phase="exited")])
     )
     assert answer["kind"] == "joined"
     assert drive.states("a") == ["SUCCEEDED"]
@@ -368,18 +370,18 @@ def test_what_a_worker_holds_and_the_ledger_does_not_know_is_ended() -> None:
     assert not drive.wanted
 
 
-# ----------------------------------------------------------------------------------------------------------- facts
+# ----------------------------------------------------------------------------------------------------------- reports
 
 
-def test_fact_frames_doubled_lost_and_out_of_order() -> None:
+def test_report_frames_doubled_lost_and_out_of_order() -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={}, retries=5)
     frames = {
-        1: FactFrame(worker.session, 1, [fact_of(drive, "claimed", "j")]),
-        2: FactFrame(worker.session, 2, [fact_of(drive, "started", "j")]),
-        3: FactFrame(
-            worker.session, 3, [fact_of(drive, "exited", "j", code=1, detail="exit"), fact_of(drive, "freed", "j")]
+        1: ReportFrame(worker.session, 1, [report_of(drive, "claimed", "j")]),
+        2: ReportFrame(worker.session, 2, [report_of(drive, "started", "j")]),
+        3: ReportFrame(
+            worker.session, 3, [report_of(drive, "exited", "j", code=1, detail="exit"), report_of(drive, "freed", "j")]
         ),
     }
     told = []
@@ -401,9 +403,9 @@ def test_several_frames_in_one_record_and_the_gap_says_what_is_next() -> None:
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={})
     frames = [
-        FactFrame(worker.session, 1, [fact_of(drive, "claimed", "j")]),
-        FactFrame(worker.session, 3, [fact_of(drive, "exited", "j")]),
-        FactFrame(worker.session, 2, [fact_of(drive, "started", "j")]),
+        ReportFrame(worker.session, 1, [report_of(drive, "claimed", "j")]),
+        ReportFrame(worker.session, 3, [report_of(drive, "exited", "j")]),
+        ReportFrame(worker.session, 2, [report_of(drive, "started", "j")]),
     ]
     replies = [drive.send("w0", frame) for frame in frames]
     drive.tick()
@@ -417,7 +419,7 @@ def test_several_frames_in_one_record_and_the_gap_says_what_is_next() -> None:
 def test_monstrous_numbers_of_frames(no: int) -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
-    reply = drive.send("w0", FactFrame(worker.session, no, []))
+    reply = drive.send("w0", ReportFrame(worker.session, no, []))
     drive.tick()
     assert drive.answers[reply]["kind"] == ("recorded" if no <= 0 else "error")
     assert drive.state.workers["w0"].no == 0
@@ -431,8 +433,8 @@ def test_a_session_that_is_over_is_told_so(verb: str, whose: str) -> None:
     old = worker.session
     drive.join(worker)
     session = {"nobody": "f" * 32, "old": old, "empty": "", "other": other.session}[whose]
-    frame = {"renew": Renew(session, 1), "facts": FactFrame(session, 1, []), "goodbye": Goodbye(session)}[verb]
-    assert isinstance(frame, Renew | FactFrame | Goodbye)
+    frame = {"renew": Renew(session, 1), "facts": ReportFrame(session, 1, []), "goodbye": Goodbye(session)}[verb]
+    assert isinstance(frame, Renew | ReportFrame | Goodbye)
     for name in ("w0", "unknown"):
         reply = drive.send(name, frame)
         drive.tick()
@@ -444,7 +446,7 @@ def test_an_empty_session_is_nobodys_even_where_none_stands() -> None:
     worker = drive.worker("w0", auto=False)
     drive.send("w0", Goodbye(worker.session))
     drive.tick()
-    for frame in (Renew("", 1), FactFrame("", 1, []), Goodbye("")):
+    for frame in (Renew("", 1), ReportFrame("", 1, []), Goodbye("")):
         reply = drive.send("w0", frame)
         drive.tick()
         assert drive.answers[reply]["code"] == "session-over"
@@ -472,7 +474,7 @@ def test_a_renewal_shows_what_must_be_said_again() -> None:
     worker = drive.worker("w0", 3, auto=False)
     for name in ("lost", "claimed", "runs"):
         drive.submit(name, gpu={})
-    drive.facts([("claimed", "runs", 0, 0, ""), ("started", "runs", 0, 0, "")])
+    drive.reports([("claimed", "runs", 0, 0, ""), ("started", "runs", 0, 0, "")])
     drive.cancel("runs")
     drive.send(
         "w0",
@@ -486,27 +488,27 @@ def test_a_renewal_shows_what_must_be_said_again() -> None:
     assert not any(frame.end for frame in drive.wanted), "it is at it"
 
 
-def test_a_member_missing_from_renewals_must_be_accounted_for() -> None:
+def test_a_attempt_missing_from_renewals_must_be_accounted_for() -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     for number in range(1, 4):
         assert not any(frame.end for frame in drive.wanted)
         drive.send("w0", Renew(worker.session, number, no=worker.no))
         drive.tick()
     assert [end.job for frame in drive.wanted for end in frame.end] == ["j"]
-    drive.fact("withdrawn", "j")
+    drive.report("withdrawn", "j")
     drive.tick()
     assert drive.states("j") == ["PLACED"]
     assert drive.replica("j").losses == 1
 
 
-def test_a_renewal_older_than_its_facts_proves_nothing_missing() -> None:
+def test_a_renewal_older_than_its_reports_proves_nothing_missing() -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, "")])
     for number in range(1, 9):
         drive.send("w0", Renew(worker.session, number, no=worker.no - 1))
         drive.tick()
@@ -600,8 +602,8 @@ def test_a_refused_sharer_does_not_close_the_device_for_ever() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"sharing": "mps"})
     drive.submit("b", gpu={"sharing": "mps"})
-    drive.fact("claimed", "a")
-    drive.fact("refused", "b")
+    drive.report("claimed", "a")
+    drive.report("refused", "b")
     drive.submit("c", gpu={"sharing": "mps"})
     assert drive.states("c") == ["QUEUED"], "busy until a renewal says which slots really are"
     drive.renew("w0")
@@ -617,8 +619,8 @@ def test_a_load_frame_of_another_boot_says_nothing() -> None:
     assert drive.states("j") == ["PLACED"]
 
 
-def test_members_of_one_worker_are_bounded() -> None:
-    from moorage.scheduler.core.fleet.host import MEMBERS_MAX
+def test_attempts_of_one_worker_are_bounded() -> None:
+    from moorage.scheduler.core.fleet.host import ATTEMPTS_MAX
 
     drive = Driving()
     drive.checks = False
@@ -627,7 +629,7 @@ def test_members_of_one_worker_are_bounded() -> None:
         drive.offer_submit(f"j{index}", replicas=1024)
     while drive.engine.urgent:
         drive.tick(obey=False)
-    assert len(drive.state.workers["w0"].members) == MEMBERS_MAX
+    assert len(drive.state.workers["w0"].attempts) == ATTEMPTS_MAX
     drive.pass_time(30_000, renew=False)
     drive.check()
     assert not drive.state.workers["w0"].session
@@ -672,8 +674,8 @@ def test_the_lease_of_a_worker_that_a_new_scheduler_cannot_speak_to_runs_out() -
     worker.n = 5
     drive.join(worker)
     drive.submit("j", gpu={})
-    drive.fact("claimed", "j")
-    drive.fact("started", "j")
+    drive.report("claimed", "j")
+    drive.report("started", "j")
     drive.lead()
     drive.engine.sessions.release = "0.9.0"
     answer = drive.renew("w0")[0]
@@ -690,7 +692,7 @@ def test_a_worker_that_holds_what_another_ledger_gave_it_does_not_join_and_is_gi
     drive = Driving()
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("j", gpu={})
-    drive.fact("claimed", "j")
+    drive.report("claimed", "j")
     held = [Held("t", "j", 0, 1, 7, "running")]
     drive.pass_time(drive.engine.config.lost_ms + 2_000, renew=False)
     assert not drive.state.workers["w0"].session

@@ -74,25 +74,25 @@ class Models:
 
     def _say(self, name: str, index: int, calls: int, waits_ms: int) -> None:
         tenant = self.tenants[name]
-        member, is_first = self.drive.member(name, index, tenant), not index
+        member, is_first = self.drive.attempt(name, index, tenant), not index
         rests = self.rests(f"{name}/{index}")
         running = 0 if rests else min(calls + (is_first and name in self.busy), 8)
         waiting = calls if rests else max(0, calls - 8)
         load = MemberLoad(
             f"{name}/{index}", 8, running, waiting, waits_ms if waiting else 0, False, 0, 0, 0,
-            self.ended[name] * is_first, self.waited_ms[name] * is_first, 0, name, index, member.fence, member.attempt,
+            self.ended[name] * is_first, self.waited_ms[name] * is_first, 0, name, index, member.fence, member.no,
             rests=rests,
         )  # fmt: skip
         self.drive.engine.offer_member_load(tenant, name, load, self.drive.now)
 
     def refuse(self, name: str) -> None:
         """The calls that wait for a service hear `busy`."""
-        member, calls = self.drive.member(name, 0, self.tenants[name]), self.calls[name]
+        member, calls = self.drive.attempt(name, 0, self.tenants[name]), self.calls[name]
         self.calls[name] = 0
         for refused in (0, calls):
             load = MemberLoad(
                 f"{name}/0", 8, 0, 0, 0, False, refused, 0, 0, self.ended[name], self.waited_ms[name], 0,
-                name, 0, member.fence, member.attempt, rests=True,
+                name, 0, member.fence, member.no, rests=True,
             )  # fmt: skip
             self.drive.engine.offer_member_load("t", name, load, self.drive.now)
 
@@ -263,11 +263,9 @@ def test_a_turn_is_over_only_once_its_member_has_begun_calls_in_it_however_short
 
 def test_a_call_that_cannot_wait_for_its_turn_still_asks_for_it() -> None:
     models = Models("a", "b")
-    member = models.drive.member("a")
+    member = models.drive.attempt("a")
     for refused in (0, 1):
-        load = MemberLoad(
-            "a/0", 8, 0, 0, 0, False, refused, 0, 0, 0, 0, 0, "a", 0, member.fence, member.attempt, rests=True
-        )
+        load = MemberLoad("a/0", 8, 0, 0, 0, False, refused, 0, 0, 0, 0, 0, "a", 0, member.fence, member.no, rests=True)
         models.drive.engine.offer_member_load("t", "a", load, models.drive.now)
     models.silent.add("a")
     models.serve(40)
@@ -327,7 +325,7 @@ def test_a_guest_that_ran_on_before_its_worker_had_frozen_it_does_not_end_for_th
     drive.workers["w0"].hears_freezes = False
     for _ in range(3):
         models.call("a")
-        while not drive.member("b").freeze:
+        while not drive.attempt("b").freeze:
             models.serve(1)
         drive.order("hold", job="a")
         models.serve(2)
@@ -370,9 +368,9 @@ def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
 
 def uses(models: Models, **mib: int) -> None:
     """The worker says with its renewals how much memory these services have on their GPUs."""
-    members = [(models.drive.member(name), used) for name, used in mib.items()]
+    members = [(models.drive.attempt(name), used) for name, used in mib.items()]
     models.worker.use = [
-        AttemptUse(each.fence, [DeviceUse(0, 0, used, None)], 0, "t", each.replica.job.name, 0, each.attempt)
+        AttemptUse(each.fence, [DeviceUse(0, 0, used, None)], 0, "t", each.replica.job.name, 0, each.no)
         for each, used in members
     ]
     models.drive.renew()
@@ -467,7 +465,7 @@ def test_a_member_that_waits_for_the_turn_of_one_that_is_waking_is_told_all_of_t
     ends = foretold(models, "b", 31)
     while models.state("c") != "FROZEN":
         ends += foretold(models, "b", 1)
-    assert models.drive.member("a").mask
+    assert models.drive.attempt("a").mask
     ends += foretold(models, "b", 9)
     assert models.states() == ["FROZEN"] * 3
     models.worker.has_swapped = lambda held, order: True
@@ -501,7 +499,7 @@ def test_each_member_that_cannot_be_frozen_has_its_own_reason() -> None:
     models.drive.renew()
     models.submit("a", replicas=2)
     models.serve(1)
-    at = {models.drive.member("a", index).worker.id: index for index in range(2)}
+    at = {models.drive.attempt("a", index).worker.id: index for index in range(2)}
     workers = [models.drive.workers[f"v{number}"] for number in range(2)]
     for worker, why in zip(workers, ("CUDA error 801", NO_RAM), strict=True):
         worker.freezes, worker.not_frozen = False, why
@@ -510,7 +508,7 @@ def test_each_member_that_cannot_be_frozen_has_its_own_reason() -> None:
     told = {change.replica: change.why for change in words if change.state == "NOT_FROZEN"}
     assert told == {at["v0"]: "CUDA error 801", at["v1"]: NO_RAM}
     sleeping = models.drive.engine.sleeping
-    whys = {m.worker.id: sleeping.stays_awake(m) for m in models.drive.job("a").members}
+    whys = {m.worker.id: sleeping.stays_awake(m) for m in models.drive.job("a").attempts}
     assert whys == {"v0": "CUDA error 801", "v1": NO_RAM}
 
 
@@ -850,7 +848,7 @@ def test_no_gpu_has_two_awake_members_no_call_is_lost_and_each_has_its_turn(seed
         asked += 1
         models.call(random_.choice(names))
         models.serve(random_.randrange(12))
-        held = [member for member in models.drive.state.members() if member.mask]
+        held = [member for member in models.drive.state.attempts() if member.mask]
         assert len({(member.worker.num, member.mask) for member in held}) == len(held) <= 2
     for _ in range(2):
         before = dict(models.ended)
@@ -888,7 +886,7 @@ def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and
     assert models.states() == ["RUNNING"]
     models.serve(15)
     assert models.states() == [state]
-    assert models.drive.job("a").rows[0].attempt == 1
+    assert models.drive.job("a").rows[0].attempt_no == 1
 
 
 def test_calls_that_waited_for_a_turn_make_a_service_no_larger() -> None:

@@ -31,9 +31,9 @@ def running(replicas: int = 1, *, gang: bool = False, **fields: Any) -> Driving:
 def renew(drive: Driving, *ranks: tuple[int, list[tuple[int, int, int]]]) -> None:
     """One renewal of each rank's worker, a second later: for how long the rank is still, and what its devices do."""
     for replica, (still_s, devices) in enumerate(ranks):
-        member = drive.member("j", replica)
+        attempt = drive.attempt("j", replica)
         uses = [DeviceUse(slot, percent, 10, *power) for slot, (percent, *power) in enumerate(devices)]
-        drive.workers[member.worker.id].use = [AttemptUse(member.fence, uses, still_s, *member.name[:4])]
+        drive.workers[attempt.worker.id].use = [AttemptUse(attempt.fence, uses, still_s, *attempt.name[:4])]
     drive.renew()
     drive.tick(1000)
 
@@ -105,14 +105,14 @@ def test_what_a_worker_said_last_of_an_attempt_is_no_stall_of_the_next_one_elsew
     """The memory of its GPUs was not back yet, and its worker had not renewed since: the next attempt was ended."""
     drive = running(retries=2, run={"on_stall": on_stall})
     drive.worker("w1", 2)
-    worker, name = drive.workers["w0"], drive.member("j").name
+    worker, name = drive.workers["w0"], drive.attempt("j").name
     worker.auto = False
     renew(drive, (100, [IDLE, IDLE]))
     worker.finish(name, 1, "end", freed=False)
-    drive.report()
+    drive.report_all()
     drive.tick(5_000)
     drive.settle()
-    assert drive.member("j").worker.id == "w1"
+    assert drive.attempt("j").worker.id == "w1"
     drive.events.clear()
     drive.tick(1000)
     assert told(drive) == []
@@ -127,14 +127,14 @@ def test_without_stall_s_nothing_stalls() -> None:
 
 def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
     drive = running(retries=1, run={"on_stall": "end"})
-    first = drive.member("j").fence
+    first = drive.attempt("j").fence
     renew(drive, (60, [SPINS, SPINS]))
     assert drive.states("j") == ["ENDING"]
     drive.settle()
     drive.tick(10_000)
     drive.settle()
     assert drive.states("j") == ["RUNNING"]
-    assert (drive.member("j").fence > first, drive.replica("j").retries) == (True, 1)
+    assert (drive.attempt("j").fence > first, drive.replica("j").retries) == (True, 1)
     renew(drive, (60, [SPINS, SPINS]))
     drive.settle()
     assert drive.states("j") == ["FAILED"]

@@ -55,7 +55,7 @@ def row(drive: Driving, name: str) -> WorkerInfo:
 def until_over(drive: Driving, jobs: dict[str, list[str]], seconds: int = 60) -> dict[str, dict[str, str]]:
     """Jobs run for a second each, until all have ended; returns the states by tenant and job."""
     for _ in range(seconds):
-        drive.report()
+        drive.report_all()
         for name in drive.workers:
             for key in [key for key, held in drive.workers[name].held.items() if held.phase == "running"]:
                 drive.workers[name].finish(key)
@@ -109,7 +109,7 @@ def test_a_job_that_failed_to_start_on_every_host_is_tried_again_there() -> None
     drive.submit("j", gpu={})
     for _ in range(20):
         drive.settle()
-        drive.report()
+        drive.report_all()
         drive.pass_time(1_000)
     assert bad.tried > 2
     bad.cannot = lambda worker, job: False
@@ -242,7 +242,7 @@ def test_what_is_no_evidence_against_a_host(kind: str) -> None:
         holder = next(tenant for tenant in ("t", "u", "v", "w") if drive.states("j", tenant) == ["PLACED"])
         drive.pass_time(11_000 if kind == "late" else 100)
         why = (126, WHY) if kind == "late" else (0, "device-busy 0")
-        drive.fact("refused", "j", code=why[0], detail=why[1], tenant=holder)
+        drive.report("refused", "j", code=why[0], detail=why[1], tenant=holder)
         drive.order("hold", job="j", tenant=holder)
         drive.pass_time(1_000)
         if not any(drive.states("j", tenant) == ["PLACED"] for tenant in ("t", "u", "v", "w")):
@@ -316,7 +316,7 @@ def test_a_job_that_failed_on_a_host_does_not_follow_one_there_that_has_not() ->
     drive.order("hold", job="before")
     drive.order("release", tenant="t")
     drive.settle()
-    drive.report()
+    drive.report_all()
     drive.order("hold", tenant="t")
     drive.pass_time(5_000)
     drive.worker("other", 8)

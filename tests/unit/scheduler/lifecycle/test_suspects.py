@@ -41,7 +41,7 @@ def test_what_is_lost_with_the_supervisor_is_charged_to_nobody_while_several_may
     supervisor_dies(drive, worker)
     assert losses(drive) == (0, 0)
     assert drive.states("guilty") == drive.states("neighbour") == ["RUNNING"]
-    assert [row[8] for row in drive.job("guilty").story if row[8]] == [WITH_SUPERVISOR]
+    assert [row[8] for row in drive.job("guilty").history if row[8]] == [WITH_SUPERVISOR]
 
 
 def test_what_is_lost_with_the_machine_is_charged() -> None:
@@ -94,8 +94,8 @@ def test_one_that_was_there_before_is_charged_and_its_new_neighbours_are_not(new
     drive.submit("first", gpu={})
     drive.settle()
     supervisor_dies(drive, worker)
-    drive.fact("exited", "first")
-    drive.fact("freed", "first")
+    drive.report("exited", "first")
+    drive.report("freed", "first")
     drive.settle()
     names = [f"new-{number}" for number in range(newcomers)]
     for name in names:

@@ -85,26 +85,28 @@ def changes(drive: Driving) -> int:
 def test_a_limit_of_time_holds_from_the_next_attempt_on_across_takeovers(drive: Driving) -> None:
     drive.submit("j", **SWEEP)
     drive.settle()
-    first = drive.member("j").fence
+    first = drive.attempt("j").fence
     change(drive, timeout_s=60.5, max_running=2)
     drive.settle()
     change(drive, timeout_s=120)
     drive.lead()
     drive.renew("w0")
-    limits = {member.fence: drive.engine.reader.limit_ms_of(drive.job("j"), member.fence) for member in members(drive)}
+    limits = {
+        attempt.fence: drive.engine.reader.limit_ms_of(drive.job("j"), attempt.fence) for attempt in attempts(drive)
+    }
     assert sorted(limits) == [first, max(limits)]
     # the second was placed by the record of the first change, which chose by the bounds before it
     assert limits == {first: 3_600_000, max(limits): 3_600_000}
-    assert {drive.engine.estimates.runs_as(member).limit_ms for member in members(drive)} == {3_600_000}
+    assert {drive.engine.estimates.runs_as(attempt).limit_ms for attempt in attempts(drive)} == {3_600_000}
     drive.run_out("w0")
     drive.settle()
     bodies = [decode_request(held.place.body) for held in drive.workers["w0"].held.values()]
     assert {body.workload.timeout_s for body in bodies} == {120}
-    assert {drive.engine.estimates.runs_as(member).limit_ms for member in members(drive)} == {120_000}
+    assert {drive.engine.estimates.runs_as(attempt).limit_ms for attempt in attempts(drive)} == {120_000}
 
 
-def members(drive: Driving) -> list[Any]:
-    return [row.member for row in drive.job("j").rows.values() if row.member is not None]
+def attempts(drive: Driving) -> list[Any]:
+    return [row.attempt for row in drive.job("j").rows.values() if row.attempt is not None]
 
 
 def test_a_priority_is_bounded_by_that_of_an_operator_and_moves_what_waits(drive: Driving) -> None:
@@ -164,7 +166,7 @@ def test_changes_of_other_bounds_leave_an_attempt_its_time_limit_and_many_leave_
     drive.submit("j", **SWEEP)
     drive.settle()
     drive.order("hold", job="j")
-    fence = drive.member("j").fence
+    fence = drive.attempt("j").fence
 
     def limit_ms() -> int | None:
         return drive.engine.reader.limit_ms_of(drive.job("j"), fence)

@@ -48,9 +48,9 @@ def test_a_command_is_recorded_told_and_ordered_once(drive: Driving) -> None:
     assert answer["data"] == {"job": "j", "replica": 1, "attempt": 1, "worker": "w0", "stream": STREAM}
     assert answer["ledger"] == len(drive.records), "the answer comes behind the act"
     assert summary(drive.engine, drive.job("j")).why == "", "the words of a user are no reason of the scheduler"
-    member = drive.member("j", 1)
+    attempt = drive.attempt("j", 1)
     assert orders(drive) == [
-        Exec("t", "j", 1, 1, member.fence, STREAM, ["sh", "-c", "echo $HOME"], tty=True, term="vt100")
+        Exec("t", "j", 1, 1, attempt.fence, STREAM, ["sh", "-c", "echo $HOME"], tty=True, term="vt100")
     ]
     change = changes_since(drive.state, drive.job("j"), 0)[-1]
     assert (change.state, change.by, change.said) == ("EXEC", "tenant:t", "ana")
@@ -60,7 +60,7 @@ def test_a_command_is_recorded_told_and_ordered_once(drive: Driving) -> None:
     assert orders(drive) == [], "it is never sent again"
 
 
-def test_a_program_in_an_argument_is_one_line_of_the_story(drive: Driving) -> None:
+def test_a_program_in_an_argument_is_one_line_of_the_history(drive: Driving) -> None:
     drive.worker("w0", 1, capabilities=CAN)
     drive.submit("j", gpu={})
     drive.settle()

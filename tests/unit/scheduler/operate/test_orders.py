@@ -13,8 +13,8 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.history.story import Packing
-from moorage.scheduler.history.told_story import changes_in, read_frame
+from moorage.scheduler.history.packing import Packing
+from moorage.scheduler.history.unpacking import changes_in, read_frame
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell
@@ -242,7 +242,7 @@ def test_a_requeued_job_ends_and_gets_a_new_attempt_that_counts_for_nothing(driv
     assert drive.states("j") == ["RUNNING"]
     replica = drive.replica("j")
     assert replica.fence > fence
-    assert (replica.attempt, replica.retries, replica.losses, replica.refusals) == (2, 0, 0, 0)
+    assert (replica.attempt_no, replica.retries, replica.losses, replica.refusals) == (2, 0, 0, 0)
 
 
 def test_a_requeue_of_replicas_that_a_job_has_not_is_refused(drive: Driving) -> None:
@@ -259,10 +259,10 @@ def test_a_job_that_ends_well_before_the_word_reaches_it_is_done(drive: Driving)
     drive.submit("j", gpu={})
     for frame in drive.wanted:
         worker.obey(frame)
-    drive.report()
+    drive.report_all()
     drive.order("requeue", job="j")
-    drive.fact("exited", "j")
-    drive.fact("freed", "j")
+    drive.report("exited", "j")
+    drive.report("freed", "j")
     assert drive.states("j") == ["SUCCEEDED"]
 
 
@@ -275,7 +275,7 @@ def test_a_requeued_gang_starts_again_whole(drive: Driving) -> None:
     assert drive.order("requeue", job="g")["members"] == 2
     drive.settle()
     assert drive.states("g") == ["RUNNING", "RUNNING"]
-    assert {replica.attempt for replica in drive.job("g").replicas} == {2}
+    assert {replica.attempt_no for replica in drive.job("g").replicas} == {2}
     assert {replica.retries + replica.losses for replica in drive.job("g").replicas} == {0}
 
 
@@ -299,11 +299,11 @@ def test_no_next_attempt_after_the_deadline(drive: Driving) -> None:
     drive.submit("j", gpu={}, deadline_s=10)
     for frame in drive.wanted:
         worker.obey(frame)
-    drive.report()
+    drive.report_all()
     drive.order("requeue", job="j")
     drive.pass_time(11_000)
     assert drive.states("j") == ["ENDING"]
-    drive.fact("exited", "j", code=-15, detail="end")
+    drive.report("exited", "j", code=-15, detail="end")
     assert drive.states("j") == ["TIMED_OUT"]
 
 
@@ -387,7 +387,7 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     assert drive.states("more") == ["QUEUED"], "three are leased still"
     key = next(key for key in drive.workers["w0"].held if key[1] == "j1")
     drive.workers["w0"].finish(key)
-    drive.report()
+    drive.report_all()
     assert drive.states("more") == ["PLACED"], "in the very record that frees one"
     assert drive.state.tenants["t"].gpus == 3
 

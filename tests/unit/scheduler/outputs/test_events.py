@@ -51,7 +51,7 @@ def test_what_is_not_over_yet_has_no_code() -> None:
     job.told = 0
     event = msgspec.json.decode(encode(event_of(drive.state, job)), type=Event)
     assert event.changes[-1].code is None
-    drive.fact("exited", "j", detail="exit")
+    drive.report("exited", "j", detail="exit")
     over = changes_since(drive.state, job, 0)[-1]
     assert (over.state, over.code) == ("SUCCEEDED", 0)
 

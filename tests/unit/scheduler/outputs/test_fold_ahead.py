@@ -44,7 +44,7 @@ def test_a_question_beside_a_record_in_flight_takes_nothing_from_the_queue(folds
     """The queue has what the record says. So has the state, though the record may be stored in another place."""
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", replicas=2, gpu={}, retries=1)
-    drive.facts([(kind, "j", index, 1, "") for index in range(2) for kind in ("claimed", "started", "exited")])
+    drive.reports([(kind, "j", index, 1, "") for index in range(2) for kind in ("claimed", "started", "exited")])
     drive.submit("before", gpu={}, priority=90)
     back_ms = min(row.not_before for row in drive.job("j").rows.values())
     drive.now = back_ms

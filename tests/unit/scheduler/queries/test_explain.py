@@ -207,8 +207,8 @@ def test_who_waits_for_the_next_attempt_is_told_how_the_last_one_ended(code: int
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, run={"driver": "process", "argv": ["x"], "restart": "always"})
     for attempt in (1, 2):
-        drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started")])
-        drive.facts([("exited", "j", 0, code, "exit"), ("freed", "j", 0, 0, "")])
+        drive.reports([(kind, "j", 0, 0, "") for kind in ("claimed", "started")])
+        drive.reports([("exited", "j", 0, code, "exit"), ("freed", "j", 0, 0, "")])
         told = why(drive, "j")
         assert (told["reason"], told["because"]) == ("backoff", f"attempt {attempt} ended by itself, {how}")
         drive.pass_time(2_000)
@@ -220,7 +220,7 @@ def test_backoff_and_contended(detail: str) -> None:
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
     for times in range(1, 8):
-        drive.fact("refused", "j", detail=detail)
+        drive.report("refused", "j", detail=detail)
         drive.send("w0", Renew(worker.session, times))
         drive.tick()
         told, is_claimed = why(drive, "j"), detail == "device-busy" and times >= views.CONTENDED_AT
@@ -248,7 +248,7 @@ def test_in_a_very_long_queue_the_place_is_of_jobs_too(monkeypatch: pytest.Monke
     assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs")
 
 
-def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> None:
+def test_a_job_that_runs_tells_its_history_and_an_unknown_one_is_not_found() -> None:
     drive = fleet()
     drive.submit("j", gpu={})
     drive.settle()
@@ -271,15 +271,15 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
         return str(shown["why"])
 
     for times in range(1, 3):
-        drive.fact("refused", "j", detail="device-busy")
+        drive.report("refused", "j", detail="device-busy")
         assert told() == "device-busy", "why it waits"
         drive.send("w0", Renew(worker.session, times))
         drive.pass_time(31_000, step=31_000)
         assert drive.states("j") == ["PLACED", "PLACED"]
         assert told() == "", "it was placed again"
-    drive.facts([("started", "j", index, 0, "") for index in range(2)])
+    drive.reports([("started", "j", index, 0, "") for index in range(2)])
     assert (drive.job("j").state, told()) == ("RUNNING", "")
-    drive.fact("exited", "j", code=3, detail="no such file")
+    drive.report("exited", "j", code=3, detail="no such file")
     assert told() == "no such file", "of the attempt that ended; the other replica goes on"
 
 
@@ -287,12 +287,12 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
 def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bool) -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
     drive.order("hold", job="j", why="check")
     if released:
         drive.order("release", job="j", why="data is fine")
     drive.order("priority", job="j", priority=90, why="boss")
-    drive.facts([("exited", "j", 0, 9, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 9, "exit"), ("freed", "j", 0, 0, "")])
     assert drive.states("j") == ["FAILED"]
     row = views.summary(drive.engine, drive.job("j"))
     assert (row.why, row.code) == ("", 9)
@@ -323,14 +323,14 @@ def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:
     worker.held = gone
     drive.renew()
     assert drift() == []
-    held = drive.state.workers["w0"].members
-    member = held.pop(next(iter(held)))  # as if the ledger had lost it
+    held = drive.state.workers["w0"].attempts
+    attempt = held.pop(next(iter(held)))  # as if the ledger had lost it
     drive.checks = False
     for shown in ([], [("worker-only", "t/known/0")]):
         drive.send("w0", worker.renew_frame())
         drive.tick(obey=False)
         assert drift() == shown
-    held[member.name] = member
+    held[attempt.name] = attempt
     drive.lead()
     assert drift() == []
     drive.pass_time(3_500, renew=False)

@@ -171,7 +171,7 @@ class World:
             drive.cancel(words[2], tenant=tenant)
             for name in drive.workers:
                 if drive.workers[name].session:
-                    drive.report(name)
+                    drive.report_all(name)
 
 
 def kind(fix: dict[str, Any]) -> str:

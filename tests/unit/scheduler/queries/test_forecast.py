@@ -155,7 +155,7 @@ def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
     assert (found.starts, found.unknown_runs) == ({}, 1)
 
 
-def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
+def test_a_job_of_several_attempts_without_a_known_end_is_one_job() -> None:
     drive = Driving.with_hosts(2, 2)
     submit(drive, "runs", "new", replicas=2, gpu={"scheduling": "gang"})
     drive.submit("ends", replicas=2, gpu={}, tenant="u", run={"driver": "noop", "timeout_s": 60})

@@ -72,8 +72,8 @@ def test_jobs_are_found_by_tenant_state_worker_label_and_id() -> None:
 def test_an_ended_job_is_of_the_worker_where_its_last_attempt_was() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
-    drive.facts([("exited", "j", 0, 0, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 0, "exit"), ("freed", "j", 0, 0, "")])
     assert drive.states("j") == ["SUCCEEDED"]
     assert listed(drive, worker="w0") == ["j"]
 
@@ -81,8 +81,8 @@ def test_an_ended_job_is_of_the_worker_where_its_last_attempt_was() -> None:
 def test_a_job_that_ended_as_it_waited_to_be_tried_again_has_the_worker_where_it_ran() -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={}, retries=1)
-    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
-    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
     drive.order("hold", job="j", why="check")
     drive.cancel("j")
     assert drive.states("j") == ["CANCELLED"]
@@ -117,20 +117,20 @@ def test_a_row_says_how_long_its_newest_attempt_runs_or_ran() -> None:
     def ran() -> Any:
         return row_of(drive.engine, drive.job("j"), Reasons(drive.engine)).ran_ms
 
-    drive.fact("claimed", "j")
+    drive.report("claimed", "j")
     assert ran() is None
-    drive.fact("started", "j")
+    drive.report("started", "j")
     drive.pass_time(5_000)
     assert ran() == pytest.approx(5_000, abs=1_100)
-    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.reports([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
     assert drive.states("j") == ["QUEUED"]
     assert ran() is None, "it waits for its second attempt"
     drive.cancel("j")
     assert drive.states("j") == ["CANCELLED"]
     assert ran() == pytest.approx(5_000, abs=1_100)
     drive.submit("k", gpu={}, run={"driver": "process", "argv": ["x"], "restart": "always"})
-    drive.facts([(kind, "k", 0, 0, "") for kind in ("claimed", "started")])
-    drive.facts([("exited", "k", 0, 1, "exit"), ("freed", "k", 0, 0, "")])
+    drive.reports([(kind, "k", 0, 0, "") for kind in ("claimed", "started")])
+    drive.reports([("exited", "k", 0, 1, "exit"), ("freed", "k", 0, 0, "")])
     drive.pass_time(500, step=500)
     drive.cancel("k")
     row = row_of(drive.engine, drive.job("k"), Reasons(drive.engine))

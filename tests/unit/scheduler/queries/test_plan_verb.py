@@ -44,7 +44,7 @@ def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
     assert told.ledger == drive.state.seq
     drive.submit("x", **json.loads(json.dumps(asks)), if_seq=told.ledger)
     happened = [
-        (index, drive.member("x", index).worker.id, drive.slots("x", index))
+        (index, drive.attempt("x", index).worker.id, drive.slots("x", index))
         for index, state in enumerate(drive.states("x"))
         if state == "PLACED"
     ]

@@ -44,7 +44,7 @@ async def test_what_did_not_succeed_is_the_same_while_it_runs_and_when_it_has_le
     assert set(numbers_in(parse_ranges(first["request"]["indices"]))) == failed
     drive.cancel("many")
     for index in list(drive.job("many").rows):
-        drive.facts([("withdrawn", "many", index, 0, "")])
+        drive.reports([("withdrawn", "many", index, 0, "")])
     failed |= set(range(COUNT)) - ended.keys()
     some = await again(drive, "many", failed=True, replicas=f"0-99,{COUNT - 1}")
     assert set(numbers_in(parse_ranges(some["request"]["indices"]))) == failed & {*range(100), COUNT - 1}
@@ -69,9 +69,9 @@ def run_all(drive: Writing, job: str, codes: dict[int, int]) -> None:
     """Each replica of a job runs and exits with its code, 0 if none is said."""
     numbers = list(drive.job(job).rows)
     for kind in ("claimed", "started"):
-        drive.facts([(kind, job, index, 0, "") for index in numbers])
-    drive.facts([("exited", job, index, codes.get(index, 0), "") for index in numbers])
-    drive.facts([("freed", job, index, 0, "") for index in numbers])
+        drive.reports([(kind, job, index, 0, "") for index in numbers])
+    drive.reports([("exited", job, index, codes.get(index, 0), "") for index in numbers])
+    drive.reports([("freed", job, index, 0, "") for index in numbers])
 
 
 @scene(Config(ended_max=0))
@@ -115,7 +115,7 @@ async def test_a_service_is_run_again_as_a_whole(drive: Writing) -> None:
     services: dict[str, Any] = {"fixed": 2, "follows": {"min": 2, "max": 4}}
     for name, replicas in services.items():
         drive.submit(name, gpu={}, replicas=replicas, service={"name": name}, run={"argv": ["serve"]})
-        drive.facts([(kind, name, index, 0, "") for kind in ("claimed", "started") for index in (0, 1)])
+        drive.reports([(kind, name, index, 0, "") for kind in ("claimed", "started") for index in (0, 1)])
     drive.operate("drain", "w0")
     drive.pass_time(3_000)
     drive.worker("w1", 4, auto=False, capabilities=can)

@@ -1,4 +1,4 @@
-"""The source systems' facts on matching and placement, 21 to 36, 44 and 46: a test each, named by its number."""
+"""The source systems' reports on matching and placement, 21 to 36, 44 and 46: a test each, named by its number."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_fact_44_a_refusal_requeues_without_counting_twice() -> None:
     host = drive.engine.fleet.hosts[0]
     for times in range(1, 30):
         assert drive.states("j") == ["PLACED"], times
-        drive.fact("refused", "j", detail="device-busy")
+        drive.report("refused", "j", detail="device-busy")
         assert drive.states("j") == ["QUEUED"]
         assert (host.held, host.free) == (0, 1)
         worker.local = {0}
@@ -427,14 +427,14 @@ def test_fact_46_a_holder_that_fails_always_releases(end: str) -> None:
     worker = drive.worker("w0", 2, auto=False)
     drive.submit("j", gpu={"count": 2}, retries_on_lost=0)
     if end == "refused":
-        drive.fact("refused", "j")
+        drive.report("refused", "j")
         drive.renew()
     elif end == "exited":
-        drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, ""), ("exited", "j", 0, 1, "exit")])
+        drive.reports([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, ""), ("exited", "j", 0, 1, "exit")])
         assert drive.free_gpus() == 0, "not yet seen free"
-        drive.fact("freed", "j")
+        drive.report("freed", "j")
     elif end == "lost":
-        drive.fact("claimed", "j")
+        drive.report("claimed", "j")
         drive.pass_time(30_000, renew=False)
         assert not drive.state.workers["w0"].session
         drive.join(worker)
@@ -443,10 +443,10 @@ def test_fact_46_a_holder_that_fails_always_releases(end: str) -> None:
         drive.tick()
         drive.join(worker)
     else:
-        drive.fact("claimed", "j")
+        drive.report("claimed", "j")
         worker.die()
         drive.join(worker)
-    assert not list(drive.state.members()) or drive.states("j") == ["PLACED"]
+    assert not list(drive.state.attempts()) or drive.states("j") == ["PLACED"]
     drive.cancel("j")
-    held = sum(member.mask.bit_count() for member in drive.state.members())
+    held = sum(attempt.mask.bit_count() for attempt in drive.state.attempts())
     assert drive.free_gpus() == 2 - held

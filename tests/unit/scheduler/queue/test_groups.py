@@ -16,7 +16,7 @@ from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import AT_MS, REPLICA, STATE, State
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.scheduler.ledger.invariants import validate
-from moorage.schemas.frames import Fact, FactFrame, FactKind
+from moorage.schemas.frames import Report, ReportFrame, ReportKind
 from moorage.schemas.job import STATES
 from tests.turns import turns
 from tests.unit.scheduler.driving import Driving
@@ -100,10 +100,10 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[Places]]:
 def places(drive: Driving) -> Places:
     """Where each replica is now, by its name."""
     return {
-        f"{job.name}/{replica.index}": (replica.member.worker.id, drive.slots(job.name, replica.index, job.tenant))
+        f"{job.name}/{replica.index}": (replica.attempt.worker.id, drive.slots(job.name, replica.index, job.tenant))
         for job in drive.state.jobs.values()
         for replica in job.replicas
-        if replica.member is not None
+        if replica.attempt is not None
     }
 
 
@@ -172,62 +172,65 @@ def test_two_tenants_that_take_turns_on_a_host_ask_for_it_once() -> None:
     assert ranker.asked == 2  # for the host, and once more in vain
 
 
-# -------------------------------------------------------------------------------------------------- facts
+# -------------------------------------------------------------------------------------------------- reports
 
-RUN: tuple[FactKind, ...] = ("claimed", "started", "exited")
+RUN: tuple[ReportKind, ...] = ("claimed", "started", "exited")
 
 
-def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fact]:
-    """All facts of all members, in an agent's order, and then perhaps something that is not so."""
+def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Report]:
+    """All reports of all attempts, in an agent's order, and then perhaps something that is not so."""
     chance = random.Random(seed)
     if chance.random() < 0.2:
         names = [*names, names[0]]
-    order: tuple[FactKind, ...] = ("ran", "freed")
-    facts = [
-        Fact(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "ran" else "")
+    order: tuple[ReportKind, ...] = ("ran", "freed")
+    reports = [
+        Report(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "ran" else "")
         for name in names
         for kind in order
     ]
-    at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
+    at, other = chance.randrange(len(reports)), chance.randrange(len(reports))
     match chance.randrange(6):
         case 0:
-            facts[at], facts[other] = facts[other], facts[at]
+            reports[at], reports[other] = reports[other], reports[at]
         case 1:
-            facts[at] = facts[other]
+            reports[at] = reports[other]
         case 2:
-            del facts[at]
+            del reports[at]
         case 3:
-            facts = [msgspec.structs.replace(f, code=3) if f.kind == "ran" and f.job == "j1" else f for f in facts]
+            reports = [msgspec.structs.replace(f, code=3) if f.kind == "ran" and f.job == "j1" else f for f in reports]
         case 4:
-            facts[at] = msgspec.structs.replace(facts[at], fence=facts[at].fence + chance.randrange(2))
-    return facts
+            reports[at] = msgspec.structs.replace(reports[at], fence=reports[at].fence + chance.randrange(2))
+    return reports
 
 
-def in_full(fact: Fact) -> list[Fact]:
-    """The facts that one stands for."""
-    if fact.kind != "ran":
-        return [fact]
-    name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
-    return [Fact("claimed", *name), Fact("started", *name), Fact("exited", *name, fact.code, fact.detail)]
+def in_full(report: Report) -> list[Report]:
+    """The reports that one stands for."""
+    if report.kind != "ran":
+        return [report]
+    name = (report.tenant, report.job, report.replica, report.attempt, report.fence)
+    return [Report("claimed", *name), Report("started", *name), Report("exited", *name, report.code, report.detail)]
 
 
 @pytest.mark.parametrize("seed", turns(range(60), often=3, more=6))
-def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) -> None:
+def test_one_report_for_a_whole_run_comes_to_what_its_three_reports_do(seed: int) -> None:
     def life(*, whole: bool) -> Driving:
         drive = Driving.with_hosts(4, auto=False)
         for number in range(4):
             drive.offer_submit(f"j{number}", gpu={})
         drive.tick()
-        names = [("t", f"j{n}", 0, 1, drive.member(f"j{n}").fence) for n in range(4)]
+        names = [("t", f"j{n}", 0, 1, drive.attempt(f"j{n}").fence) for n in range(4)]
         session, chance = drive.workers["w0"].session, random.Random(seed)
-        before = [Fact(kind, *names[0]) for kind in RUN[: chance.randrange(3)]]
-        drive.send("w0", FactFrame(session, 1, before))
+        before = [Report(kind, *names[0]) for kind in RUN[: chance.randrange(3)]]
+        drive.send("w0", ReportFrame(session, 1, before))
         if chance.random() < 0.5:
             drive.tick()
         if chance.random() < 0.2:
             drive.offer_cancel("j1")
-        facts = frames_of(seed, names)
-        drive.send("w0", FactFrame(session, 2, facts if whole else [each for fact in facts for each in in_full(fact)]))
+        reports = frames_of(seed, names)
+        drive.send(
+            "w0",
+            ReportFrame(session, 2, reports if whole else [each for report in reports for each in in_full(report)]),
+        )
         drive.tick()
         drive.offer_submit("next", gpu={"count": 2})
         drive.tick()
@@ -243,7 +246,7 @@ def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) ->
 
 def times(drive: Driving, job: str, replica: int = 0) -> dict[str, int]:
     """When a replica came into each state, in ms before now."""
-    return {STATES[row[STATE]]: drive.now - row[AT_MS] for row in drive.job(job).story if row[REPLICA] == replica}
+    return {STATES[row[STATE]]: drive.now - row[AT_MS] for row in drive.job(job).history if row[REPLICA] == replica}
 
 
 @pytest.mark.parametrize("freed", [True, False])
@@ -251,10 +254,10 @@ def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("j", gpu={})
     drive.tick(500)
-    member = drive.member("j")
-    name = ("t", "j", 0, member.attempt, member.fence)
-    facts = [Fact("ran", *name, 0, "exit", 120), *([Fact("freed", *name)] if freed else [])]
-    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    attempt = drive.attempt("j")
+    name = ("t", "j", 0, attempt.no, attempt.fence)
+    reports = [Report("ran", *name, 0, "exit", 120), *([Report("freed", *name)] if freed else [])]
+    drive.send("w0", ReportFrame(drive.workers["w0"].session, 1, reports))
     drive.tick()
     assert drive.states("j") == ["SUCCEEDED"]
     assert times(drive, "j") == {"PLACED": 501, "CLAIMED": 120, "RUNNING": 120, "SUCCEEDED": 0}
@@ -264,14 +267,14 @@ def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, replicas=2, retries=1)
     drive.tick(50)
-    names = [("t", "j", at, 1, drive.member("j", at).fence) for at in range(2)]
-    facts = [Fact("ran", *names[1], -15, "exit", 10**18), Fact("ran", *names[0], 0, "exit", 30)]
-    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    names = [("t", "j", at, 1, drive.attempt("j", at).fence) for at in range(2)]
+    reports = [Report("ran", *names[1], -15, "exit", 10**18), Report("ran", *names[0], 0, "exit", 30)]
+    drive.send("w0", ReportFrame(drive.workers["w0"].session, 1, reports))
     drive.tick()
     assert times(drive, "j", 1)["RUNNING"] == 51, "when it was placed"
     assert times(drive, "j")["RUNNING"] == 0, "the end of replica 1 is written before it"
-    story = drive.job("j").story
-    assert [row[AT_MS] for row in story] == sorted(row[AT_MS] for row in story)
+    history = drive.job("j").history
+    assert [row[AT_MS] for row in history] == sorted(row[AT_MS] for row in history)
     assert drive.replica("j", 1).retries == 1
 
 
@@ -306,7 +309,7 @@ def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None
         assert (short.digest, short.transitions) == (long.digest, long.transitions)
     assert combined
     validate(long)
-    assert [(job.name, job.rev, job.story) for job in short.jobs.values()] == [
-        (job.name, job.rev, job.story) for job in long.jobs.values()
+    assert [(job.name, job.rev, job.history) for job in short.jobs.values()] == [
+        (job.name, job.rev, job.history) for job in long.jobs.values()
     ]
     assert short.finished.dump() == long.finished.dump()

@@ -35,7 +35,7 @@ def backfilled() -> Driving:
 
 def test_a_backfilled_job_that_its_worker_refuses_is_counted_once() -> None:
     drive = backfilled()
-    drive.fact("refused", "short", detail=WHY)  # every record checks the queue against the state
+    drive.report("refused", "short", detail=WHY)  # every record checks the queue against the state
     drive.pass_time(60_000)
     for name in ("big", "long", "short"):
         drive.cancel(name)
@@ -48,7 +48,7 @@ def test_a_backfilled_job_that_its_worker_refuses_is_counted_once() -> None:
 
 def test_a_worker_whose_rules_name_the_tenant_joins_while_a_backfilled_job_is_in_backoff() -> None:
     drive = backfilled()
-    drive.fact("refused", "short", detail="device-busy 6")
+    drive.report("refused", "short", detail="device-busy 6")
     assert drive.states("short") == ["QUEUED"]
     drive.worker("w1", 1, drivers_for={"t": ["noop"]})  # every record checks the queue against the state
     drive.pass_time(60_000)
@@ -58,7 +58,7 @@ def test_a_worker_whose_rules_name_the_tenant_joins_while_a_backfilled_job_is_in
 
 def test_a_backfilled_job_that_its_worker_refused_waits_again_once_that_is_started_anew() -> None:
     drive = backfilled()
-    drive.fact("refused", "short", detail=WHY)
+    drive.report("refused", "short", detail=WHY)
     drive.pass_time(60_000)
     worker = drive.workers["w0"]
     worker.boot += "-2"

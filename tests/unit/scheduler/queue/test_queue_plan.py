@@ -201,10 +201,10 @@ class Stream:
             running = [key for key, held in worker.held.items() if held.phase == "running" and key[1].startswith("s")]
             for key in running[: max(1, len(running) // 3)]:
                 worker.finish(key)
-            frame = worker.fact_frame()
+            frame = worker.report_frame()
             if frame is not None:
                 drive.send(worker.id, frame)
-                worker.fact_answered(frame.no)
+                worker.report_answered(frame.no)
             drive.send(worker.id, worker.renew_frame())
         for _ in range(3 * len(drive.workers)):
             self.count += 1

@@ -29,7 +29,7 @@ def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
     drive.pass_time(60_000)
     drive.run_out("w0")
     drive.pass_time(60_000)
-    assert drive.job("first").replicas[0].attempt == 2
+    assert drive.job("first").replicas[0].attempt_no == 2
     found = waits(drive)
     assert sum(found["t", "1"].jobs) == 2, "a retry is no wait"
     assert sum(found["u", "2-7"].jobs) == 1

@@ -34,13 +34,13 @@ NOOP: dict[str, Any] = {"driver": "noop"}
 
 def ends(drive: Driving, name: str, code: int = 0) -> None:
     """A running job of a worker that is not `auto` exits, and its devices are free."""
-    drive.fact("exited", name, code=code)
-    drive.fact("freed", name)
+    drive.report("exited", name, code=code)
+    drive.report("freed", name)
 
 
 def starts(drive: Driving, name: str) -> None:
-    drive.fact("claimed", name)
-    drive.fact("started", name)
+    drive.report("claimed", name)
+    drive.report("started", name)
 
 
 def records_of(drive: Driving, since: int) -> list[Record]:
@@ -59,7 +59,7 @@ def test_a_job_starts_after_the_end_that_it_asks_for_and_is_cancelled_after_anot
     assert (answer["kind"], answer["state"]) == ("accepted", "QUEUED")
     starts(drive, "train-42")
     assert drive.placed_on("eval") == ["-"]
-    drive.fact("exited", "train-42", code=code)
+    drive.report("exited", "train-42", code=code)
     drive.tick()
     if when == "any" or (code == 0) == (when == "succeeded"):
         assert drive.states("eval") == ["PLACED"]
@@ -254,7 +254,7 @@ def test_a_release_in_the_very_record_that_lets_it_go_loses_nobody() -> None:
     starts(drive, "train")
     drive.submit("eval", gpu={}, after=["train"])
     drive.order("hold", job="eval")
-    drive.fact("exited", "train")
+    drive.report("exited", "train")
     drive.offer_order("release", job="eval")
     drive.tick()
     assert drive.states("eval") == ["PLACED"]

@@ -125,7 +125,7 @@ def test_processors_that_a_job_leaves_in_this_very_record_count_once() -> None:
     worker = drive.workers["w0"]
     worker.finish(next(key for key in worker.held if key[1] == "ends"))
     drive.now += 2_000
-    drive.report()
+    drive.report_all()
     assert drive.engine.planner.verdicts.reservation is None
 
 

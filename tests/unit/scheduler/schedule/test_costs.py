@@ -202,7 +202,7 @@ def test_a_second_does_not_walk_the_timers_of_jobs_that_wait(monkeypatch: pytest
     for number in range(FEW):
         drive.worker(f"w{number}", 8, auto=False)
     drive.submit("j", gpu={}, replicas=replicas)
-    drive.facts([("refused", "j", index, 0, "device-busy") for index in range(replicas)])
+    drive.reports([("refused", "j", index, 0, "device-busy") for index in range(replicas)])
     assert len(drive.engine.timers.rows) == replicas, "each waits for its next try"
     calls = Calls()
     clear_out = calls.inside(drive.engine.timers.clear_out)
@@ -214,7 +214,7 @@ def test_a_second_does_not_walk_the_timers_of_jobs_that_wait(monkeypatch: pytest
     drive.cancel("j")
     drive.renew()
     drive.submit("k", gpu={}, replicas=replicas)
-    drive.facts([("refused", "k", index, 0, "device-busy") for index in range(replicas)])
+    drive.reports([("refused", "k", index, 0, "device-busy") for index in range(replicas)])
     assert len(drive.engine.timers.rows) == 2 * replicas
     drive.submit("l", gpu={"count": 64}, deadline_s=600)
     clear_out()

@@ -174,25 +174,25 @@ def test_what_is_kept_ready_is_what_is_counted_anew(
                 assert not lasted or _left_ms(siblings, elapsed, percent) == rank(lasted, percent) - elapsed
 
 
-def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
+def test_when_a_attempt_ends_is_told_by_what_it_is_by_now() -> None:
     """Its start, its shape, and what was learned meanwhile."""
     drive = Driving.with_hosts(2)
     drive.submit("j", gpu={}, run={"driver": "noop", "argv": ["train"]})
     drive.tick()
-    (member,) = drive.state.workers["w0"].members.values()
+    (attempt,) = drive.state.workers["w0"].attempts.values()
     engine, job, placed_ms = drive.engine, drive.job("j"), drive.state.time_ms
     end_ms = engine.estimates.end_ms
-    assert end_ms(member, placed_ms + 1_000) is None
+    assert end_ms(attempt, placed_ms + 1_000) is None
     drive.now += 5_000
     drive.settle()
-    running_ms = began_ms(member, job.accepted_ms)
+    running_ms = began_ms(attempt, job.accepted_ms)
     assert running_ms > placed_ms
-    assert end_ms(member, running_ms + 90_000) is None
+    assert end_ms(attempt, running_ms + 90_000) is None
     engine.durations.observe("t", engine.reader.workload_of(job), engine.reader.shape_of(job), 100_000, job.accepted_ms)
-    assert end_ms(member, running_ms + 90_000) == running_ms + 100_000
+    assert end_ms(attempt, running_ms + 90_000) == running_ms + 100_000
     job.shape = engine.reader.shapes.of(Request(gpu=GpuSpec(count=2), run=Run(driver="noop", argv=["train"])))
     engine.durations.observe("t", engine.reader.workload_of(job), job.shape, 95_000, job.accepted_ms)
-    assert end_ms(member, running_ms + 90_000) == running_ms + 95_000
+    assert end_ms(attempt, running_ms + 90_000) == running_ms + 95_000
 
 
 def test_an_end_that_somebody_asked_for_says_nothing() -> None:

@@ -79,7 +79,7 @@ def test_the_ends_of_thousands_are_told_in_several_records() -> None:
     for worker in drive.workers.values():
         for key in list(worker.held):
             worker.finish(key)
-        if (frame := worker.fact_frame()) is not None:
+        if (frame := worker.report_frame()) is not None:
             drive.send(worker.id, frame)
     records = _until_calm(drive)
     drive.check()
@@ -99,7 +99,7 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
     records = _until_calm(drive)
     drive.check()
     assert len(records) == -(-600 // (cycle.CHOICES_MAX + 1))
-    assert {member.replica.job.num for member in drive.state.members()} == set(range(1, 601))
+    assert {attempt.replica.job.num for attempt in drive.state.attempts()} == set(range(1, 601))
     placed = [decode_record(payload).steps[1::STEP_WIDTH] for payload in records]
     assert min(placed[0]) > 300, "who goes first is not asked twice"
 
@@ -168,7 +168,7 @@ def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> N
         drive.offer_submit(f"j{index}", gpu={"count": 8})
     drive.tick(obey=False)
     assert not drive.engine.waiting
-    assert not list(drive.state.members()), "the record was full before anybody was placed"
+    assert not list(drive.state.attempts()), "the record was full before anybody was placed"
     assert drive.engine.urgent, "nothing else would make the next record"
     _until_calm(drive)
     assert drive.states("j0") == ["PLACED"]
@@ -188,9 +188,9 @@ def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
     assert len(worker.held) == count
     for number, key in enumerate(list(worker.held)):
         worker.finish(key, 3, f"reason {number}")
-    drive.report()
+    drive.report_all()
     drive.check()
-    told = {row[8] for job in drive.state.jobs.values() for row in job.story if row[8]}
+    told = {row[8] for job in drive.state.jobs.values() for row in job.history if row[8]}
     assert len(told) == count
 
 
@@ -282,7 +282,7 @@ def test_of_several_replicas_those_that_are_overdue_expire_in_their_turn_and_the
     drive.now += 2_000
     drive.tick()
     assert drive.states("first") == ["EXPIRED"]
-    drive.facts([("claimed", "second", 0, 0, ""), ("started", "second", 0, 0, "")])
+    drive.reports([("claimed", "second", 0, 0, ""), ("started", "second", 0, 0, "")])
     assert drive.states("second") == ["RUNNING", "EXPIRED"]
     assert worker.id in drive.placed_on("second")
 

@@ -72,7 +72,7 @@ def test_only_a_higher_priority_from_the_setting_on(priority: int, low: int, doe
     drive.pass_time(2_500)
     drive.settle()
     assert drive.states("asks") == (["RUNNING"] if does else ["QUEUED"])
-    assert drive.replica("j0").attempt == 1, "nor ended and placed again before whoever asked"
+    assert drive.replica("j0").attempt_no == 1, "nor ended and placed again before whoever asked"
 
 
 def test_a_job_behind_it_that_waits_for_the_tenants_limit_keeps_no_job_from_preempting() -> None:
@@ -122,10 +122,10 @@ def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
     drive = Driving.with_hosts(2, config=ON, auto=False)
     for name, priority in (("slow", 10), ("other", 50)):
         drive.submit(name, gpu={}, priority=priority)
-    drive.facts([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
+    drive.reports([("claimed", "other", 0, 0, ""), ("started", "other", 0, 0, "")])
     drive.pass_time(70_000)
     drive.submit("urgent", priority=90, gpu={})
-    drive.facts([("claimed", "slow", 0, 0, ""), ("started", "slow", 0, 0, "")], tick=False)
+    drive.reports([("claimed", "slow", 0, 0, ""), ("started", "slow", 0, 0, "")], tick=False)
     drive.tick(1_000)
     assert (drive.states("slow"), drive.states("other")) == (["RUNNING"], ["ENDING"])
 
@@ -206,7 +206,7 @@ def test_of_whom_a_large_gang_ends_each_host_looks_at_its_own_alone(monkeypatch:
 
     def counted(search: _Search, host: Host, victims: Iterable[Victim]) -> int:
         found = list(victims)
-        assert all(host.worker in {member.worker for member in victim.members} for victim in found)
+        assert all(host.worker in {attempt.worker for attempt in victim.attempts} for victim in found)
         calls[len(found)] += 1
         return room_of(search, host, found)
 
@@ -418,7 +418,7 @@ def test_what_is_taken_back_already_counts_for_both_sides(own: int, lenders: int
     drive.order("share", tenant="t", gpus=lenders)
     for number in range(6):
         drive.submit(f"j{number}", gpu={}, priority=100)
-        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+        drive.reports([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
     for number in range(3):
         drive.submit(f"o{number}", gpu={}, tenant="own", priority=number)
         drive.pass_time(3_000)
@@ -435,7 +435,7 @@ def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new
     drive.order("share", tenant="t", gpus=4)
     for number in range(5):
         drive.submit(f"j{number}", gpu={}, priority=100)
-        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+        drive.reports([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
     drive.submit("first", gpu={}, tenant="own")
     while not any(drive.states(f"j{n}") == ["ENDING"] for n in range(5)):
         drive.tick(200)
@@ -457,11 +457,11 @@ def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monk
     drive.order("share", tenant="t", gpus=4)
     for number in range(5):
         drive.submit(f"j{number}", gpu={}, priority=100)
-        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+        drive.reports([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
     drive.submit("before", gpu={}, tenant="u", priority=1)  # it waits, so the fleet is looked at for victims
     drive.pass_time(2_000)
     if how == "drained":
-        drive.operate("drain", drive.member("j0").worker.id, within_s=1.0)
+        drive.operate("drain", drive.attempt("j0").worker.id, within_s=1.0)
     else:
         drive.cancel("j0")
     drive.submit("next", gpu={}, tenant="own")
@@ -505,7 +505,9 @@ def test_who_would_borrow_takes_no_guarantee_by_priority(guaranteed: int) -> Non
         drive.settle()
     assert sum(drive.states(f"u{number}", "u") == ["RUNNING"] for number in range(2)) == guaranteed
     assert sum(drive.states(f"high{number}") == ["RUNNING"] for number in range(3)) == 2 - guaranteed
-    assert sum(drive.replica(f"u{number}", tenant="u").attempt for number in range(2)) == 2, "nobody is ended in turns"
+    assert sum(drive.replica(f"u{number}", tenant="u").attempt_no for number in range(2)) == 2, (
+        "nobody is ended in turns"
+    )
 
 
 @pytest.mark.parametrize("need", [1, 2])

@@ -97,9 +97,9 @@ def test_what_begins_to_run_with_the_record_of_the_search_may_end() -> None:
     for number, priority in enumerate((70, 60)):
         drive.worker(f"w{number}", 1, auto=False)
         drive.submit(f"j{priority}", gpu={}, priority=priority)
-    drive.facts([("claimed", "j70", 0, 0, ""), ("started", "j70", 0, 0, "")])
+    drive.reports([("claimed", "j70", 0, 0, ""), ("started", "j70", 0, 0, "")])
     drive.submit("urgent", priority=90, gpu={})
-    drive.facts([("claimed", "j60", 0, 0, ""), ("started", "j60", 0, 0, "")], tick=False)
+    drive.reports([("claimed", "j60", 0, 0, ""), ("started", "j60", 0, 0, "")], tick=False)
     drive.tick(1_000)
     assert ended(drive) == ["j60"]
 
@@ -140,17 +140,17 @@ def test_of_jobs_that_come_and_go_the_lowest_priority_ends(seed: int) -> None:
             worker.finish(key, 0)
         for _ in range(8):
             drive.engine.planner.preempting.seek_at_once()
-            drive.report()
+            drive.report_all()
         if chance.random() < 0.4:
             name = chance.choice([job.name for job in drive.state.jobs.values() if not job.over])
             drive.order("priority", job=name, priority=chance.randrange(80))
         drive.pass_time(75_000)
-        running = {m.replica.job.name: policy.priority_of(m.replica.job) for m in drive.state.members()}
+        running = {m.replica.job.name: policy.priority_of(m.replica.job) for m in drive.state.attempts()}
         if len(running) < 9:
             continue
         drive.submit(f"urgent{turn}", priority=90, gpu={})
         drive.pass_time(6_000, step=1_000)
         drive.settle()
-        gone = [running[name] for name in running if name not in {m.replica.job.name for m in drive.state.members()}]
+        gone = [running[name] for name in running if name not in {m.replica.job.name for m in drive.state.attempts()}]
         least = min(priority for priority in running.values())
         assert gone == [least], turn

@@ -207,10 +207,10 @@ def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record()
     worker.local.add(7)  # of which the scheduler hears with the next renewal
     for key in list(worker.held):
         worker.finish(key)
-    drive.report()
+    drive.report_all()
     assert drive.states("big") == ["PLACED"]
     assert drive.engine.planner.verdicts.reservation is not None
-    drive.report()
+    drive.report_all()
     assert drive.states("big") == ["QUEUED"], "it was refused"
     assert drive.engine.planner.verdicts.reservation is None
 

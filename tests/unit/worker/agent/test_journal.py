@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.schemas.frames import Place, Report, ReportFrame
 from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.journal import (
     FORM,
@@ -33,24 +33,24 @@ def place_of(number: int) -> Place:
     return Place(*name_of(number), [number % 8], "exclusive", False, b"{}")
 
 
-def frame(no: int, *facts: Fact) -> FactFrame:
-    return FactFrame("session", no, list(facts))
+def frame(no: int, *reports: Report) -> ReportFrame:
+    return ReportFrame("session", no, list(reports))
 
 
 def seen(state: JournalState) -> tuple[object, ...]:
     return (state.join_n, state.ledger, state.unanswered, sorted(state.places))
 
 
-def story(journal: MemoryJournal) -> None:
-    """A life: joined, two placements, one over and answered, one fact still on its way."""
+def history(journal: MemoryJournal) -> None:
+    """A life: joined, two placements, one over and answered, one report still on its way."""
     journal.join(1, [])
     journal.live("ledger-1")
     journal.placed([place_of(1), place_of(2)])
-    journal.facts(frame(1, Fact("claimed", *name_of(1)), Fact("claimed", *name_of(2))))
+    journal.reports(frame(1, Report("claimed", *name_of(1)), Report("claimed", *name_of(2))))
     journal.answered(1)
-    journal.facts(frame(2, Fact("exited", *name_of(1), 0, "exit"), Fact("freed", *name_of(1))))
+    journal.reports(frame(2, Report("exited", *name_of(1), 0, "exit"), Report("freed", *name_of(1))))
     journal.answered(2)
-    journal.facts(frame(3, Fact("started", *name_of(2))))
+    journal.reports(frame(3, Report("started", *name_of(2))))
     journal.flush()
 
 
@@ -61,12 +61,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_journal_read_again_comes_to_the_same_state(path: Path) -> None:
     journal = Journal(path)
-    story(journal)
+    history(journal)
     written = seen(journal.state)
     journal.close()
     again = Journal(path)
     assert seen(again.state) == written
-    assert written == (1, "ledger-1", [Fact("started", *name_of(2))], [name_of(2)])
+    assert written == (1, "ledger-1", [Report("started", *name_of(2))], [name_of(2)])
     assert again.torn_bytes == 0
     again.close()
 
@@ -79,7 +79,7 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
 
 def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(path: Path) -> None:
     journal = Journal(path)
-    story(journal)
+    history(journal)
     journal.close()
     data = path.read_bytes()
     states = []
@@ -102,7 +102,7 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(path: Pat
 
 def test_a_flipped_bit_ends_the_journal_there_and_is_counted(path: Path) -> None:
     journal = Journal(path)
-    story(journal)
+    history(journal)
     journal.close()
     data = bytearray(path.read_bytes())
     data[-3] ^= 0x10
@@ -155,13 +155,13 @@ def test_a_look_at_the_lock_keeps_no_agent_out(path: Path) -> None:
     assert not is_in_use(path)
 
 
-def test_a_join_takes_over_all_unanswered_facts(path: Path) -> None:
+def test_a_join_takes_over_all_unanswered_reports(path: Path) -> None:
     journal = Journal(path)
-    story(journal)
-    journal.join(2, [Fact("started", *name_of(2)), Fact("exited", *name_of(2), 0, "exit")])
+    history(journal)
+    journal.join(2, [Report("started", *name_of(2)), Report("exited", *name_of(2), 0, "exit")])
     journal.close()
     again = Journal(path)
-    assert [fact.kind for fact in again.state.unanswered] == ["started", "exited"]
+    assert [report.kind for report in again.state.unanswered] == ["started", "exited"]
     again.live("ledger-1")
     assert again.state.unanswered == []
     again.close()
@@ -171,7 +171,7 @@ def test_of_a_place_in_quarantine_those_slots_are_left_and_no_restart_forgets_th
     one, other = name_of(1), name_of(2)
     journal = Journal(path)
     journal.placed([Place(*one, [0, 1], "exclusive", False, b"{}"), Place(*other, [2, 3], "exclusive", False, b"{}")])
-    journal.facts(frame(1, Fact("quarantined", *one, 0, "1"), Fact("quarantined", *other, 0, "2,3")))
+    journal.reports(frame(1, Report("quarantined", *one, 0, "1"), Report("quarantined", *other, 0, "2,3")))
     journal.answered(1)
     journal.close()
     for _ in range(2):  # the second one reads what the first one has replaced the file by
@@ -180,24 +180,24 @@ def test_of_a_place_in_quarantine_those_slots_are_left_and_no_restart_forgets_th
         assert journal.state.quarantined == {one, other}
         journal.close()
     journal = Journal(path)
-    journal.facts(frame(2, Fact("freed", *one)))
+    journal.reports(frame(2, Report("freed", *one)))
     assert (set(journal.state.places), journal.state.quarantined) == ({other}, {other})
     journal.close()
 
 
-def test_that_a_member_had_ended_before_its_quarantine_outlives_replaced_files_and_other_facts(path: Path) -> None:
-    """One file has the end, the next one the quarantine: only a member without an end may still run."""
+def test_that_a_attempt_had_ended_before_its_quarantine_outlives_replaced_files_and_other_reports(path: Path) -> None:
+    """One file has the end, the next one the quarantine: only an attempt without an end may still run."""
     ended, stuck, ran = name_of(1), name_of(2), name_of(3)
     journal = Journal(path)
     journal.placed([place_of(1), place_of(2), place_of(3)])
-    ends = Fact("exited", *ended, -9, "end"), Fact("ran", *ran, 3, "exit")
-    journal.facts(frame(1, *ends))
+    ends = Report("exited", *ended, -9, "end"), Report("ran", *ran, 3, "exit")
+    journal.reports(frame(1, *ends))
     journal.answered(1)
     journal.close()
-    journal = Journal(path)  # it reads the facts, and replaces the file by one without them
+    journal = Journal(path)  # it reads the reports, and replaces the file by one without them
     journal.close()
     journal = Journal(path)
-    journal.facts(frame(1, *(Fact("quarantined", *name, 0, "1") for name in (ended, stuck, ran))))
+    journal.reports(frame(1, *(Report("quarantined", *name, 0, "1") for name in (ended, stuck, ran))))
     journal.answered(1)
     journal.join(2, [])
     journal.close()
@@ -207,7 +207,7 @@ def test_that_a_member_had_ended_before_its_quarantine_outlives_replaced_files_a
         assert journal.state.ended == dict(zip((ended, ran), ends, strict=True))
         journal.close()
     journal = Journal(path)
-    journal.facts(frame(1, Fact("freed", *ended)))
+    journal.reports(frame(1, Report("freed", *ended)))
     assert set(journal.state.ended) == {ran}
     journal.close()
 
@@ -218,8 +218,8 @@ def test_what_was_freed_from_quarantine_is_remembered_and_of_too_many_the_newest
     monkeypatch.setattr(journal_module, "RELEASED_MAX", 2)
     journal = Journal(path)
     journal.placed([place_of(number) for number in range(4)])
-    journal.facts(frame(1, *(Fact("quarantined", *name_of(number), 0, "1") for number in (1, 2, 3))))
-    journal.facts(frame(2, *(Fact("freed", *name_of(number)) for number in range(4))))
+    journal.reports(frame(1, *(Report("quarantined", *name_of(number), 0, "1") for number in (1, 2, 3))))
+    journal.reports(frame(2, *(Report("freed", *name_of(number)) for number in range(4))))
     journal.answered(2)
     journal.join(2, [])
     journal.close()
@@ -237,7 +237,7 @@ def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.Mo
     journal.placed([place_of(0)])
     biggest = 0
     for no in range(1, 500):
-        journal.facts(frame(no, Fact("claimed", *name_of(no)), Fact("freed", *name_of(no))))
+        journal.reports(frame(no, Report("claimed", *name_of(no)), Report("freed", *name_of(no))))
         journal.flush()
         journal.answered(no - 1)
         biggest = max(biggest, path.stat().st_size)
@@ -254,5 +254,5 @@ def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.Mo
 def test_the_memory_journal_folds_alike() -> None:
     journal = MemoryJournal(join_n=9)
     assert journal.state.join_n == 9
-    story(journal)
-    assert seen(journal.state) == (1, "ledger-1", [Fact("started", *name_of(2))], [name_of(2)])
+    history(journal)
+    assert seen(journal.state) == (1, "ledger-1", [Report("started", *name_of(2))], [name_of(2)])

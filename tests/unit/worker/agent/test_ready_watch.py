@@ -20,7 +20,7 @@ from moorage.schemas.service import READY_FILE
 from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.agent.ready_watch import FIRST_S, ReadyWatch
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Event, Log, Member, SeenReady
+from moorage.worker.session.attempt_messages import Attempt, Event, Log, SeenReady
 from tests.scenes import in_virtual_time
 
 NAME: AttemptName = ("acme", "a", 0, 1, 10)
@@ -49,9 +49,9 @@ class Desk:
         fields = {"service": {"name": "embed"}} if "call" in ready else {}
         request = msgspec.convert({"run": run, **fields}, Request)
         assert request.trouble is None, request.trouble
-        self.member = Member(NAME, Place(*NAME, [], "none", False, b""), request, 0.0)
-        self.member.phase, self.member.ports = "running", ports
-        self.held = {NAME: self.member}
+        self.attempt = Attempt(NAME, Place(*NAME, [], "none", False, b""), request, 0.0)
+        self.attempt.phase, self.attempt.ports = "running", ports
+        self.held = {NAME: self.attempt}
         self.seen: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
         self.tasks: list[asyncio.Task[None]] = []
         self.dropped = Counter[str]()
@@ -69,7 +69,7 @@ class Desk:
     def enqueue(self, event: Event) -> None:
         assert isinstance(event, SeenReady)
         for _, why, ends in event.items:
-            self.member.was_ready = self.member.was_ready or not why
+            self.attempt.was_ready = self.attempt.was_ready or not why
             self.seen.put_nowait((why, ends))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -88,7 +88,7 @@ class Desk:
 @asynccontextmanager
 async def watched(folder: Path, ready: dict[str, Any], *ports: int) -> AsyncIterator[Desk]:
     desk = Desk(folder, {"every_s": 1, **ready}, *ports)
-    desk.watch.watch(desk.member)
+    desk.watch.watch(desk.attempt)
     try:
         yield desk
     finally:
@@ -214,11 +214,11 @@ async def test_it_ends_after_its_time_and_only_if_it_never_was_ready(tmp_path: P
 @in_virtual_time
 async def test_an_attempt_that_is_frozen_is_not_asked(tmp_path: Path) -> None:
     async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-        desk.member.frozen = True  # before the first look, which is a task of its own
+        desk.attempt.frozen = True  # before the first look, which is a task of its own
         await asyncio.sleep(3600)
         assert desk.seen.empty(), "it cannot answer, and is not blamed for that"
         (tmp_path / "ready").touch()
-        desk.member.frozen = False
+        desk.attempt.frozen = False
         assert await desk.next() == ("", False)
 
 
@@ -226,6 +226,6 @@ async def test_an_attempt_that_is_frozen_is_not_asked(tmp_path: Path) -> None:
 async def test_one_that_does_not_run_is_not_looked_at(tmp_path: Path) -> None:
     async with watched(tmp_path, {"file": "ready"}) as desk:
         assert (await desk.next())[1] is False
-        desk.member.phase = "ending"
+        desk.attempt.phase = "ending"
         await desk.over()
         assert desk.now() == FIRST_S

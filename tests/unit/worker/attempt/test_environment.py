@@ -20,7 +20,7 @@ from moorage.worker.attempt.environment import Gang, gpu_environment, lay_over, 
 from moorage.worker.devices.readers.drm import open_drm
 from tests.unit.worker.made_up_sys import MadeUpMachine
 
-MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771, "worker": "node-7"}
+ATTEMPT = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771, "worker": "node-7"}
 OF_MEMBER = {
     "MOORAGE_TENANT": "vision",
     "MOORAGE_JOB": "train-42",
@@ -37,7 +37,7 @@ def device(vendor: str, index: int, uuid: str = "") -> Device:
 
 
 def environment(*devices: Device, **more: object) -> JobEnvironment:
-    return gpu_environment(devices, **MEMBER, **more)  # type: ignore[arg-type]
+    return gpu_environment(devices, **ATTEMPT, **more)  # type: ignore[arg-type]
 
 
 BY_VENDOR = {

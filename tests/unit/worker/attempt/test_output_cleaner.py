@@ -99,7 +99,7 @@ def test_beyond_the_number_the_oldest_goes(state: Path, clock: Clock) -> None:
     assert output_path(state, "j0", "stdout").name not in left(state)
 
 
-def test_a_running_members_output_is_never_cleared(state: Path, clock: Clock) -> None:
+def test_a_running_attempts_output_is_never_cleared(state: Path, clock: Clock) -> None:
     """Neither for its age, nor for the room that it takes, however the finished ones make way for it."""
     running = wrote(state, "running", 100 * BLOCK, ended_s_ago=100 * HOUR_S)
     wrote(state, "finished", ended_s_ago=1)
@@ -117,7 +117,7 @@ def test_a_running_members_output_is_never_cleared(state: Path, clock: Clock) ->
     assert not running.exists()
 
 
-def test_a_member_that_starts_between_the_look_and_the_list_is_no_candidate(state: Path, clock: Clock) -> None:
+def test_a_attempt_that_starts_between_the_look_and_the_list_is_no_candidate(state: Path, clock: Clock) -> None:
     keeper = OutputCleaner(state, OutputBounds(0.0, 0, 0))
     scanned = keeper.scan()
     started = wrote(state, "in-between", ended_s_ago=HOUR_S)
@@ -287,6 +287,6 @@ def test_whatever_happens_bounds_hold_and_running_output_stays(seed: int, state:
             for key in running:
                 assert any(output_path(state, key, stream).name in names for stream in ("stdout", "stderr"))
             kept = [key for key in finished if any(output_path(state, key, s).exists() for s in ("stdout", "stderr"))]
-            assert len(kept) <= bounds.members_max
+            assert len(kept) <= bounds.attempts_max
             taken = sum(os.stat(state / OUTPUT_FOLDER / name).st_blocks * 512 for name in names)
             assert taken <= bounds.bytes_max or not kept

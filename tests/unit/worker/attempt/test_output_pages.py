@@ -34,8 +34,8 @@ from moorage.worker.supervisor.protocol import Stream
 
 
 def ask(offset: int = 0, limit: int = LOG_PAGE_BYTES_MAX, **fields: Any) -> ReadLog:
-    member = {"tenant": "acme", "job": "j", "replica": 0, "attempt": 1, "fence": 7}
-    values: dict[str, Any] = {"session": "s", **member, "driver": "process"}
+    attempt = {"tenant": "acme", "job": "j", "replica": 0, "attempt": 1, "fence": 7}
+    values: dict[str, Any] = {"session": "s", **attempt, "driver": "process"}
     return ReadLog(**(values | {"stream": "out", "offset": offset, "limit": limit} | fields))
 
 

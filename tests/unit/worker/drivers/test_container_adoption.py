@@ -12,7 +12,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container import driver as container_driver
 from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import EngineDown, State
-from moorage.worker.drivers.container.host import Member
+from moorage.worker.drivers.container.host import Attempt
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -37,8 +37,8 @@ async def test_the_exit_code_of_one_that_has_ended_is_waited_for(
     """As for one of the same agent: else a job that has succeeded would be lost, and run again."""
     monkeypatch.setattr(container_driver, "RETRY_S", 0.001)
     monkeypatch.setattr(container_driver, "ENGINE_S", 0.0)
-    made, member, downs = driver(tmp_path), Member(NAME), [EngineDown("it restarts")] * 5
-    member.over.set_result(Ended(key="k", reason=reason, proof="container"))
+    made, attempt, downs = driver(tmp_path), Attempt(NAME), [EngineDown("it restarts")] * 5
+    attempt.over.set_result(Ended(key="k", reason=reason, proof="container"))
     followed: list[str] = []
 
     async def container_of(name: AttemptName) -> str:
@@ -49,12 +49,12 @@ async def test_the_exit_code_of_one_that_has_ended_is_waited_for(
     async def state(container: str) -> State:
         return OVER
 
-    async def follow(member: Member) -> None:
-        followed.append(member.container)
+    async def follow(attempt: Attempt) -> None:
+        followed.append(attempt.container)
 
     monkeypatch.setattr(made._host, "container_of", container_of)
     monkeypatch.setattr(made._host.engine, "state", state)
     monkeypatch.setattr(made, "_follow", follow)
     async with asyncio.timeout(30):
-        await made._adopt(member)
+        await made._adopt(attempt)
     assert followed == [found]

@@ -154,7 +154,7 @@ async def test_a_function_runs_with_its_lease_and_its_result_is_kept(
         await leader.want("w1", place(name_of(), body("give", "x", "y", run={"env": {"SEED": "7"}}), (1,)))
         assert (await leader.heard("w1", "freed", name_of())).code == 0
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
-        exited = seat.fact("exited", name_of())
+        exited = seat.report("exited", name_of())
         assert exited is not None
         assert exited.code == 0
         context = service.seen[0]
@@ -243,9 +243,9 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
             await leader.want("w1", place(name_of(job), request))
             if job != "secret":
                 await leader.heard("w1", "freed", name_of(job))
-            fact = await leader.heard("w1", "refused" if job == "secret" else "exited", name_of(job))
-            assert fact is not None
-            told[job] = (fact.code, fact.detail)
+            report = await leader.heard("w1", "refused" if job == "secret" else "exited", name_of(job))
+            assert report is not None
+            told[job] = (report.code, report.detail)
         assert told["raises"] == (1, "LookupError: no input in.mp4")
         assert told["no-json"][0] == 1
         assert "the result is neither bytes nor text nor JSON" in told["no-json"][1]
@@ -270,10 +270,10 @@ async def test_a_function_s_caller_names_only_secrets_that_its_tenant_may(
             await leader.want("w1", place(name_of(job), request))
             await leader.heard("w1", "freed" if job == "own" else "refused", name_of(job))
         assert [context.environment["SEED"] for context in service.seen] == ["planted-acme-seed"]
-        fact = leader.seat("w1").fact("refused", name_of("others"))
-        assert fact is not None
-        assert fact.code == 126
-        assert fact.detail.startswith("not-here: not-permitted: tenant acme may not have the secret beta-seed")
+        report = leader.seat("w1").report("refused", name_of("others"))
+        assert report is not None
+        assert report.code == 126
+        assert report.detail.startswith("not-here: not-permitted: tenant acme may not have the secret beta-seed")
 
 
 async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ async def test_at_the_fence_a_function_is_asked_to_stop_and_sees_it_on_the_clock
         assert service.seen[0].cancel_reason == "fence"
         leader.mute.clear()
         await leader.joined("w1", joins=2)
-        told = [(fact.kind, fact.detail) for fact in seat.joins[-1].facts if fact.kind in ("exited", "freed")]
+        told = [(report.kind, report.detail) for report in seat.joins[-1].reports if report.kind in ("exited", "freed")]
         assert told == [("exited", "fence"), ("freed", "")]
 
 
@@ -510,7 +510,7 @@ async def test_more_functions_than_may_run_at_once_wait_and_do_not_fail(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of one frame, of which each is checked before any of them runs."""
-    monkeypatch.setattr(HandlerDriver, "members_max", 2)
+    monkeypatch.setattr(HandlerDriver, "attempts_max", 2)
     async with world(nats_url, unique, tmp_path) as (leader, service):
         names = [name_of(f"j{at}", 10 + at) for at in range(4)]
         await leader.want("w1", *(place(name, body("hang"), ()) for name in names))

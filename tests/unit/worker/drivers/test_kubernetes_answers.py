@@ -23,7 +23,7 @@ from moorage.worker.drivers.kubernetes import driver as kubernetes_driver
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown
 from moorage.worker.drivers.kubernetes.devices import ClusterInventory
 from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
-from moorage.worker.drivers.kubernetes.pod import FINALIZER, MEMBER, pod_name
+from moorage.worker.drivers.kubernetes.pod import ATTEMPT, FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
@@ -156,7 +156,7 @@ async def cancelled_as_it_is_created(server: BadServer, driver: KubernetesDriver
 def adds_pod(server: BadServer, driver: KubernetesDriver, status: dict[str, Any]) -> str:
     """Let the watch tell of a pod of this worker; return its name."""
     name = pod_name(driver._owner, NAME)
-    notes = {MEMBER: msgspec.json.encode(NAME).decode()}
+    notes = {ATTEMPT: msgspec.json.encode(NAME).decode()}
     metadata = {"name": name, "resourceVersion": "2", "annotations": notes, "finalizers": [FINALIZER]}
     server.added.put_nowait({"metadata": metadata, "status": status})
     return name
@@ -196,7 +196,7 @@ async def test_a_pod_that_comes_after_its_agent_was_killed_is_removed(tmp_path: 
         assert events == []
 
 
-async def test_a_pod_of_a_member_whose_end_is_told_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
+async def test_a_pod_of_a_attempt_whose_end_is_told_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, _):
         ended = {"name": "job", "containerID": "c://1", "state": {"terminated": {"exitCode": 0}}}
         name = adds_pod(server, driver, {"containerStatuses": [ended]})

@@ -20,15 +20,15 @@ from moorage.worker.drivers.container.config import FOLDER_AT
 from moorage.worker.drivers.container.engine import lines_of
 from moorage.worker.drivers.kubernetes.devices import devices_of, is_ready, taken_slots
 from moorage.worker.drivers.kubernetes.pod import (
+    ATTEMPT,
     ENDS,
     FINALIZER,
     LABEL,
-    MEMBER,
     SLOTS,
+    attempt_of,
     check_request,
     exact_deadline_s,
     grace_s_of,
-    member_of,
     owner_label,
     pod_name,
     pod_of,
@@ -71,7 +71,7 @@ def test_a_pod_is_bound_to_its_node_and_says_whose_it_is() -> None:
     pod = made()
     assert pod["spec"]["nodeName"] == "n1"
     assert pod["metadata"]["labels"][LABEL] == OWNER
-    assert member_of(pod) == NAME
+    assert attempt_of(pod) == NAME
     assert pod["metadata"]["name"] == pod_name(OWNER, NAME)
     assert pod["metadata"]["finalizers"] == [FINALIZER]
     assert pod["spec"]["restartPolicy"] == "Never"
@@ -80,8 +80,8 @@ def test_a_pod_is_bound_to_its_node_and_says_whose_it_is() -> None:
     assert len(again) == 3, "each attempt has a pod of its own"
     assert all(len(name) <= 63 and name.replace("-", "").isalnum() and name.islower() for name in again)
     assert pod_name(owner_label("other", "w1"), NAME) != pod_name(OWNER, NAME)
-    del pod["metadata"]["annotations"][MEMBER]
-    assert member_of(pod) is None
+    del pod["metadata"]["annotations"][ATTEMPT]
+    assert attempt_of(pod) is None
 
 
 def test_the_paths_that_a_pod_adds_are_behind_its_own_or_the_usual_ones() -> None:

@@ -1,4 +1,4 @@
-"""What a start that failed says to whoever reads the job's story: which step of it, and what to look at."""
+"""What a start that failed says to whoever reads the job's history: which step of it, and what to look at."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moorage.worker.drivers.base import CODE_LOST, Assignment
 from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of
-from moorage.worker.session.member_messages import NotStarted
+from moorage.worker.session.attempt_messages import NotStarted
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import Ended, Event
 from tests.unit.worker.drivers.process_kit import kit_of
@@ -60,7 +60,7 @@ def test_an_end_that_no_leader_has_asked_for_says_so(why: str, reason: str) -> N
 
 
 class Remembering(SupervisorLink):
-    """Of a supervisor that has ended one member while no agent heard it."""
+    """Of a supervisor that has ended one attempt while no agent heard it."""
 
     def __init__(self, state: Path, ended: Ended) -> None:
         super().__init__(state)

@@ -15,7 +15,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.bus.results import CHUNK_BYTES, ResultStore
-from moorage.schemas.frames import Fact, Results, result_of
+from moorage.schemas.frames import Report, Results, result_of
 from moorage.schemas.handler import TOGETHER_BYTES_MAX, Result, decode_result, line_of, result_bucket, result_object
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.embed import EmbeddedWorker
@@ -48,7 +48,7 @@ class Service:
     @property
     def joined(self) -> bool:
         agent = self.worker._agent
-        return agent is not None and agent.members.session.phase == "live"
+        return agent is not None and agent.attempts.session.phase == "live"
 
 
 class World:
@@ -57,7 +57,7 @@ class World:
         self.bucket = result_bucket(prefix, "acme")
         self.store = ResultStore(jetstream, prefix)
 
-    async def finish(self, **values: Any) -> dict[str, Fact]:
+    async def finish(self, **values: Any) -> dict[str, Report]:
         """Have one function a name return that value, all in one turn; how each ended."""
         service, leader = self.service, self.leader
         names = {job: name_of(job, 10 + at) for at, job in enumerate(values)}
@@ -78,8 +78,8 @@ class World:
                 found.append((message.subject.split(".")[2], message.data))
         return found
 
-    async def value(self, job: str, fact: Fact) -> Any:
-        found = await self.store.get("acme", result_object(job, 0, fact.fence), result_of(fact.detail))
+    async def value(self, job: str, report: Report) -> Any:
+        found = await self.store.get("acme", result_object(job, 0, report.fence), result_of(report.detail))
         return None if found is None else decode_result(found)
 
 
@@ -108,8 +108,8 @@ async def test_what_ends_in_one_turn_is_one_message(nats_url: str, unique: str, 
     }
     async with world(nats_url, unique, tmp_path) as it:
         ends = await it.finish(**values)
-        assert {fact.code for fact in ends.values()} == {0}
-        assert {fact.detail for fact in ends.values()} == {"result:1"}, "one append, for all"
+        assert {report.code for report in ends.values()} == {0}
+        assert {report.detail for report in ends.values()} == {"result:1"}, "one append, for all"
         [(kind, data)] = await it.messages()
         assert (kind, len(msgspec.json.decode(data, type=Results).results)) == ("C", len(values))
         sent = [frame for subject, frame in it.leader.output if subject == it.leader.subjects.results("acme")]
@@ -118,7 +118,7 @@ async def test_what_ends_in_one_turn_is_one_message(nats_url: str, unique: str, 
             assert await it.value(job, ends[job]) == value
             line = msgspec.json.decode(it.leader.text(name_of(job, ends[job].fence)))
             assert line["result"] == f"{job}.0.{ends[job].fence}", "the line on its log subject as well"
-        other = Fact("exited", "acme", "a", 0, 1, 99, 0, "result:1")
+        other = Report("exited", "acme", "a", 0, 1, 99, 0, "result:1")
         assert await it.value("a", other) is None, "an attempt that is not in it has none there"
 
 
@@ -132,7 +132,7 @@ async def test_a_large_one_is_an_object_and_nothing_is_nothing(nats_url: str, un
     async with world(nats_url, unique, tmp_path) as it:
         ends = await it.finish(**values)
         assert ends["none"].detail == "result:0"
-        assert len({fact.detail for fact in ends.values()}) == 4
+        assert len({report.detail for report in ends.values()}) == 4
         for job in ("most", "more", "pieces"):
             assert await it.value(job, ends[job]) == values[job]
         by_name = [await it.store.get("acme", result_object(job, 0, ends[job].fence)) for job in values]
@@ -151,7 +151,7 @@ async def test_many_bytes_are_several_messages(nats_url: str, unique: str, tmp_p
 async def test_a_result_that_cannot_be_written_fails_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as it:
         ends = await it.finish(good=1, no_json=object(), no_utf8="\udcff", huge=bytes(65 << 20), also_good="x")
-        assert {job: fact.code for job, fact in ends.items()} == {
+        assert {job: report.code for job, report in ends.items()} == {
             "good": 0, "no_json": 1, "no_utf8": 1, "huge": 1, "also_good": 0,
         }  # fmt: skip
         assert ends["huge"].detail.startswith("the result could not be kept: a result has at most")
@@ -166,7 +166,7 @@ async def test_results_for_which_there_is_no_room_fail_their_jobs_and_no_others(
         config = {"name": f"OBJ_{it.bucket}", "subjects": [f"$O.{it.bucket}.>"], "discard": "new", "max_bytes": 4096}
         await it.jetstream.ensure_stream(config)
         ends = await it.finish(a="x" * 4000, b="y" * 4000, none=None)
-        assert {job: fact.code for job, fact in ends.items()} == {"a": 1, "b": 1, "none": 0}
+        assert {job: report.code for job, report in ends.items()} == {"a": 1, "b": 1, "none": 0}
         assert "maximum bytes exceeded" in ends["a"].detail
         assert (await it.finish(c="small"))["c"].code == 0
 
@@ -180,7 +180,7 @@ async def test_a_store_that_does_not_answer_holds_up_no_end_for_long(
         silent = await it.leader.nc.subscribe(f"$O.{it.bucket}.>")
         values = {f"j{number}": bytes([number]) * TOGETHER_BYTES_MAX for number in range(GPUS)}
         ends = await it.finish(**values)
-        assert {(fact.code, fact.detail) for fact in ends.values()} == {
+        assert {(report.code, report.detail) for report in ends.values()} == {
             (1, "the result could not be kept: not within 0.05 s")
         }
         await silent.unsubscribe()

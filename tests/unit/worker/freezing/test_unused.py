@@ -19,7 +19,7 @@ STILL = SlotReading(util_percent=0, memory_used_mib=5000)
 
 
 def unused(after_s: dict[Qos, int], wakes: bool = True, **wrong: Any) -> UnusedJobs:
-    return UnusedJobs(held(**wrong), lambda qos: after_s.get(qos, 0), lambda member: wakes)
+    return UnusedJobs(held(**wrong), lambda qos: after_s.get(qos, 0), lambda attempt: wakes)
 
 
 def due(jobs: UnusedJobs, *times_s: float) -> list[Any]:
@@ -31,42 +31,42 @@ def test_fact_60_a_job_without_use_for_so_long_is_frozen_once() -> None:
 
 
 def test_after_its_resume_the_time_without_use_begins_anew() -> None:
-    members = held()
-    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    attempts = held()
+    jobs = UnusedJobs(attempts, lambda qos: 30, lambda attempt: True)
     assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
-    members[NAME].frozen = True
+    attempts[NAME].frozen = True
     assert due(jobs, 1040, 1100) == [None, None], "frozen time does not count"
-    members[NAME].frozen = False
+    attempts[NAME].frozen = False
     assert due(jobs, 1101, 1130, 1131) == [None, None, [(NAME, 30)]]
 
 
 def test_a_freeze_and_a_resume_between_two_readings_count_as_well() -> None:
-    members = held()
-    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    attempts = held()
+    jobs = UnusedJobs(attempts, lambda qos: 30, lambda attempt: True)
     assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
-    members[NAME].freezes = 1
+    attempts[NAME].freezes = 1
     assert due(jobs, 1031, 1060, 1061) == [None, None, [(NAME, 30)]]
 
 
 def test_a_job_that_could_not_be_frozen_is_not_asked_again_until_it_was_used() -> None:
-    members = held()
-    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    attempts = held()
+    jobs = UnusedJobs(attempts, lambda qos: 30, lambda attempt: True)
     assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
-    members[NAME].freezing = True
+    attempts[NAME].freezing = True
     assert due(jobs, 1031) == [None]
-    members[NAME].freezing = False
+    attempts[NAME].freezing = False
     assert due(jobs, 1032, 1100) == [None, None]
     assert jobs.read([SlotReading(util_percent=5, memory_used_mib=5000)], 1101) is None
     assert due(jobs, 1102, 1132) == [None, [(NAME, 30)]]
 
 
 def test_the_lowest_quality_of_service_is_frozen_first() -> None:
-    members = {}
+    attempts = {}
     for name, qos in (("a", "high"), ("b", "low"), ("c", "medium"), ("d", "critical")):
-        (member,) = held().values()
-        member.request = msgspec.structs.replace(member.request, qos=qos)
-        members[("acme", name, 0, 1, 10)] = member
-    jobs = UnusedJobs(members, lambda qos: 0 if qos == "critical" else 30, lambda member: True)
+        (attempt,) = held().values()
+        attempt.request = msgspec.structs.replace(attempt.request, qos=qos)
+        attempts[("acme", name, 0, 1, 10)] = attempt
+    jobs = UnusedJobs(attempts, lambda qos: 0 if qos == "critical" else 30, lambda attempt: True)
     assert jobs.read([STILL], 1000) is None
     found = jobs.read([STILL], 1030)
     assert found is not None

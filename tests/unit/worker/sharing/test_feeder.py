@@ -64,10 +64,10 @@ class Scene:
         self.owners = Owners()
         limits = SimpleNamespace(segments=self.segments, owners=self.owners)
         self.of: dict[int, AttemptName] = {}
-        driver = SimpleNamespace(limits=limits, members_of=self.members_of)
+        driver = SimpleNamespace(limits=limits, attempts_of=self.attempts_of)
         self.control = Feeder([cast(Driver, driver)], cast(Inventory, self.used))
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: self.of[pid] for pid in pids if pid in self.of}
 
     def attempt(self, name: str, *parts: Part) -> Segment:

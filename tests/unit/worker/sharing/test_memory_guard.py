@@ -21,7 +21,7 @@ from moorage.system.proctree import Process
 from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory, SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Event, HelloChanged, Log, Member, OverGrant
+from moorage.worker.session.attempt_messages import Attempt, Event, HelloChanged, Log, OverGrant
 from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.memory_guard import FAILED_MAX, IDLE_LOOK_S, LOOK_S, WELL_MIN, MemoryGuard
 from tests.scenes import played_by
@@ -61,7 +61,7 @@ class Board(Inventory):
 
 
 class Told(Driver):
-    """A driver that tells whose processes are whose: of each pid the member, or None for one that hides it."""
+    """A driver that tells whose processes are whose: of each pid the attempt, or None for one that hides it."""
 
     name = "process"
     tells_processes = True
@@ -70,7 +70,7 @@ class Told(Driver):
         super().__init__()
         self.whose: dict[int, AttemptName | None] = {}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: self.whose[pid] for pid in pids if pid in self.whose}
 
 
@@ -80,7 +80,7 @@ class Worker:
     def __init__(self, grace_s: float | None = GRACE_S) -> None:
         self.dropped = Counter[str]()
         self.board, self.driver = Board(), Told()
-        self.held: dict[AttemptName, Member] = {}
+        self.held: dict[AttemptName, Attempt] = {}
         self.ended: list[tuple[float, str, str]] = []
         self.said: list[str] = []
         self.hellos = 0
@@ -112,9 +112,9 @@ class Worker:
         if part_mib is not None:
             gpu["share"] = {"memory_mib": part_mib}
         name, request = name_of(job), msgspec.convert({"gpu": gpu, "run": {"argv": ["true"]}}, Request)
-        member = Member(name, Place(*name, [slot], mode, False, b""), request, 0.0)
-        member.phase, member.driver = "running", "process"
-        self.held[name] = member
+        attempt = Attempt(name, Place(*name, [slot], mode, False, b""), request, 0.0)
+        attempt.phase, attempt.driver = "running", "process"
+        self.held[name] = attempt
         self.driver.whose[pid] = name
         self.board.mib[slot][pid] = mib
 
@@ -142,7 +142,7 @@ def guarded(scene: Scene, grace_s: float | None = GRACE_S) -> None:
 
 
 @played_by(guarded)
-async def test_a_member_over_its_part_ends_after_its_grace_and_its_neighbour_never(worker: Worker) -> None:
+async def test_a_attempt_over_its_part_ends_after_its_grace_and_its_neighbour_never(worker: Worker) -> None:
     worker.runs("fits", FITS, 4000, 4000)
     await asyncio.sleep(LONG_S)
     assert worker.ended == []
@@ -155,7 +155,7 @@ async def test_a_member_over_its_part_ends_after_its_grace_and_its_neighbour_nev
 
 
 @played_by(guarded)
-async def test_a_member_that_gives_memory_back_within_its_grace_has_the_whole_grace_again(worker: Worker) -> None:
+async def test_a_attempt_that_gives_memory_back_within_its_grace_has_the_whole_grace_again(worker: Worker) -> None:
     for _ in range(100):
         worker.runs("waves", GREEDY, 5000, 4000)
         await asyncio.sleep(GRACE_S - LOOK_S)
@@ -177,7 +177,7 @@ async def test_a_part_made_smaller_holds_from_the_next_look_on(worker: Worker) -
 
 
 @pytest.mark.parametrize("hides", [True, False])
-def test_a_process_that_hides_its_member_is_killed_alone_after_the_grace(
+def test_a_process_that_hides_its_attempt_is_killed_alone_after_the_grace(
     monkeypatch: pytest.MonkeyPatch, hides: bool
 ) -> None:
     killed: list[tuple[float, int]] = []
@@ -201,7 +201,7 @@ def test_a_process_that_hides_its_member_is_killed_alone_after_the_grace(
     assert all(GRACE_S <= at_s <= 2 * LOOK_S + GRACE_S for at_s, _ in killed)
 
 
-def test_members_without_a_part_or_alone_on_their_gpu_are_left_alone() -> None:
+def test_attempts_without_a_part_or_alone_on_their_gpu_are_left_alone() -> None:
     async def scene(worker: Worker) -> None:
         worker.runs("counted", FITS, 9000, None)
         worker.runs("alone", GREEDY, 9000, None, mode="exclusive", slot=1)
@@ -224,7 +224,7 @@ def test_a_guard_that_is_turned_off_asks_nothing_and_promises_nothing() -> None:
 
 
 @played_by(guarded)
-async def test_it_looks_each_second_while_members_share_and_each_ten_otherwise(worker: Worker) -> None:
+async def test_it_looks_each_second_while_attempts_share_and_each_ten_otherwise(worker: Worker) -> None:
     before = worker.board.asked
     await asyncio.sleep(60)
     assert worker.board.asked - before == 60 / IDLE_LOOK_S

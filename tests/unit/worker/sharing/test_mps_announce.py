@@ -76,7 +76,7 @@ def test_a_failed_daemon_of_an_operator_serves_no_job_and_is_watched_while_jobs_
 ) -> None:
     control, daemons = Control(), OperatorsMps()
     monkeypatch.setattr("moorage.worker.sharing.mps.watched.MpsControl", lambda *_: control)
-    member: Any = SimpleNamespace(
+    attempt: Any = SimpleNamespace(
         name=("acme", "a", 0, 1, 1), place=SimpleNamespace(mode=MPS), request=SimpleNamespace(effective_gpu=None)
     )
     lost: list[str] = []
@@ -89,24 +89,24 @@ def test_a_failed_daemon_of_an_operator_serves_no_job_and_is_watched_while_jobs_
 
     async def scene() -> None:
         await daemons.open()
-        daemons.admit(member, None)
+        daemons.admit(attempt, None)
         await asyncio.sleep(60)
-        daemons.forget(member.name)
+        daemons.forget(attempt.name)
         assert await looks_in(WANTED_S) <= 1, "it is well, and nobody shares by it"
         control.is_gone = True
-        daemons.admit(member, None)
+        daemons.admit(attempt, None)
         await asyncio.sleep(60)
         assert lost == ["a"], "it has answered, so a job does not run on without it"
         with pytest.raises(MoorageError, match="no such pipe"):
-            daemons.admit(member, None)
+            daemons.admit(attempt, None)
         assert await looks_in(WANTED_S / 2) > 0
         await asyncio.sleep(WANTED_S)
         assert await looks_in(WANTED_S) == 0
         with pytest.raises(MoorageError, match="no such pipe"):
-            daemons.admit(member, None)
+            daemons.admit(attempt, None)
         control.is_gone = False
         assert await looks_in(60) > 0, "a job that wants it is a reason to look at it again"
-        daemons.admit(member, None)
+        daemons.admit(attempt, None)
         await daemons.close()
 
     SimulatedClock().run(scene())

@@ -1,4 +1,4 @@
-"""For how long members show no sign of work: by their output and by what their devices do."""
+"""For how long attempts show no sign of work: by their output and by what their devices do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moorage.schemas.frames import DeviceUse, Place
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.sharing.usage_meter import UsageMeter
 
 NAME: AttemptName = ("acme", "j", 0, 1, 10)
@@ -22,13 +22,13 @@ WORKS = SlotReading(util_percent=100, power_w=600, power_limit_w=700)
 def meter(stall_s: float | None = 60, slots: int = 2, *, hears_output: bool = True) -> UsageMeter:
     place = Place(*NAME, list(range(slots)), "exclusive", False, b"")
     run = {"driver": "noop"} | ({} if stall_s is None else {"stall_s": stall_s})
-    member = Member(NAME, place, msgspec.convert({"gpu": {}, "run": run}, Request), 0.0)
-    member.phase = "running"
-    return UsageMeter({NAME: member}, {"noop": NoopDriver()}, hears_output=hears_output)
+    attempt = Attempt(NAME, place, msgspec.convert({"gpu": {}, "run": run}, Request), 0.0)
+    attempt.phase = "running"
+    return UsageMeter({NAME: attempt}, {"noop": NoopDriver()}, hears_output=hears_output)
 
 
 def still_s(*readings: SlotReading) -> int:
-    """For how long a member counts as still whose devices show this for ten seconds."""
+    """For how long an attempt counts as still whose devices show this for ten seconds."""
     of = meter(slots=len(readings))
     for second in range(11):
         of.measure(readings, 100.0 + second)
@@ -69,8 +69,8 @@ def test_low_power_begins_a_quarter_of_the_way_above_what_the_device_draws_when_
 
 def test_a_sharer_is_judged_by_its_own_use_of_the_device() -> None:
     of = meter(slots=1)
-    [member] = of._held.values()
-    member.place = msgspec.structs.replace(member.place, mode="time-slice")
+    [attempt] = of._held.values()
+    attempt.place = msgspec.structs.replace(attempt.place, mode="time-slice")
     mine, others = DeviceUse(0, 0, 10, 500, 700), SlotReading(util_percent=90, peak_percent=90, power_w=500)
     for second in range(4):
         of.stillness.read([others], {NAME: [mine]}, 100.0 + second)
@@ -95,14 +95,14 @@ def test_time_without_readings_is_no_stillness() -> None:
     assert of.newest()[0].still_s == 0
 
 
-def test_a_frozen_member_begins_anew_when_it_goes_on() -> None:
+def test_a_frozen_attempt_begins_anew_when_it_goes_on() -> None:
     of = meter()
-    [member] = of._held.values()
+    [attempt] = of._held.values()
     of.measure([IDLE, IDLE], 100.0)
-    member.frozen = True
+    attempt.frozen = True
     of.measure([IDLE, IDLE], 110.0)
     assert of.newest() == []
-    member.frozen = False
+    attempt.frozen = False
     of.measure([IDLE, IDLE], 120.0)
     of.measure([IDLE, IDLE], 125.0)
     assert of.newest()[0].still_s == 5

@@ -1,4 +1,4 @@
-"""A supervisor at a bound: one that is full refuses a member, one without a descriptor kills a container later."""
+"""A supervisor at a bound: one that is full refuses an attempt, one without a descriptor kills a container later."""
 
 import asyncio
 import errno
@@ -13,9 +13,9 @@ import pytest
 
 from moorage.system.proctree import Process, read_process
 from moorage.worker.supervisor import commands, containers, jobs
+from moorage.worker.supervisor.attempt import State
 from moorage.worker.supervisor.launcher_client import Launcher
-from moorage.worker.supervisor.member import State
-from moorage.worker.supervisor.protocol import Ended, Event, StartMember
+from moorage.worker.supervisor.protocol import Ended, Event, StartAttempt
 
 
 def jobs_of(state: Path, emit: Callable[[Event], None]) -> jobs.Jobs:
@@ -33,14 +33,14 @@ def jobs_of(state: Path, emit: Callable[[Event], None]) -> jobs.Jobs:
     )
 
 
-@pytest.mark.parametrize(("bound", "message"), [("RUNNING_MAX", "runs 0 members"), ("HELD_MAX", "holds 0 members")])
-async def test_a_member_beyond_a_bound_is_told_which_one_it_was(
+@pytest.mark.parametrize(("bound", "message"), [("RUNNING_MAX", "runs 0 attempts"), ("HELD_MAX", "holds 0 attempts")])
+async def test_a_attempt_beyond_a_bound_is_told_which_one_it_was(
     bound: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, bound, 0)
     events: list[Event] = []
     full = jobs_of(tmp_path, events.append)
-    full.start((StartMember(key="one", argv=("true",), env={}),))
+    full.start((StartAttempt(key="one", argv=("true",), env={}),))
     [ended] = events
     assert isinstance(ended, Ended)
     assert (ended.reason, ended.message) == ("start-failed", f"the supervisor {message}")
@@ -62,10 +62,10 @@ async def test_a_container_for_which_there_was_no_descriptor_is_killed_later(
     monkeypatch.setattr(containers, "processes_of", lambda ids: {each: [me] for each in ids})
     short = jobs_of(tmp_path, lambda event: None)
     monkeypatch.setattr(short, "reap", lambda: None)  # this process has other children
-    short.contain(StartMember(key="one", argv=(), env={}), "a" * 64)
-    member = short.members["one"]
-    member.pid = me.pid
-    member.go(State.RUNNING)
+    short.contain(StartAttempt(key="one", argv=(), env={}), "a" * 64)
+    attempt = short.attempts["one"]
+    attempt.pid = me.pid
+    attempt.go(State.RUNNING)
     short.end("one", "end", 0.0, "cancelled")
     async with asyncio.timeout(30):
         await killed.wait()

@@ -17,8 +17,8 @@ from moorage.worker.supervisor.protocol import (
     Request,
     Shutdown,
     Start,
+    StartAttempt,
     Started,
-    StartMember,
     decode_messages,
     decode_request,
     encode_messages,
@@ -26,7 +26,7 @@ from moorage.worker.supervisor.protocol import (
 )
 
 REQUESTS: list[Request] = [
-    Start(n=1, members=(StartMember(key="t/j/0/1/7", argv=("a", ""), env={"A": "ä"}),)),
+    Start(n=1, attempts=(StartAttempt(key="t/j/0/1/7", argv=("a", ""), env={"A": "ä"}),)),
     Fence(n=2, deadline_boottime_s=None, grace_s=1.5),
     List(n=3),
     Forget(n=4, keys=("a", "b")),

@@ -1,6 +1,6 @@
-"""Run one worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
+"""Run one worker's agent: a thin loop around the state machine `attempts.Attempts`, which makes all decisions.
 
-Its parts: `member_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+Its parts: `attempt_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
 hello and load, `output_reader` answers requests for output, and `restoring` takes over from an earlier agent.
 
 Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
@@ -25,19 +25,19 @@ from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Subscribed
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Output, Place, Renewed, Wanted
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Joined, Output, Place, Renewed, ReportAck, Wanted
 from moorage.schemas.items import Item, ItemsFile
 from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
+from moorage.worker.agent.attempt_claims import AttemptClaims
 from moorage.worker.agent.command_streams import CommandStreams
 from moorage.worker.agent.device_access_lost import CutOffWatch
 from moorage.worker.agent.item_starts import ItemStarts
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
-from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.member_claims import MemberClaims
+from moorage.worker.agent.lost_attempts import LostAttempts
 from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.state_disk import StateDisk
@@ -55,47 +55,46 @@ from moorage.worker.drivers.base import Assignment, Driver, Freezes, Living, nev
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.lend.lender import LeaseServer
-from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import (
+from moorage.worker.session.attempt_messages import (
     LEAVE_GRACE_S_MAX,
     UNCHECKED,
     AnswerRefused,
     AnswerVerb,
+    Attempt,
     Claims,
     Command,
     Draining,
+    EndAttempt,
     Ended,
-    EndMember,
     Event,
-    FactsAnswered,
     Forget,
     FreezeAnswered,
-    FreezeMember,
+    FreezeAttempt,
     GiveUp,
     HealthChanged,
     LeaseAnswered,
     Leave,
     Log,
-    Member,
     NoteKept,
     NotStarted,
     ProbeFree,
     Quarantine,
     Release,
     Replaced,
-    ResizeMembers,
+    ReportsAnswered,
+    ResizeAttempts,
     Restored,
     RunCommands,
     SaidWell,
     SayHello,
-    SendFacts,
     SendGoodbye,
     SendJoin,
     SendRenew,
+    SendReports,
     SessionLive,
     SetFence,
+    StartAttempts,
     StartFailed,
-    StartMembers,
     StraysOver,
     Stuck,
     Tick,
@@ -106,7 +105,8 @@ from moorage.worker.session.member_messages import (
     WatchReady,
     Well,
 )
-from moorage.worker.session.members import Members
+from moorage.worker.session.attempts import Attempts
+from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleWatch
@@ -133,7 +133,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _decode_answer: Final[dict[str, Callable[[bytes], Event | Problem]]] = {
     "join": Decoder[Joined | Problem](Joined | Problem),
     "renew": Decoder[Renewed | Problem](Renewed | Problem),
-    "fact": Decoder[FactAck | Problem](FactAck | Problem),
+    "fact": Decoder[ReportAck | Problem](ReportAck | Problem),
 }
 
 
@@ -204,7 +204,7 @@ class Agent:
             lent=settings.lent_slots,
             on_change=lambda: self.reporter.pool_changed(),
         )
-        self.members = Members(
+        self.attempts = Attempts(
             worker,
             {driver.name: driver.capabilities for driver in drivers},
             join_n=journal.state.join_n,
@@ -213,7 +213,7 @@ class Agent:
         )
         self.say = ThrottledLog(worker, host.now)
         self.guard = MemoryGuard(
-            self, self.members.held, inventory, self.drivers, settings.modes_offered,
+            self, self.attempts.held, inventory, self.drivers, settings.modes_offered,
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
         self.items = items or JobItems()
@@ -222,34 +222,36 @@ class Agent:
             self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file, self.guard.explained
         )
         self.lender = self._lender() if lends else None
-        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session, self._item_starts.waiting)
+        self.lost = LostAttempts(
+            self, self.drivers, self.attempts.held, self.attempts.session, self._item_starts.waiting
+        )
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held, self.lost, self.lender, disk,
+            self.attempts.held, self.lost, self.lender, disk,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.guard.announce = None if mps is None else mps.announce
         is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
-        self.claims = MemberClaims(
+        self.claims = AttemptClaims(
             self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients,
             ServicePorts(
                 settings.ports_lent, host.ports if is_real else set(), settings.address, probes=is_real
             ),
         )  # fmt: skip
-        self.ready = ReadyWatch(self, self.drivers, self.members.held, settings.address)
+        self.ready = ReadyWatch(self, self.drivers, self.attempts.held, settings.address)
         self.output = OutputReader(
             self,
             worker,
-            self.members.session,
+            self.attempts.session,
             self.drivers,
             lambda ask: self.reporter.usage.recent.page(ask, self.pool.devices),
         )
-        self.streams = CommandStreams(self, host, worker, self.subjects, self.drivers, self.members.held)
+        self.streams = CommandStreams(self, host, worker, self.subjects, self.drivers, self.attempts.held)
         self.leader = LeaderLink(
-            host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
+            host.post, host.inbox, self.subjects, self.attempts.session, journal, self.reporter, self.pool, self.watch,
             self.claims,
         )  # fmt: skip
-        self._cut_off = CutOffWatch(inventory, self.drivers, self.members.held, self.watch, self._publish)
+        self._cut_off = CutOffWatch(inventory, self.drivers, self.attempts.held, self.watch, self._publish)
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # the time of the host's timer for this agent
         self.queue: deque[Event | Delivery | _Answer] = deque()
@@ -278,21 +280,21 @@ class Agent:
         """Return the method that executes each kind of the state machine's commands."""
         return {
             TryClaim: self._try_claim,
-            StartMembers: self._start_members,
-            EndMember: self._end_member,
-            ResizeMembers: self._resize_members,
-            WatchReady: lambda command: self.ready.watch(command.member),
-            NoteKept: lambda command: self._note_kept(command.member),
-            FreezeMember: self._freeze_member,
+            StartAttempts: self._start_attempts,
+            EndAttempt: self._end_attempt,
+            ResizeAttempts: self._resize_attempts,
+            WatchReady: lambda command: self.ready.watch(command.attempt),
+            NoteKept: lambda command: self._note_kept(command.attempt),
+            FreezeAttempt: self._freeze_attempt,
             RunCommands: self._run_commands,
-            Unlease: lambda command: self.claims.give_up(command.member),
+            Unlease: lambda command: self.claims.give_up(command.attempt),
             TryLease: self._try_lease,
-            Release: lambda command: self.claims.release(command.members),
-            ProbeFree: lambda command: self.claims.probe(command.members),
-            Quarantine: lambda command: self.claims.quarantine(command.member, command.slots),
+            Release: lambda command: self.claims.release(command.attempts),
+            ProbeFree: lambda command: self.claims.probe(command.attempts),
+            Quarantine: lambda command: self.claims.quarantine(command.attempt, command.slots),
             Forget: self._forget,
-            SendFacts: self.leader.send_facts,
-            FactsAnswered: lambda command: self.journal.answered(command.no),
+            SendReports: self.leader.send_reports,
+            ReportsAnswered: lambda command: self.journal.answered(command.no),
             SendRenew: self._send_renew,
             SendJoin: self.leader.send_join,
             SessionLive: self._on_session_live,
@@ -308,7 +310,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------- life of an agent
 
     async def open(self) -> None:
-        """Open the drivers, take over the members that they still run, and join. Raises a part's MoorageError."""
+        """Open the drivers, take over the attempts that they still run, and join. Raises a part's MoorageError."""
         living: dict[AttemptName, tuple[Driver, Living]] = {}
         for driver in self.drivers.values():
             driver.attach(self.enqueue, self._publish)
@@ -348,7 +350,7 @@ class Agent:
     @property
     def longest_grace_s(self) -> float:
         """How long what it holds may take to end, once this agent ends it as it leaves."""
-        return min(self.members.table.longest_grace_s, LEAVE_GRACE_S_MAX)
+        return min(self.attempts.table.longest_grace_s, LEAVE_GRACE_S_MAX)
 
     def leave_if_idle(self) -> None:
         """In a live session, say goodbye at once and set `left` if there is no job or lease here.
@@ -358,8 +360,8 @@ class Agent:
         """
         if self._is_open:
             self.run()
-            idle = not self.members.held and not self.pool.busy_slots()  # a lease of a local process counts as well
-            if self.members.session.phase == "live":
+            idle = not self.attempts.held and not self.pool.busy_slots()  # a lease of a local process counts as well
+            if self.attempts.session.phase == "live":
                 self.reporter.stops = not idle
                 self.queue.append(Leave() if idle else HealthChanged())
                 self.run()
@@ -371,7 +373,7 @@ class Agent:
         return self.reporter.boot
 
     def _restore(self, living: dict[AttemptName, tuple[Driver, Living]]) -> None:
-        """Match the members in the journal with the members that the drivers run, and claim their devices again."""
+        """Match the attempts in the journal with the attempts that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined, state.ended)
@@ -380,17 +382,17 @@ class Agent:
         stuck: list[AttemptName] = []
         before = state.devices or device_names(self.devices)
         closed = [*state.left, *(before[slot] for slot in found.left if slot < len(before))]
-        for at, (member, phase, code, reason) in enumerate(held):
-            if (kept := state.kept.get(member.name)) is not None:
-                member.ports, member.was_ready = tuple(kept.ports), kept.was_ready
-            self.claims.take_again(member)
+        for at, (attempt, phase, code, reason) in enumerate(held):
+            if (kept := state.kept.get(attempt.name)) is not None:
+                attempt.ports, attempt.was_ready = tuple(kept.ports), kept.was_ready
+            self.claims.take_again(attempt)
             if phase == "claimed":
-                held[at] = (member, phase, 0, self.claims.address(member))
+                held[at] = (attempt, phase, 0, self.claims.address(attempt))
             if phase == "stuck":
-                held[at] = (member, "running", code, reason)
-                stuck.append(member.name)
+                held[at] = (attempt, "running", code, reason)
+                stuck.append(attempt.name)
         for name, (driver, stray) in found.strays.items():
-            # the ledger knows that this member ended, or has no record of it: in both cases it must not run on
+            # the ledger knows that this attempt ended, or has no record of it: in both cases it must not run on
             # stuck and released: an operator said that it is over, and the agent of before died before the driver heard
             is_released = stray.phase == "stuck" and name in state.released
             if stray.phase in ("exited", "refused") or is_released:
@@ -405,8 +407,8 @@ class Agent:
         self.claims.close_until_free(closed, device_names(self.devices))
         if not self._strays:
             self.claims.look_for_free()
-        # put first: what the drivers reported since they were opened is about these members
-        self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
+        # put first: what the drivers reported since they were opened is about these attempts
+        self.queue.appendleft(Restored(held, state.unanswered + found.reports, found.withdrawn, bool(self._strays)))
         if stuck:
             self.queue.append(Stuck(stuck))
 
@@ -428,7 +430,7 @@ class Agent:
             self.dropped["nobody-leads"] += 1  # status 503: a timer sends the frame again
         elif len(self.queue) >= QUEUE_MAX:
             self.dropped["queue-full"] += 1
-        elif join_n != str(self.members.session.join_n):
+        elif join_n != str(self.attempts.session.join_n):
             self.dropped["answer-of-another-session"] += 1
         elif verb not in _decode_answer or not _NUMBER.fullmatch(number):
             self.dropped["answer-to-nothing"] += 1  # a client that knows our inbox must not be able to crash the agent
@@ -456,7 +458,7 @@ class Agent:
             return
         now = self.host.now()
         queue = self.queue
-        handle = self.members.handle
+        handle = self.attempts.handle
         while queue:
             event = self._event_of(queue.popleft())
             if event is None:
@@ -468,28 +470,28 @@ class Agent:
             self._execute(handle(event, now))
 
     def finish(self) -> None:
-        """End the turn: make one frame of facts, write the journal, publish the load if it is due."""
+        """End the turn: make one frame of reports, write the journal, publish the load if it is due."""
         if not self._is_open:
             return
         now = self.host.now()
-        lends = self.members.leaving and self.lender is not None and bool(self.lender.holders)
-        self._execute(self.members.handle(TurnOver(lends=True) if lends else _TURN_OVER, now))
+        lends = self.attempts.leaving and self.lender is not None and bool(self.lender.holders)
+        self._execute(self.attempts.handle(TurnOver(lends=True) if lends else _TURN_OVER, now))
         self.journal.flush()
-        if self.members.session.phase == "left":
+        if self.attempts.session.phase == "left":
             self.left.set()
         self.reporter.publish_due()
 
     def next_deadline_s(self) -> float:
-        return min(self.members.next_deadline_s(), self.reporter.due_s)
+        return min(self.attempts.next_deadline_s(), self.reporter.due_s)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing happens here except renewals and load frames."""
-        return not self.queue and self.members.is_idle
+        return not self.queue and self.attempts.is_idle
 
     def slept(self, seconds: float) -> None:
         """Move all deadlines by the time that was skipped, see `FleetHost.slept`."""
-        session = self.members.session
+        session = self.attempts.session
         session.slept(seconds)
         self.reporter.slept(seconds)
         self._set_fence(SetFence(session.over_at_s, session.grace_s))
@@ -521,44 +523,44 @@ class Agent:
     # ----------------------------------------------------------------------------------------- commands: the pool
 
     def _try_claim(self, command: TryClaim) -> None:
-        granted: list[tuple[Member, str]] = []
-        refused: list[tuple[Member, str]] = []
-        lacking: list[tuple[Member, str]] = []
+        granted: list[tuple[Attempt, str]] = []
+        refused: list[tuple[Attempt, str]] = []
+        lacking: list[tuple[Attempt, str]] = []
         places: list[Place] = []
-        room = self._room_of_drivers(command.members)
+        room = self._room_of_drivers(command.attempts)
         no_start = self._no_start()
-        for member in command.members:
+        for attempt in command.attempts:
             if no_start:
-                refused.append((member, no_start))
+                refused.append((attempt, no_start))
                 continue
             try:
-                if room and room.get(member.driver, 1) <= 0:
-                    bound = self.drivers[member.driver].members_max
-                    raise refuse("queue-full", f"the driver {member.driver} has {bound} attempts, which is its limit")
-                self.policy.check_placement(member.name[0], member.request)
-                self._check_driver(member)
-                self.watch.check_foreign(member.slots)
-                self.claims.take(member)
+                if room and room.get(attempt.driver, 1) <= 0:
+                    bound = self.drivers[attempt.driver].attempts_max
+                    raise refuse("queue-full", f"the driver {attempt.driver} has {bound} attempts, which is its limit")
+                self.policy.check_placement(attempt.name[0], attempt.request)
+                self._check_driver(attempt)
+                self.watch.check_foreign(attempt.slots)
+                self.claims.take(attempt)
             except SlotsRefused as no:
-                refused.append((member, f"{no.reason} {','.join(map(str, no.slots))}"))
+                refused.append((attempt, f"{no.reason} {','.join(map(str, no.slots))}"))
                 continue
             except LacksHere as no:
-                lacking.append((member, not_here(no)))
+                lacking.append((attempt, not_here(no)))
                 continue
             except MoorageError as no:
-                refused.append((member, no.problem.message))
+                refused.append((attempt, no.problem.message))
                 continue
-            if member.driver in room:
-                room[member.driver] -= 1
-            granted.append((member, self.claims.address(member) if member.place.hold else ""))
-            if self.drivers[member.driver].capabilities.outlives_agent:
-                places.append(member.place)
+            if attempt.driver in room:
+                room[attempt.driver] -= 1
+            granted.append((attempt, self.claims.address(attempt) if attempt.place.hold else ""))
+            if self.drivers[attempt.driver].capabilities.outlives_agent:
+                places.append(attempt.place)
         if places:
             self.journal.placed(places)
-            for member, _ in granted:
-                if member.ports:
-                    self._note_kept(member)
-        self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
+            for attempt, _ in granted:
+                if attempt.ports:
+                    self._note_kept(attempt)
+        self._execute(self.attempts.handle(Claims(granted, refused, lacking), self.host.now()))
 
     def _no_start(self) -> str:
         """Return why nothing is started now: a later agent would not know of it; "" if it is."""
@@ -566,26 +568,26 @@ class Agent:
             return STATE_GONE
         return self.disk.why if self.disk is not None and (self.disk.is_full or self.journal.is_behind) else ""
 
-    def _note_kept(self, member: Member) -> None:
-        if self.drivers[member.driver].capabilities.outlives_agent:
-            self.journal.keep(member.name, member.ports, was_ready=member.was_ready)
+    def _note_kept(self, attempt: Attempt) -> None:
+        if self.drivers[attempt.driver].capabilities.outlives_agent:
+            self.journal.keep(attempt.name, attempt.ports, was_ready=attempt.was_ready)
 
-    def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
-        """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
-        room = {name: driver.members_max for name, driver in self.drivers.items() if driver.members_max is not None}
+    def _room_of_drivers(self, asked: Sequence[Attempt]) -> dict[str, int]:
+        """Return how many more attempts each driver with a limit may take, before it takes the `asked` ones."""
+        room = {name: driver.attempts_max for name, driver in self.drivers.items() if driver.attempts_max is not None}
         if room:
-            held = Counter(member.driver for member in self.members.held.values())
-            held.subtract(member.driver for member in asked)
+            held = Counter(attempt.driver for attempt in self.attempts.held.values())
+            held.subtract(attempt.driver for attempt in asked)
             room = {name: most - held[name] for name, most in room.items()}
         return room
 
-    def _check_driver(self, member: Member) -> None:
+    def _check_driver(self, attempt: Attempt) -> None:
         """Have the driver check the request. Raises `Refused`, saying whether another worker may run the request."""
-        driver = self.drivers[member.driver]
+        driver = self.drivers[attempt.driver]
         try:
-            if driver.capabilities.needs_argv and not member.request.workload.argv:
+            if driver.capabilities.needs_argv and not attempt.request.workload.argv:
                 raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
-            run = member.request.workload
+            run = attempt.request.workload
             has_files = run.files is not None or run.files_of or run.keep or run.checkpoint is not None
             if has_files and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
@@ -593,14 +595,14 @@ class Agent:
             if run.setup is not None and not driver.capabilities.sets_up:
                 message = f"jobs of the driver {driver.name} have no setup"
                 raise refuse("failed-precondition", message, field="$.run.setup")
-            self._check_reach(driver, member)
-            driver.check_block(member.request)
-            member.config = driver.read_config(member.request)
+            self._check_reach(driver, attempt)
+            driver.check_block(attempt.request)
+            attempt.config = driver.read_config(attempt.request)
         except Refused as no:
             raise _marked(no) from None
         except Exception as error:  # any request may make any driver fail
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
-        self._check_request(driver, member.request.active_alone)
+        self._check_request(driver, attempt.request.active_alone)
 
     def _check_request(self, driver: Driver, request: Request) -> None:
         """Have the driver check a request. Raises `Refused`, saying whether another worker may run the request."""
@@ -612,9 +614,9 @@ class Agent:
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
 
     @staticmethod
-    def _check_reach(driver: Driver, member: Member) -> None:
+    def _check_reach(driver: Driver, attempt: Attempt) -> None:
         """Raise Refused if this worker gives the job no ports, or cannot look whether it is ready."""
-        run = member.request.workload
+        run = attempt.request.workload
         if not run.ports and run.ready is None:
             return
         field = "$.run.ports" if run.ports else "$.run.ready"
@@ -622,7 +624,7 @@ class Agent:
             message = f"jobs of the driver {driver.name} have no ports here, and nothing looks whether they are ready"
             raise refuse("failed-precondition", message, field=field)
         port = run.ready.port if run.ready is not None else ""
-        if port.isdigit() and not driver.reaches_host_ports(member.tenant, member.request):
+        if port.isdigit() and not driver.reaches_host_ports(attempt.tenant, attempt.request):
             message = f"the job has a network of its own, so port {port} of its worker is not the job's"
             raise refuse("failed-precondition", f"{message}: name one of its own ports, as PORT", field=field)
 
@@ -650,48 +652,48 @@ class Agent:
             return
         self.claims.open(slots)
         self.say(Log("warning", "said-well", f"slots {slots} are in use again because an operator said so"))
-        self._execute(self.members.handle(SaidWell(slots), self.host.now()))
+        self._execute(self.attempts.handle(SaidWell(slots), self.host.now()))
 
     # -------------------------------------------------------------------------------------- commands: the drivers
 
-    def _start_members(self, command: StartMembers) -> None:
+    def _start_attempts(self, command: StartAttempts) -> None:
         driver = self.drivers[command.driver]
         if driver.capabilities.outlives_agent:
-            self.journal.flush()  # after a restart the journal must know every member of a driver that outlives us
+            self.journal.flush()  # after a restart the journal must know every attempt of a driver that outlives us
             if self.journal.is_behind:
                 why = self._no_start()
-                self.enqueue(NotStarted([(member.name, why) for member in command.members]))
+                self.enqueue(NotStarted([(attempt.name, why) for attempt in command.attempts]))
                 return
-        ready: list[tuple[Member, Item | None]] = []
-        in_file: list[Member] = []
-        for member in command.members:
-            run = member.request.workload
+        ready: list[tuple[Attempt, Item | None]] = []
+        in_file: list[Attempt] = []
+        for attempt in command.attempts:
+            run = attempt.request.workload
             if isinstance(run.items, ItemsFile):
-                in_file.append(member)
+                in_file.append(attempt)
                 continue
             try:
-                ready.append((member, self.items.at_hand(run, member.replica)))
+                ready.append((attempt, self.items.at_hand(run, attempt.replica)))
             except ItemRefused as no:
-                self.enqueue(never_ran(member.name, no))
+                self.enqueue(never_ran(attempt.name, no))
         self._start_ready(driver, ready)
         self._item_starts.begin(in_file)
 
-    def _start_with_items(self, members: list[tuple[Member, Item]]) -> None:
-        """Start members of one driver, each with its item, but for those that are over meanwhile."""
-        held = self.members.held
-        ready = [each for each in members if held.get(each[0].name) is each[0] and each[0].phase == "starting"]
-        self._start_ready(self.drivers[members[0][0].driver], ready)
+    def _start_with_items(self, attempts: list[tuple[Attempt, Item]]) -> None:
+        """Start attempts of one driver, each with its item, but for those that are over meanwhile."""
+        held = self.attempts.held
+        ready = [each for each in attempts if held.get(each[0].name) is each[0] and each[0].phase == "starting"]
+        self._start_ready(self.drivers[attempts[0][0].driver], ready)
 
-    def _start_ready(self, driver: Driver, ready: Sequence[tuple[Member, Item | None]]) -> None:
-        """Have the driver start these members, each with its item if it has one."""
+    def _start_ready(self, driver: Driver, ready: Sequence[tuple[Attempt, Item | None]]) -> None:
+        """Have the driver start these attempts, each with its item if it has one."""
         assignments: list[Assignment] = []
-        for member, item in ready:
+        for attempt, item in ready:
             try:
-                assignments.append(self._assignment(driver, member, item))
+                assignments.append(self._assignment(driver, attempt, item))
             except MoorageError as no:
-                self.enqueue(never_ran(member.name, no))
+                self.enqueue(never_ran(attempt.name, no))
             except Exception as error:  # an earlier agent accepted it, perhaps with other settings of the driver
-                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
+                self.enqueue(StartFailed([(attempt.name, CODE_CANNOT_START, carried(str(error)))]))
         if not assignments:
             return
         # a foreign driver starts them one by one: if it raises, it is clear which start failed
@@ -701,87 +703,87 @@ class Agent:
                 self.enqueue(StartFailed(failed))
         self._note_memory(driver, assignments)
 
-    def _assignment(self, driver: Driver, member: Member, item: Item | None) -> Assignment:
-        """Return what the driver needs to run a member. Raises what the driver does about its `config`, ItemRefused,
+    def _assignment(self, driver: Driver, attempt: Attempt, item: Item | None) -> Assignment:
+        """Return what the driver needs to run an attempt. Raises what the driver does about its `config`, ItemRefused,
         and what `_check_request` raises of the command with the item in it."""
-        request, devices = member.request.active_alone, self.devices
-        if member.config is UNCHECKED:
-            member.config = driver.read_config(member.request)
+        request, devices = attempt.request.active_alone, self.devices
+        if attempt.config is UNCHECKED:
+            attempt.config = driver.read_config(attempt.request)
         if item is not None:
             request = with_item(request, item)
             self._check_request(driver, request)
         return Assignment(
-            member.name,
+            attempt.name,
             request,
-            [devices[slot] for slot in member.slots],
-            member.place.mode,
-            member.start or self.claims.start_alone(member),
-            member.place.traceparent,
-            None if member.ends_at_s is None else max(0.0, member.ends_at_s - self.host.now()),
-            member.config,
+            [devices[slot] for slot in attempt.slots],
+            attempt.place.mode,
+            attempt.start or self.claims.start_alone(attempt),
+            attempt.place.traceparent,
+            None if attempt.ends_at_s is None else max(0.0, attempt.ends_at_s - self.host.now()),
+            attempt.config,
             self.settings.shows_uuids(devices),
-            list(member.ports),
+            list(attempt.ports),
             item,
             self.worker,
-            member.place.accepted_ms,
+            attempt.place.accepted_ms,
         )
 
     def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:
-        """Publish, for clients that follow these members, that their memory is no limit here, if it is none."""
+        """Publish, for clients that follow these attempts, that their memory is no limit here, if it is none."""
         asked = [each for each in assignments if (part := each.request.resources) is not None and part.memory_mib]
         if not asked or not self.settings.stream_output or self.reporter.limits_memory(driver):
             return
         for each in asked:
             self._publish(each.name, encode(Output(each.name[3], "err", 0, "", note=MEMORY_COUNTED)))
 
-    def _end_member(self, command: EndMember) -> None:
-        driver, name = self.drivers[command.member.driver], command.member.name
+    def _end_attempt(self, command: EndAttempt) -> None:
+        driver, name = self.drivers[command.attempt.driver], command.attempt.name
         if self._item_starts.end(name, command.why):
             return
         end = partial(driver.end, name, command.grace_s, command.why)
         if command.notice_s > 0:
             end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
         if self.call_driver(driver, end):
-            self.enqueue(Stuck([name]))  # it is unknown whether the member will end
+            self.enqueue(Stuck([name]))  # it is unknown whether the attempt will end
 
-    def _resize_members(self, command: ResizeMembers) -> None:
-        for member in command.members:
-            driver, gpu = self.drivers[member.driver], member.request.effective_gpu
+    def _resize_attempts(self, command: ResizeAttempts) -> None:
+        for attempt in command.attempts:
+            driver, gpu = self.drivers[attempt.driver], attempt.request.effective_gpu
             if driver.capabilities.outlives_agent:
-                self.journal.placed([member.place])
-            if gpu is not None and gpu.share is not None and member.phase != "claimed":  # a claimed one starts with it
-                share = gpu.share if driver.limits is None else limited(gpu.share, member.place.mode)
-                self.call_driver(driver, partial(driver.resize, member.name, share))
+                self.journal.placed([attempt.place])
+            if gpu is not None and gpu.share is not None and attempt.phase != "claimed":  # a claimed one starts with it
+                share = gpu.share if driver.limits is None else limited(gpu.share, attempt.place.mode)
+                self.call_driver(driver, partial(driver.resize, attempt.name, share))
 
-    def _freeze_member(self, command: FreezeMember) -> None:
-        member = command.member
-        driver, name = self.drivers[member.driver], member.name
+    def _freeze_attempt(self, command: FreezeAttempt) -> None:
+        attempt = command.attempt
+        driver, name = self.drivers[attempt.driver], attempt.name
 
         def step() -> None:
             assert isinstance(driver, Freezes), "its capabilities say that it freezes"
-            driver.freeze(name, member.slots) if command.on else driver.resume(name)
+            driver.freeze(name, attempt.slots) if command.on else driver.resume(name)
 
         if broke := self.call_driver(driver, step):
-            self.enqueue(FreezeAnswered([(name, "frozen" if member.frozen else "running", broke)]))
+            self.enqueue(FreezeAnswered([(name, "frozen" if attempt.frozen else "running", broke)]))
 
     def _run_commands(self, command: RunCommands) -> None:
         for asked in command.execs:
             self.streams.open(asked)
 
     def _try_lease(self, command: TryLease) -> None:
-        why, member = "", command.member
+        why, attempt = "", command.attempt
         try:
-            self.watch.check_foreign(member.slots)
-            self.claims.take_back(member)
+            self.watch.check_foreign(attempt.slots)
+            self.claims.take_back(attempt)
         except SlotsRefused as no:
             why = f"{no.reason} {','.join(map(str, no.slots))}"
         except MoorageError as no:
             why = no.problem.message
-        self._execute(self.members.handle(LeaseAnswered(member, why), self.host.now()))
+        self._execute(self.attempts.handle(LeaseAnswered(attempt, why), self.host.now()))
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
-            names = [member.name for member in command.members if member.driver == driver.name]
+            names = [attempt.name for attempt in command.attempts if attempt.driver == driver.name]
             if names:
                 self.call_driver(driver, partial(driver.forget, names))
 

@@ -10,7 +10,7 @@ from moorage.schemas.frames import Device
 from moorage.worker.agent.agent import Agent
 from moorage.worker.devices.readers.nvml import NvmlUnavailable, open_nvml
 
-#: seconds between two checks of a drained worker without members
+#: seconds between two checks of a drained worker without attempts
 LOOK_S: Final = 2.0
 
 log = logging.getLogger("moorage.worker")
@@ -26,8 +26,8 @@ async def devices_changed(agent: Agent) -> None:
     before = listed
     while True:
         await asyncio.sleep(LOOK_S)
-        held = agent.members.held or any(state.sharers for state in agent.pool.slot_states())
-        now = listed if held or not agent.members.draining else await _there(listed)
+        held = agent.attempts.held or any(state.sharers for state in agent.pool.slot_states())
+        now = listed if held or not agent.attempts.draining else await _there(listed)
         if now == before != listed:
             log.info("%s: this machine has other GPUs now: the worker restarts", agent.worker)
             return

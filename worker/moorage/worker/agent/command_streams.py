@@ -1,6 +1,6 @@
-"""Run commands in running members for callers, and carry their bytes; see `schemas.frames.running` for the messages.
+"""Run commands in running attempts for callers, and carry their bytes; see `schemas.frames.running` for the messages.
 
-Each command is a task beside the agent's turns. It ends with its caller, whose beats stay out, with its member, whose
+Each command is a task beside the agent's turns. It ends with its caller, whose beats stay out, with its attempt, whose
 driver ends it, and with this agent.
 """
 
@@ -21,7 +21,7 @@ from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Termi
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Driver, Executes
 from moorage.worker.drivers.execution import CannotExecute, Execution
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.session.shell import Shell
 
 #: commands in progress at once, in all and of one tenant; further callers are refused
@@ -51,7 +51,7 @@ class CommandStreams:
         worker: str,
         subjects: Subjects,
         drivers: Mapping[str, Driver],
-        held: Mapping[AttemptName, Member],
+        held: Mapping[AttemptName, Attempt],
     ) -> None:
         self._shell = shell
         self._host = host
@@ -111,16 +111,16 @@ class CommandStreams:
 
     async def _begin(self, asked: Exec, size: Terminal) -> Execution:
         name = name_in(asked)
-        member = self._held.get(name)
-        if member is None or member.phase != "running":
-            found = "not here" if member is None else member.phase
+        attempt = self._held.get(name)
+        if attempt is None or attempt.phase != "running":
+            found = "not here" if attempt is None else attempt.phase
             raise refuse("failed-precondition", f"the attempt does not run: it is {found}", found=found, job=asked.job)
-        if member.frozen or member.freezing:
+        if attempt.frozen or attempt.freezing:
             raise refuse("failed-precondition", "the attempt is frozen", found="frozen", job=asked.job)
-        driver = self._drivers[member.driver]
+        driver = self._drivers[attempt.driver]
         if not (driver.capabilities.execs and isinstance(driver, Executes)):
             raise refuse("failed-precondition", f"the driver {driver.name} runs no command in a running job")
-        return await driver.execute(member.request, asked, size)
+        return await driver.execute(attempt.request, asked, size)
 
 
 def _served(streams: Iterable[_Stream]) -> int:

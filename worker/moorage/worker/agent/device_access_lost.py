@@ -21,11 +21,11 @@ from moorage.system.device_fence import is_refused
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 
-#: seconds between two looks, and the most members that one look tries
+#: seconds between two looks, and the most attempts that one look tries
 LOOK_S: Final = 30.0
-MEMBERS_MAX: Final = 64
+ATTEMPTS_MAX: Final = 64
 CUT_OFF: Final = "the kernel refuses a running job its own GPU, as after a daemon-reload of systemd"
 NOTE: Final = (
     "warning[cut-off]: the kernel refuses this job its own GPU, as after a daemon-reload of systemd on the host: what"
@@ -36,9 +36,9 @@ log = logging.getLogger("moorage.worker")
 
 
 class CutOffWatch:
-    """Tries, for each running member with a GPU, whether its cgroup may open the GPU's file in /dev.
+    """Tries, for each running attempt with a GPU, whether its cgroup may open the GPU's file in /dev.
 
-    `watch` gets the warnings, and `publish` a note for clients that follow the member. It takes root; without it
+    `watch` gets the warnings, and `publish` a note for clients that follow the attempt. It takes root; without it
     nothing is seen.
     """
 
@@ -46,7 +46,7 @@ class CutOffWatch:
         self,
         inventory: Inventory,
         drivers: Mapping[str, Driver],
-        held: Mapping[AttemptName, Member],
+        held: Mapping[AttemptName, Attempt],
         watch: DeviceWatch,
         publish: Callable[[AttemptName, bytes], None],
     ) -> None:
@@ -70,10 +70,12 @@ class CutOffWatch:
 
     async def look(self) -> None:
         """Try once; set the warnings of the watch to what is seen."""
-        running = {name: member for name, member in self._held.items() if member.phase == "running" and member.slots}
+        running = {
+            name: attempt for name, attempt in self._held.items() if attempt.phase == "running" and attempt.slots
+        }
         self._told &= running.keys()
         found: dict[int, str] = {}
-        for name, pid in islice(self._pids(running).items(), MEMBERS_MAX):
+        for name, pid in islice(self._pids(running).items(), ATTEMPTS_MAX):
             slots = [slot for slot in running[name].slots if await self._is_refused(pid, slot)]
             if not slots or name not in self._held:  # it may have ended meanwhile, with its cgroup
                 continue
@@ -84,14 +86,14 @@ class CutOffWatch:
                 self._publish(name, encode(Output(name[3], "err", 0, "", note=NOTE)))
         self._watch.cut_off = found
 
-    def _pids(self, running: Mapping[AttemptName, Member]) -> dict[AttemptName, int]:
-        """Return one process of each of these members whose driver can tell its processes."""
+    def _pids(self, running: Mapping[AttemptName, Attempt]) -> dict[AttemptName, int]:
+        """Return one process of each of these attempts whose driver can tell its processes."""
         found: dict[AttemptName, int] = {}
-        names = {member.driver for member in running.values()}
+        names = {attempt.driver for attempt in running.values()}
         drivers = [self._drivers[name] for name in names if not self._drivers[name].is_foreign]
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()] if drivers else []
         for driver in drivers:
-            for pid, owner in driver.members_of(pids).items():
+            for pid, owner in driver.attempts_of(pids).items():
                 if owner is not None and owner in running:
                     found.setdefault(owner, pid)
         return found

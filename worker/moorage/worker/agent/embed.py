@@ -133,7 +133,7 @@ class EmbeddedWorker:
 
         Raises Refused unless the worker is open.
         """
-        return self._opened_agent.members.session.phase == "live"
+        return self._opened_agent.attempts.session.phase == "live"
 
     @property
     def running(self) -> list[HandlerContext]:

@@ -1,4 +1,4 @@
-"""Record what an agent must not forget when it dies: its join number, facts not yet answered, and its placements.
+"""Record what an agent must not forget when it dies: its join number, reports not yet answered, and its placements.
 
 It is the one journal of placements: the supervisor's has the processes, under names that mean nothing to it.
 
@@ -10,7 +10,7 @@ On a full disk it is written with the room of a reserve (`state_disk`). Without 
 memory alone, nothing of it may be sent or started, and the file is replaced by it once there is room.
 
 Only joins and replaced files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
-boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
+boot id is new, so no earlier attempt is taken over. Only the join number must keep growing in that case, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import MoorageError, problem
-from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.schemas.frames import Place, Report, ReportFrame
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.disk_room import NO_ROOM
 from moorage.system.proctree import boottime_s
@@ -44,10 +44,10 @@ LOCK_RETRY_S: Final = 0.001
 
 #: a journal that is behind tries so often to be written
 TRY_AGAIN_S: Final = 1.0
-#: facts after which the journal needs no placement of a member any more
-_LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
-#: facts after which nothing of a member runs, though its devices may not be free yet
-_END_FACTS: Final = frozenset({"exited", "ran"})
+#: reports after which the journal needs no placement of an attempt any more
+_LAST_REPORTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
+#: reports after which nothing of an attempt runs, though its devices may not be free yet
+_END_REPORTS: Final = frozenset({"exited", "ran"})
 #: most names in `JournalState.released`; the oldest go first
 RELEASED_MAX: Final = 1000
 
@@ -128,7 +128,7 @@ def _lock_alone(lock: int) -> bool:
 
 class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     n: int
-    facts: list[Fact]
+    reports: list[Report]
     devices: list[str] = []
     left: list[str] = []
     released: list[AttemptName] = []  # of a replaced file; last, so that an earlier release reads past it
@@ -138,9 +138,9 @@ class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
     ledger: str
 
 
-class _Facts(msgspec.Struct, frozen=True, array_like=True, tag="facts"):
+class _Reports(msgspec.Struct, frozen=True, array_like=True, tag="facts"):
     no: int
-    facts: list[Fact]
+    reports: list[Report]
 
 
 class _Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
@@ -153,18 +153,18 @@ class _Quarantined(msgspec.Struct, frozen=True, array_like=True, tag="quarantine
 
 class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
     places: list[Place]
-    ended: Fact | None = None  # of a replaced file's single place; last, so that an earlier release reads past it
+    ended: Report | None = None  # of a replaced file's single place; last, so that an earlier release reads past it
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
-    """What else a placed member has: its ports, and whether it was ready once."""
+    """What else a placed attempt has: its ports, and whether it was ready once."""
 
     name: AttemptName
     ports: list[int]
     was_ready: bool
 
 
-_Record = _Join | _Live | _Facts | _Answered | _Placed | _Quarantined | Kept
+_Record = _Join | _Live | _Reports | _Answered | _Placed | _Quarantined | Kept
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 
@@ -176,8 +176,8 @@ class JournalState:
         "devices",
         "ended",
         "frames",
-        "join_facts",
         "join_n",
+        "join_reports",
         "kept",
         "ledger",
         "left",
@@ -189,27 +189,27 @@ class JournalState:
     def __init__(self) -> None:
         self.join_n = 0
         self.ledger = ""
-        self.join_facts: list[Fact] = []
-        self.frames: dict[int, list[Fact]] = {}
+        self.join_reports: list[Report] = []
+        self.frames: dict[int, list[Report]] = {}
         self.places: dict[AttemptName, Place] = {}
         self.kept: dict[AttemptName, Kept] = {}
         self.quarantined: set[AttemptName] = set()  # those of the places that have only slots in quarantine left
-        self.ended: dict[AttemptName, Fact] = {}  # how those of the places ended whose devices are not free yet
+        self.ended: dict[AttemptName, Report] = {}  # how those of the places ended whose devices are not free yet
         #: those of the quarantined ones that are freed since. If a driver lists one as stuck, an operator released it,
-        #: and the driver was not told to forget it: that follows only once the leader has the fact
+        #: and the driver was not told to forget it: that follows only once the leader has the report
         self.released: dict[AttemptName, None] = {}
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
     @property
-    def unanswered(self) -> list[Fact]:
-        return [*self.join_facts, *(fact for facts in self.frames.values() for fact in facts)]
+    def unanswered(self) -> list[Report]:
+        return [*self.join_reports, *(report for reports in self.frames.values() for report in reports)]
 
     def apply(self, record: Any) -> None:
-        if type(record) is _Facts:
-            self.frames[record.no] = record.facts
+        if type(record) is _Reports:
+            self.frames[record.no] = record.reports
             if self.places:
-                self._follow(record.facts)
+                self._follow(record.reports)
         elif type(record) is _Answered:
             for no in [no for no in self.frames if no <= record.no]:
                 del self.frames[no]
@@ -224,32 +224,32 @@ class JournalState:
             if record.name in self.places:
                 self.kept[record.name] = record
         elif type(record) is _Join:
-            self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
+            self.join_n, self.join_reports, self.frames = record.n, record.reports, {}
             self.devices, self.left = record.devices, record.left
             self.released |= dict.fromkeys(record.released)
-            self._follow(record.facts)
+            self._follow(record.reports)
         elif type(record) is _Live:
-            self.ledger, self.join_facts = record.ledger, []
+            self.ledger, self.join_reports = record.ledger, []
 
     def records(self) -> list[_Record]:
         """Return the fewest records that lead to this state."""
         return [
             *([_Live(self.ledger)] if self.ledger else []),
-            _Join(self.join_n, self.join_facts, self.devices, self.left, list(self.released)),
+            _Join(self.join_n, self.join_reports, self.devices, self.left, list(self.released)),
             *(_Placed([place], self.ended.get(name)) for name, place in self.places.items()),
             *map(_Quarantined, self.quarantined),
             *self.kept.values(),
-            *(_Facts(no, facts) for no, facts in self.frames.items()),
+            *(_Reports(no, reports) for no, reports in self.frames.items()),
         ]
 
-    def _follow(self, facts: list[Fact]) -> None:
-        """Drop the places that these facts end, and leave those with quarantined slots these slots alone.
+    def _follow(self, reports: list[Report]) -> None:
+        """Drop the places that these reports end, and leave those with quarantined slots these slots alone.
 
-        Remember which of them exited: `quarantined` alone does not say whether a member may still run.
+        Remember which of them exited: `quarantined` alone does not say whether an attempt may still run.
         """
-        for fact in facts:
-            name = name_in(fact)
-            if fact.kind in _LAST_FACTS:
+        for report in reports:
+            name = name_in(report)
+            if report.kind in _LAST_REPORTS:
                 if name in self.quarantined:
                     self.released[name] = None
                     if len(self.released) > RELEASED_MAX:
@@ -258,10 +258,10 @@ class JournalState:
                 self.kept.pop(name, None)
                 self.quarantined.discard(name)
                 self.ended.pop(name, None)
-            elif fact.kind in _END_FACTS and name in self.places:
-                self.ended[name] = fact
-            elif fact.kind == "quarantined" and fact.detail and name in self.places:
-                slots = [int(slot) for slot in fact.detail.split(",")]
+            elif report.kind in _END_REPORTS and name in self.places:
+                self.ended[name] = report
+            elif report.kind == "quarantined" and report.detail and name in self.places:
+                slots = [int(slot) for slot in report.detail.split(",")]
                 self.places[name] = msgspec.structs.replace(self.places[name], slots=slots)
                 self.quarantined.add(name)
 
@@ -287,23 +287,23 @@ class MemoryJournal:
         self._append(_Placed(places))
 
     def keep(self, name: AttemptName, ports: Sequence[int], *, was_ready: bool) -> None:
-        """Record the ports of a placed member, and whether it was ready once."""
+        """Record the ports of a placed attempt, and whether it was ready once."""
         self._append(Kept(name, list(ports), was_ready))
 
-    def facts(self, frame: FactFrame) -> None:
-        """Record a frame of facts before it is sent."""
-        self._append(_Facts(frame.no, frame.facts))
+    def reports(self, frame: ReportFrame) -> None:
+        """Record a frame of reports before it is sent."""
+        self._append(_Reports(frame.no, frame.reports))
 
     def answered(self, no: int) -> None:
         self._append(_Answered(no))
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
-        """Record a join on the disk before it is sent; its facts replace all unanswered ones.
+    def join(self, n: int, reports: list[Report], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+        """Record a join on the disk before it is sent; its reports replace all unanswered ones.
 
         `devices` names this host's devices, in the order of the session's slots. `left` names the devices, present or
-        not, that may still have the memory of a job that is no member any more.
+        not, that may still have the memory of a job that is no attempt any more.
         """
-        self._append(_Join(n, facts, list(devices), list(left)))
+        self._append(_Join(n, reports, list(devices), list(left)))
 
     def live(self, ledger: str) -> None:
         self._append(_Live(ledger))
@@ -361,8 +361,8 @@ class Journal(MemoryJournal):
     def is_in_place(self) -> bool:
         return self._file.is_in_place()
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
-        super().join(n, facts, devices, left)
+    def join(self, n: int, reports: list[Report], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+        super().join(n, reports, devices, left)
         self.flush()
         if self._is_behind:
             return  # once it is replaced, it is on the disk

@@ -1,4 +1,4 @@
-"""Send a worker's frames to the leader: facts, renewals, joins and the goodbye, journalled first where needed."""
+"""Send a worker's frames to the leader: reports, renewals, joins and the goodbye, journalled first where needed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final, Protocol
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Goodbye, Join, Renew, Stopped, Unwell
 from moorage.schemas.subjects import WORKER_VERBS, Subjects
+from moorage.worker.agent.attempt_claims import AttemptClaims
 from moorage.worker.agent.journal import MemoryJournal
-from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool
+from moorage.worker.session.attempt_messages import SendGoodbye, SendJoin, SendRenew, SendReports
 from moorage.worker.session.lease_session import LeaseSession
-from moorage.worker.session.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
 from moorage.worker.session.restoring import device_names
 
 #: why nothing new is started, for the leader and the log
@@ -42,7 +42,7 @@ class LeaderLink:
         reporter: Reporter,
         pool: GpuPool,
         watch: DeviceWatch,
-        claims: MemberClaims,
+        claims: AttemptClaims,
     ) -> None:
         worker = reporter.worker
         self._post = post
@@ -59,9 +59,9 @@ class LeaderLink:
     def _ask(self, verb: str, number: int, payload: bytes) -> None:
         self._post(self._subjects[verb], payload, f"{self._inbox}.{verb}.{self._session.join_n}.{number}")
 
-    def send_facts(self, command: SendFacts) -> None:
+    def send_reports(self, command: SendReports) -> None:
         if not command.again:
-            self._journal.facts(command.frame)
+            self._journal.reports(command.frame)
             self._journal.flush()
         if self._journal.is_behind:
             return  # they are sent again, and then they are on the disk
@@ -102,12 +102,12 @@ class LeaderLink:
                 reporter.boot,
                 command.n,
                 reporter.hello_to_the_leader(),
-                facts=command.facts,
+                reports=command.reports,
                 holding=command.holding,
                 epoch=session.epoch,
                 ledger=session.ledger,
             )
-            self._journal.join(command.n, command.facts, device_names(reporter.devices), self._claims.left)
+            self._journal.join(command.n, command.reports, device_names(reporter.devices), self._claims.left)
             self._join = encode(join, json=False)
         self._journal.flush()
         if self._journal.is_behind:

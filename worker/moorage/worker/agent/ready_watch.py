@@ -13,7 +13,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.service import READY_FILE
 from moorage.schemas.staying import Ready, own_port
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, SeenReady
+from moorage.worker.session.attempt_messages import Attempt, SeenReady
 from moorage.worker.session.shell import Shell
 
 #: seconds before the second look; then twice as long each time until it is ready or `every_s` is reached. A service
@@ -26,58 +26,58 @@ _LINE_BYTES_MAX: Final = 4096
 
 
 class ReadyWatch:
-    """Looks at one worker's members; `held` are all of them, `address` is this host's for others."""
+    """Looks at one worker's attempts; `held` are all of them, `address` is this host's for others."""
 
     def __init__(
-        self, shell: Shell, drivers: Mapping[str, Driver], held: Mapping[AttemptName, Member], address: str | None
+        self, shell: Shell, drivers: Mapping[str, Driver], held: Mapping[AttemptName, Attempt], address: str | None
     ) -> None:
         self._shell = shell
         self._drivers = drivers
         self._held = held
         self._hosts = (LOOPBACK,) if address is None else (LOOPBACK, address)
 
-    def watch(self, member: Member) -> None:
-        """Look at a running member until it does not run any more; `SeenReady` follows whenever the answer changes."""
-        ready = member.request.workload.ready
+    def watch(self, attempt: Attempt) -> None:
+        """Look at a running attempt until it does not run any more; `SeenReady` follows whenever the answer changes."""
+        ready = attempt.request.workload.ready
         if ready is not None:
-            self._shell.spawn(self._watch(member, ready))
+            self._shell.spawn(self._watch(attempt, ready))
 
-    async def _watch(self, member: Member, ready: Ready) -> None:
+    async def _watch(self, attempt: Attempt, ready: Ready) -> None:
         ends_s, pause_s = self._shell.now() + ready.within_s, FIRST_S
         told: bool | None = None
-        while self._runs(member):
-            if member.frozen or member.freezing:  # it cannot answer, and is not to be blamed for that
+        while self._runs(attempt):
+            if attempt.frozen or attempt.freezing:  # it cannot answer, and is not to be blamed for that
                 await asyncio.sleep(ready.every_s)
                 continue
-            why = await self._look(member, ready)
-            if not self._runs(member) or member.frozen or member.freezing:
+            why = await self._look(attempt, ready)
+            if not self._runs(attempt) or attempt.frozen or attempt.freezing:
                 continue
             if told is not (not why):
                 told = not why
-                self._shell.enqueue(SeenReady([(member.name, why, False)]))
-            if told or member.was_ready:
+                self._shell.enqueue(SeenReady([(attempt.name, why, False)]))
+            if told or attempt.was_ready:
                 await asyncio.sleep(ready.every_s)
                 continue
             left_s = ends_s - self._shell.now()
             if left_s <= 0:
-                self._shell.enqueue(SeenReady([(member.name, f"{why}, {ready.within_s:g} s after its start", True)]))
+                self._shell.enqueue(SeenReady([(attempt.name, f"{why}, {ready.within_s:g} s after its start", True)]))
                 return
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, ready.every_s)
 
-    def _runs(self, member: Member) -> bool:
-        return self._held.get(member.name) is member and member.phase == "running"
+    def _runs(self, attempt: Attempt) -> bool:
+        return self._held.get(attempt.name) is attempt and attempt.phase == "running"
 
-    async def _look(self, member: Member, ready: Ready) -> str:
-        """Return why a member is not ready, in a few words; "" if it is."""
-        driver = self._drivers[member.driver]
+    async def _look(self, attempt: Attempt, ready: Ready) -> str:
+        """Return why an attempt is not ready, in a few words; "" if it is."""
+        driver = self._drivers[attempt.driver]
         if driver.capabilities.simulated_only:
             return ""  # nothing runs that could answer
         if ready.port:
             own = own_port(ready.port)
-            port = int(ready.port) if own is None else member.ports[own]
+            port = int(ready.port) if own is None else attempt.ports[own]
             return await self._ask(port, ready)
-        folder = driver.folder_of(member.name)
+        folder = driver.folder_of(attempt.name)
         if not folder:
             return "it has no folder of its own"
         name = READY_FILE if ready.call else ready.file or ""

@@ -20,7 +20,7 @@ from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
-from moorage.worker.agent.lost_members import LostMembers
+from moorage.worker.agent.lost_attempts import LostAttempts
 from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotState
@@ -31,8 +31,8 @@ from moorage.worker.drivers.base import Driver, Freezes
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.freezing.unused import UnusedJobs
 from moorage.worker.lend.lender import LeaseServer
+from moorage.worker.session.attempt_messages import Attempt, Event, HealthChanged, Log
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs
@@ -66,8 +66,8 @@ class Reporter:
         watch: DeviceWatch,
         policy: Policy,
         guard: MemoryGuard,
-        held: Mapping[AttemptName, Member],
-        lost: LostMembers,
+        held: Mapping[AttemptName, Attempt],
+        lost: LostAttempts,
         lender: LeaseServer | None,
         disk: StateDisk | None,
     ) -> None:
@@ -82,7 +82,7 @@ class Reporter:
         self.guard = guard
         self._lost = lost
         self._disk = disk
-        #: what the running members use of their devices
+        #: what the running attempts use of their devices
         self.usage = UsageMeter(held, drivers, hears_output=settings.stream_output)
         #: each takes every reading of real devices and may return an event
         self._meters: list[Meter] = [
@@ -93,7 +93,7 @@ class Reporter:
             *([] if lender is None else [lender.seen]),
         ]
         self.stops = False  # set once this agent stops, and leaves its jobs running
-        #: how many processes of each running member are stopped
+        #: how many processes of each running attempt are stopped
         self.stopped: dict[AttemptName, int] = {}
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
@@ -208,9 +208,9 @@ class Reporter:
         """Return whether this host ends a job of the driver that takes more memory than it asked for."""
         return self._said(driver, driver.can, driver.capabilities).memory_limit
 
-    def _wakes(self, member: Member) -> bool:
-        driver = self.drivers[member.driver]
-        return isinstance(driver, Freezes) and self._said(driver, partial(driver.wakes, member.name), False)
+    def _wakes(self, attempt: Attempt) -> bool:
+        driver = self.drivers[attempt.driver]
+        return isinstance(driver, Freezes) and self._said(driver, partial(driver.wakes, attempt.name), False)
 
     def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""

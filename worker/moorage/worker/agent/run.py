@@ -48,7 +48,7 @@ from moorage.worker.drivers.setups import SETUPS
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import freezer_for
 from moorage.worker.lend.lender import LeaseServer
-from moorage.worker.session.member_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
+from moorage.worker.session.attempt_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -134,7 +134,7 @@ class Worker:
         for agent in leaving:
             agent.leave(served_s if within_s or _serves(agent) else 0.0)
             if within_s and len(leaving) <= JOINS_TOLD_MAX:
-                holds = many(len(agent.members.held), "attempt")
+                holds = many(len(agent.attempts.held), "attempt")
                 log.info("%s leaves for good within %.0f s: it holds %s", agent.worker, within_s, holds)
         ends_s = served_s + max((agent.longest_grace_s for agent in leaving), default=0.0) + LEAVE_S_MAX
         if leaving and stops_within is not None:
@@ -541,7 +541,7 @@ async def _opened_lender(agent: Agent) -> LeaseServer | None:
 
 
 def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
-    """Return whether an owner's members belong to one of these agents, or to another agent on this state folder."""
+    """Return whether an owner's attempts belong to one of these agents, or to another agent on this state folder."""
     ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
     if any(owner == owner_of(agent.worker, driver) for agent in agents for driver in _owners(agent)):
         return True
@@ -551,12 +551,12 @@ def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
 
 
 def _owners(agent: Agent) -> list[str]:
-    """Return which parts of this agent have members at the supervisor: its drivers, and its MPS daemons."""
+    """Return which parts of this agent have attempts at the supervisor: its drivers, and its MPS daemons."""
     return [*agent.drivers, *([MPS] if isinstance(agent.clients.mps, ManagedMps) else [])]
 
 
 def _serves(agent: Agent) -> bool:
-    return any(member.request.service is not None for member in agent.members.held.values())
+    return any(attempt.request.service is not None for attempt in agent.attempts.held.values())
 
 
 def _can_outlive(agent: Agent) -> bool:

@@ -19,24 +19,24 @@ log = logging.getLogger("moorage.worker")
 
 
 async def watch_stopped(agents: Sequence[Agent]) -> None:
-    """Count the stopped processes of the agents' members, for their renewals, until cancelled."""
+    """Count the stopped processes of the agents' attempts, for their renewals, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         await look(agents)
 
 
 async def look(agents: Sequence[Agent]) -> None:
-    """Count them once. Without a member nothing is read."""
+    """Count them once. Without an attempt nothing is read."""
     try:
-        holds = any(agent.members.held for agent in agents)
+        holds = any(agent.attempts.held for agent in agents)
         pids = await asyncio.to_thread(stopped_pids) if holds else []
         for agent in agents:
-            agent.reporter.stopped = _of_members(agent, pids) if pids else {}
+            agent.reporter.stopped = _of_attempts(agent, pids) if pids else {}
     except Exception as error:  # no thread or descriptor is left, or a foreign driver fails
         log.warning("stopped processes cannot be looked for now: %s: %s", type(error).__name__, error)
 
 
-def _of_members(agent: Agent, pids: Sequence[int]) -> dict[AttemptName, int]:
-    found = Counter(name for driver in agent.drivers.values() for name in driver.members_of(pids).values())
-    held = agent.members.held
+def _of_attempts(agent: Agent, pids: Sequence[int]) -> dict[AttemptName, int]:
+    found = Counter(name for driver in agent.drivers.values() for name in driver.attempts_of(pids).values())
+    held = agent.attempts.held
     return {name: count for name, count in found.items() if name in held and held[name].phase == "running"}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from moorage.worker.session.member_messages import Log
+from moorage.worker.session.attempt_messages import Log
 
 LOG_AGAIN_S: Final = 30.0
 #: remembered lines; beyond that all are forgotten, and may be repeated sooner

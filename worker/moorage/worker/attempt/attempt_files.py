@@ -1,7 +1,7 @@
 """Bring an attempt's files into its folder before its start, and store files of the folder after its end.
 
-It serves every driver whose members have folders. The driver reports when an attempt starts and when nothing of it runs
-any more.
+It serves every driver whose attempts have folders. The driver reports when an attempt starts and when nothing of it
+runs any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moorage.worker.attempt.job_files import FilesUnavailable, JobFiles, NotKept
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
-#: how long storing a member's files may delay the report of its end
+#: how long storing an attempt's files may delay the report of its end
 STORE_S_MAX: Final = 300.0
 #: attempts before one whose checkpoints are looked for
 EARLIER_MAX: Final = 16

@@ -102,7 +102,7 @@ def _no_folder(path: str, error: OSError) -> FolderUnavailable | NoFolder:
 class AttemptFolders:
     """The folders of one driver's attempts, below a folder named `owner`.
 
-    Call `begin` with the living members, then `run`. `is_mounted`: containers get the folders by a mount, so users of
+    Call `begin` with the living attempts, then `run`. `is_mounted`: containers get the folders by a mount, so users of
     the host need not reach them.
     """
 

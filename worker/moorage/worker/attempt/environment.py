@@ -96,7 +96,7 @@ def gpu_environment(
     by_uuid: bool = False,
     sees_only_its_own: bool = False,
 ) -> JobEnvironment:
-    """Return the variables of one member: those of `device_environment`, its name, and how it meets its gang.
+    """Return the variables of one attempt: those of `device_environment`, its name, and how it meets its gang.
 
     Raises SharingUnavailable as `device_environment` does.
     """
@@ -122,7 +122,7 @@ def gpu_environment(
 
 
 def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
-    """Return the variables for one rank per replica: a member sees only its devices, so its local world size is 1."""
+    """Return the variables for one rank per replica: an attempt sees only its devices, so its local world size is 1."""
     variables = {
         "WORLD_SIZE": str(gang.world_size),
         "RANK": str(rank),

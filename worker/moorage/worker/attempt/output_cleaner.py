@@ -2,10 +2,10 @@
 
 Files are also deleted if output would leave too little of the disk for the journals next to it (`disk_room`).
 
-A file belongs to a member, and a member to the supervisor. The supervisor lists its members after the folder was read,
-so a member that started in between is never deleted. Ages are measured by CLOCK_BOOTTIME from the end that this process
-saw; for members that ended before, the file's time is compared with the wall clock. A crash at any point leaves whole
-files or none: the next process reads the folder again.
+A file belongs to an attempt, and an attempt to the supervisor. The supervisor lists its attempts after the folder was
+read, so an attempt that started in between is never deleted. Ages are measured by CLOCK_BOOTTIME from the end that this
+process saw; for attempts that ended before, the file's time is compared with the wall clock. A crash at any point
+leaves whole files or none: the next process reads the folder again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
 from moorage.worker.attempt.output_pages import read_page
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
-from moorage.worker.supervisor.capped_output import member_digest, order_path, output_path
+from moorage.worker.supervisor.capped_output import key_digest, order_path, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Stream
 
 #: seconds between two sweeps, and how many ends bring the next one forward
@@ -46,28 +46,28 @@ log = logging.getLogger("moorage.worker")
 
 
 class OutputBounds(NamedTuple):
-    """Output is kept `keep_s` seconds after the end, with `bytes_max` in all, for `members_max` finished members."""
+    """Output is kept `keep_s` seconds after the end, with `bytes_max` in all, for `attempts_max` finished attempts."""
 
     keep_s: float = OUTPUT_KEEP_DEFAULT
     bytes_max: int = OUTPUT_BYTES_DEFAULT
-    members_max: int = OUTPUT_MEMBERS_DEFAULT
+    attempts_max: int = OUTPUT_MEMBERS_DEFAULT
 
 
 class Output(NamedTuple):
-    """The files of a member: bytes on disk, and the newer file's time."""
+    """The files of an attempt: bytes on disk, and the newer file's time."""
 
     bytes: int = 0
     mtime_s: float = 0.0
 
     def with_file(self, about: os.stat_result) -> Output:
-        """Return it with one more file of the member."""
+        """Return it with one more file of the attempt."""
         return Output(self.bytes + about.st_blocks * BLOCK_BYTES, max(self.mtime_s, about.st_mtime))
 
 
 class OutputCleaner:
     """The output folder of one supervisor.
 
-    `begin` with the living members, report starts and ends, and let `run` sweep.
+    `begin` with the living attempts, report starts and ends, and let `run` sweep.
     """
 
     def __init__(self, state: Path, bounds: OutputBounds) -> None:
@@ -81,7 +81,7 @@ class OutputCleaner:
         self._is_full = False  # whether the log's last line says that the disk is full
 
     def scan(self) -> dict[str, Output]:
-        """Return every member that has a file. Run it in a thread, before the supervisor is asked for its members."""
+        """Return every attempt that has a file. Run it in a thread, before the supervisor is asked for its attempts."""
         found: dict[str, Output] = {}
         try:
             entries = list(os.scandir(self._folder))
@@ -98,9 +98,9 @@ class OutputCleaner:
         return found
 
     def begin(self, scanned: dict[str, Output], living: Iterable[str]) -> None:
-        """Take over what the folder had, with the keys of the members that lived after it was read."""
+        """Take over what the folder had, with the keys of the attempts that lived after it was read."""
         now, wall = boottime_s(), time.time()
-        self._living = {member_digest(key) for key in living}
+        self._living = {key_digest(key) for key in living}
         old = sorted((output.mtime_s, digest) for digest, output in scanned.items() if digest not in self._living)
         known = {digest: at for digest, (at, _) in self._finished.items()} | self._ended
         self._finished.clear()
@@ -109,29 +109,29 @@ class OutputCleaner:
             self._finished[digest] = (at, scanned[digest])
 
     def started(self, key: str) -> None:
-        self._living.add(member_digest(key))
+        self._living.add(key_digest(key))
 
     def ended(self, key: str) -> None:
-        """Record that a member is over and its files are complete."""
-        digest = member_digest(key)
+        """Record that an attempt is over and its files are complete."""
+        digest = key_digest(key)
         self._living.discard(digest)
         self._ended[digest] = boottime_s()
         if len(self._ended) >= SWEEP_AT_ENDS:
             self._soon.set()
 
     def share(self, key: str, to: str) -> None:
-        """Have the output of an ended member count also as that of `to`, which never ran."""
+        """Have the output of an ended attempt count also as that of `to`, which never ran."""
         for stream in _FILES:
             with contextlib.suppress(OSError):
-                os.link(*(self._folder / f"{member_digest(each)}.{stream}" for each in (key, to)))
+                os.link(*(self._folder / f"{key_digest(each)}.{stream}" for each in (key, to)))
         self.ended(to)
 
     def is_cleared(self, ended_ms: int) -> bool:
-        """Return whether the output of a member may have been deleted by the limits.
+        """Return whether the output of an attempt may have been deleted by the limits.
 
         It ended at `ended_ms`, in milliseconds of another host's wall clock.
         """
-        if self.bounds.keep_s <= 0 or min(self.bounds.bytes_max, self.bounds.members_max) <= 0:
+        if self.bounds.keep_s <= 0 or min(self.bounds.bytes_max, self.bounds.attempts_max) <= 0:
             return True
         try:
             cleared_s = os.stat(self._state / MARK).st_mtime
@@ -140,10 +140,10 @@ class OutputCleaner:
         return ended_ms / 1000 <= cleared_s + SWEEP_S
 
     async def page(self, key: str, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-        """Return a page of the kept output of a member with this key; without a file, an empty page.
+        """Return a page of the kept output of an attempt with this key; without a file, an empty page.
 
         Raises Refused (`not-kept`) if the file cannot be read, or is not there and may have been deleted. `is_over`
-        says whether the file was complete before this call. A member that is not over in the ledger may be about to
+        says whether the file was complete before this call. An attempt that is not over in the ledger may be about to
         start here.
         """
         stream = _STREAM_OF.get(ask.stream)
@@ -158,7 +158,7 @@ class OutputCleaner:
                 "not-kept",
                 f"no {stream} is kept: the attempt wrote none, or it was deleted",
                 found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
-                f"output_members {bounds.members_max}",
+                f"output_members {bounds.attempts_max}",
                 job=ask.job,
                 next=f"raise them for later jobs, in [worker] of the settings of {worker}",
             )
@@ -176,7 +176,7 @@ class OutputCleaner:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Delete output that exceeds the limits; return of how many members.
+        """Delete output that exceeds the limits; return of how many attempts.
 
         An error of the disk is logged, and then it is 0.
         """
@@ -191,7 +191,7 @@ class OutputCleaner:
             for digest in cleared:  # only now: what could not be deleted is found again by the next sweep
                 self._finished.pop(digest, None)
             if cleared:
-                log.info("cleared the output of %d finished members", len(cleared))
+                log.info("cleared the output of %d finished attempts", len(cleared))
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             log.warning("output of ended jobs cannot be deleted now: %s", error)
             self._ended = ended | self._ended
@@ -210,7 +210,7 @@ class OutputCleaner:
         self._is_full = spare <= 0
 
     def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:
-        """Return the oldest finished members whose output must go. `spare` is the room left on the disk.
+        """Return the oldest finished attempts whose output must go. `spare` is the room left on the disk.
 
         Those that run again are forgotten; the others once their output is gone.
         """
@@ -220,7 +220,7 @@ class OutputCleaner:
         runs_again: list[str] = []
         left = len(self._finished)
         for digest, (at, output) in self._finished.items():
-            fits = total <= bounds.bytes_max and left <= bounds.members_max and spare > 0
+            fits = total <= bounds.bytes_max and left <= bounds.attempts_max and spare > 0
             if fits and now - at <= bounds.keep_s:
                 break
             left -= 1
@@ -237,7 +237,7 @@ class OutputCleaner:
     # -- in a thread
 
     def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int, int]:
-        """Return the output of ended members, the bytes of running ones, and the room left on the disk."""
+        """Return the output of ended attempts, the bytes of running ones, and the room left on the disk."""
         sizes = {digest: output for digest in ended if (output := self._output(digest)) is not None}
         running_bytes = sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
         return sizes, running_bytes, spare_bytes(self._state)
@@ -253,7 +253,7 @@ class OutputCleaner:
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> list[str]:
-        """Delete the output of these members, and return those of which no file is left.
+        """Delete the output of these attempts, and return those of which no file is left.
 
         The mark is set first: a reader must not take deleted output for the output of a silent job. A file that cannot
         be deleted must not keep those that are younger.

@@ -1,4 +1,4 @@
-"""Return a page of a member's output file, as text if it is text. It reads files, so run it in a thread."""
+"""Return a page of an attempt's output file, as text if it is text. It reads files, so run it in a thread."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Rendezvous:
         return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
 
     def reserve_port(self, name: AttemptName, wanted: int) -> int:
-        """Return the first free port from `wanted` on, reserved for this member until it is over.
+        """Return the first free port from `wanted` on, reserved for this attempt until it is over.
 
         If none of `PORT_TRIES_MAX` is free, returns `wanted`, which is not reserved.
         """
@@ -42,7 +42,7 @@ class Rendezvous:
         return wanted  # none is free: the error of the job's own bind explains it best
 
     def release(self, name: AttemptName) -> None:
-        """Release a member's port; do nothing if it has none."""
+        """Release an attempt's port; do nothing if it has none."""
         if self._ours:
             self._taken.discard(self._ours.pop(name, 0))
 

@@ -154,7 +154,7 @@ class GpuPool:
     def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
         """Claim all of `slots` for a placement, or raise SlotsRefused with the reason and claim nothing. Never waits.
 
-        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted.
+        `holder` names the attempt in `slot_states`. No slots (a job without a GPU) are always granted.
         """
         self._reap()
         wanted = tuple(slots)
@@ -166,7 +166,7 @@ class GpuPool:
         return PoolLease(self, number, wanted, mode, holder)
 
     def take_again(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
-        """Claim slots for a member that runs on them already, whatever `lent` says now.
+        """Claim slots for an attempt that runs on them already, whatever `lent` says now.
 
         Unknown slots are left out. Raises SlotsRefused for a slot that another lease has alone or in another mode.
         """

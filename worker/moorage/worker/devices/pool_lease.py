@@ -188,7 +188,7 @@ class PoolLease:
         return self._pool._phase(self._number)
 
     def ended(self) -> None:
-        """Record that the member's processes are gone; the slots stay busy. A second call does nothing.
+        """Record that the attempt's processes are gone; the slots stay busy. A second call does nothing.
 
         After release it raises PoolCorrupted.
         """

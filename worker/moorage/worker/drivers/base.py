@@ -1,18 +1,18 @@
-"""Define what a driver is: it runs a member, ends it, and proves that it is over.
+"""Define what a driver is: it runs an attempt, ends it, and proves that it is over.
 
-A member is one attempt of a replica on this host.
+An attempt is one attempt of a replica on this host.
 
 A new driver derives from `Driver` in a file of its own, sets `name` and `capabilities`, and implements `start` and
-`end`. It reports what happens to each member:
+`end`. It reports what happens to each attempt:
 
-- `Started`, and later `Ended`: the driver has proven that nothing of the member is left.
-- `StartFailed`: nothing of the member ever ran.
-- `NotStarted`: nothing of the member ever ran, because of this host. The scheduler tries the job again.
-- `Stuck`: the driver cannot end the member, or cannot prove that it is over.
+- `Started`, and later `Ended`: the driver has proven that nothing of the attempt is left.
+- `StartFailed`: nothing of the attempt ever ran.
+- `NotStarted`: nothing of the attempt ever ran, because of this host. The scheduler tries the job again.
+- `Stuck`: the driver cannot end the attempt, or cannot prove that it is over.
 
 The agent calls the methods from its event loop, so they must not block: a method begins what takes time and reports the
-outcome later. The agent may call `end` twice for one member, the second time with less grace. It may also call `end`
-for a member that has just ended: then there is nothing to do, because `Ended` is on its way.
+outcome later. The agent may call `end` twice for one attempt, the second time with less grace. It may also call `end`
+for an attempt that has just ended: then there is nothing to do, because `Ended` is on its way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.session.member_messages import (
+from moorage.worker.session.attempt_messages import (
     Ended,
     FreezeAnswered,
     MpsNotAsked,
@@ -71,11 +71,11 @@ if TYPE_CHECKING:
     from moorage.worker.drivers.kit import Kit
     from moorage.worker.sharing.limiter.limits import Limits
 
-#: minus SIGTERM: the code reported for a member that was asked to end before any of its processes ran
+#: minus SIGTERM: the code reported for an attempt that was asked to end before any of its processes ran
 CODE_ENDED: Final = -15
-#: the reason reported for a member that is gone, or cannot go on because of this host: it is tried again
+#: the reason reported for an attempt that is gone, or cannot go on because of this host: it is tried again
 LOST: Final = "lost"
-#: minus SIGKILL: the code reported for a member whose exit status could not be read
+#: minus SIGKILL: the code reported for an attempt whose exit status could not be read
 CODE_LOST: Final = -9
 
 DriverEvent = (
@@ -91,15 +91,15 @@ DriverEvent = (
     | FreezeAnswered
     | ResumeDue
 )
-Report = Callable[[DriverEvent], None]
+ReportEvent = Callable[[DriverEvent], None]
 
 log = logging.getLogger("moorage.worker")
 
 
 def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
-    """Return the report of a member that this error kept from starting: this host is at fault, or the job is.
+    """Return the report of an attempt that this error kept from starting: this host is at fault, or the job is.
 
-    It is the host's fault if it cannot start the member now (`HostAtFault`), or lacks what the member needs
+    It is the host's fault if it cannot start the attempt now (`HostAtFault`), or lacks what the attempt needs
     (`not_here`).
     """
     if isinstance(error, HostAtFault):
@@ -116,7 +116,7 @@ def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
 
 
 def ended_unstarted(name: AttemptName, why: str) -> Ended:
-    """Return the report of a member that was asked to end, for this reason, before any of its processes ran."""
+    """Return the report of an attempt that was asked to end, for this reason, before any of its processes ran."""
     return Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)])
 
 
@@ -131,7 +131,7 @@ Publish = Callable[[AttemptName, bytes], None]
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A member with everything that a driver needs to run it.
+    """An attempt with everything that a driver needs to run it.
 
     `devices` are the devices of its lease, in the lease's order.
 
@@ -149,13 +149,13 @@ class Assignment(msgspec.Struct, frozen=True):
 
     With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
 
-    `ports` are ports of this host that are the member's own as long as it lives; `worker` is this host's id.
+    `ports` are ports of this host that are the attempt's own as long as it lives; `worker` is this host's id.
 
     `accepted_ms` is the time at which the job was accepted, which tells it from an earlier job of its id.
 
     `setup` is the folder that the job's setup fills, or has filled; "" if it has none.
 
-    The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
+    The attempt has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
     name: AttemptName
@@ -194,12 +194,12 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> tuple[Request, list[Device], str]:
-        """Return the request, devices and mode: they decide which part of its devices the member may use."""
+        """Return the request, devices and mode: they decide which part of its devices the attempt may use."""
         return self.request, self.devices, self.mode
 
     @property
     def checkpoint_in_s(self) -> float | None:
-        """Return in how many seconds to tell the member to save its work; None if it need not be told.
+        """Return in how many seconds to tell the attempt to save its work; None if it need not be told.
 
         That is `checkpoint_before_s` before its timeout or the job's deadline, whichever is first; 0 if that is over.
         """
@@ -219,7 +219,7 @@ class Assignment(msgspec.Struct, frozen=True):
     ) -> JobEnvironment:
         """Return the variables of the lease, the gang and the item, from `gpu_environment`. Raises SharingUnavailable.
 
-        A driver sets `sees_only_its_own` if its members can open no NVIDIA device but those of their lease.
+        A driver sets `sees_only_its_own` if its attempts can open no NVIDIA device but those of their lease.
         """
         tenant, job, replica, attempt, fence = self.name
         start = self.start
@@ -248,10 +248,10 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Living(msgspec.Struct, frozen=True):
-    """A member from before the agent's restart that the driver still knows.
+    """An attempt from before the agent's restart that the driver still knows.
 
     `phase` is starting, running, ending, exited, stuck, or refused (this host could not start it). `code` and
-    `reason` are set if it is exited or refused. `frozen` is set for a running member that is frozen.
+    `reason` are set if it is exited or refused. `frozen` is set for a running attempt that is frozen.
     """
 
     name: AttemptName
@@ -275,19 +275,19 @@ class Driver:
     #: set by the loader for a driver that does not come with moorage: an exception that it raises must not end the
     #: worker
     is_foreign: bool = False
-    #: whether `members_of` can tell to which member a process of this host belongs
+    #: whether `attempts_of` can tell to which attempt a process of this host belongs
     tells_processes: bool = False
-    #: the limiter of its members (`Kit.limits`), which the agent then gives tokens; None: it has none
+    #: the limiter of its attempts (`Kit.limits`), which the agent then gives tokens; None: it has none
     limits: Limits | None = None
-    #: whether its members connect to an MPS daemon that the worker runs, if they share a GPU by mps
+    #: whether its attempts connect to an MPS daemon that the worker runs, if they share a GPU by mps
     joins_mps: bool = False
     #: sharing modes for which `check` refuses every job
     modes_refused: Collection[str] = ()
-    #: most members that it has at once, claimed ones included; further placements are refused. None: no limit of its
+    #: most attempts that it has at once, claimed ones included; further placements are refused. None: no limit of its
     #: own
-    members_max: int | None = None
-    #: identifies the environment in which this driver's members live: if it changes, all earlier members are over. The
-    #: driver then reports `Replaced(self.name)`; the members of other drivers run on
+    attempts_max: int | None = None
+    #: identifies the environment in which this driver's attempts live: if it changes, all earlier attempts are over.
+    #: The driver then reports `Replaced(self.name)`; the attempts of other drivers run on
     boot: str = ""
 
     @classmethod
@@ -327,10 +327,10 @@ class Driver:
         return msgspec.structs.replace(self.capabilities, config=list(self.config.__struct_encode_fields__))
 
     def __init__(self) -> None:
-        self._to_agent: Report = _unattached
+        self._to_agent: ReportEvent = _unattached
         self._to_clients: Publish = _unattached
 
-    def attach(self, report: Report, publish: Publish) -> None:
+    def attach(self, report: ReportEvent, publish: Publish) -> None:
         """Set the functions that take events and output; the agent calls this once, before `open`."""
         self._to_agent = report
         self._to_clients = publish
@@ -340,7 +340,7 @@ class Driver:
         self._to_agent(event)
 
     def publish(self, name: AttemptName, payload: bytes) -> None:
-        """Publish a frame of a member's output for those who follow it. Raises RuntimeError before `attach`."""
+        """Publish a frame of an attempt's output for those who follow it. Raises RuntimeError before `attach`."""
         self._to_clients(name, payload)
 
     def folder_of(self, name: AttemptName) -> str:
@@ -362,14 +362,14 @@ class Driver:
         return None
 
     async def open(self) -> list[Living]:
-        """Get ready to start members. Return the earlier members that still run, or whose end was not reported yet.
+        """Get ready to start attempts. Return the earlier attempts that still run, or whose end was not reported yet.
 
         Raises MoorageError.
         """
         return []
 
     async def close(self) -> None:
-        """Release what the driver holds. Members run on if the driver's members can outlive the agent."""
+        """Release what the driver holds. Attempts run on if the driver's attempts can outlive the agent."""
 
     def read_config(self, request: Request) -> Any:
         """Return the request's `driver_config` for this driver, converted to `config` if the driver declares one.
@@ -408,77 +408,77 @@ class Driver:
         """
 
     def start(self, assignments: list[Assignment]) -> None:
-        """Begin to start these members and return at once.
+        """Begin to start these attempts and return at once.
 
-        Report `Started` for members that run, and `StartFailed` or `NotStarted` for members that never ran.
+        Report `Started` for attempts that run, and `StartFailed` or `NotStarted` for attempts that never ran.
 
-        An exception counts as `StartFailed` for all of them, even for members that do run. So report errors; do not
+        An exception counts as `StartFailed` for all of them, even for attempts that do run. So report errors; do not
         raise.
         """
         raise NotImplementedError
 
     def end(self, name: AttemptName, grace_s: float, why: str) -> None:
-        """Begin to end a member, by force after `grace_s` seconds; report `Ended`. See the module's docstring.
+        """Begin to end an attempt, by force after `grace_s` seconds; report `Ended`. See the module's docstring.
 
-        An exception counts as `Stuck`: the member's devices stay quarantined.
+        An exception counts as `Stuck`: the attempt's devices stay quarantined.
         """
         raise NotImplementedError
 
     def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
-        """Tell the member to save its work, and `notice_s` seconds later end it as `end` does.
+        """Tell the attempt to save its work, and `notice_s` seconds later end it as `end` does.
 
-        This default, for drivers that cannot tell a member, ends it now. The agent may call `end` meanwhile; that call
-        takes precedence.
+        This default, for drivers that cannot tell an attempt, ends it now. The agent may call `end` meanwhile; that
+        call takes precedence.
         """
         self.end(name, grace_s, why)
 
     def resizes(self, mode: str) -> str:
-        """Return how running members of this mode are given another part of a shared device.
+        """Return how running attempts of this mode are given another part of a shared device.
 
-        `live`: `resize` makes a running member keep to its new part. `counted`: the running member is not told, only
+        `live`: `resize` makes a running attempt keep to its new part. `counted`: the running attempt is not told, only
         the scheduler's count changes.
         """
         return COUNTED
 
     def resize(self, name: AttemptName, share: Share) -> None:
-        """Make a running member keep to another part of each of its devices.
+        """Make a running attempt keep to another part of each of its devices.
 
         Called only where `resizes` returns `live`.
         """
 
     def forget(self, names: list[AttemptName]) -> None:
-        """Forget these members: their ends are in the ledger."""
+        """Forget these attempts: their ends are in the ledger."""
 
     async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
-        """Return those of these members of which something is left on this host, or for which the driver still works.
+        """Return those of these attempts of which something is left on this host, or for which the driver still works.
 
         Others may be returned as well.
 
         Ask what really has them, the supervisor, an engine or the kernel, and add those for which the driver pulls an
-        image or stores files. The worker ends a member as lost that two answers leave out, a renewal apart.
+        image or stores files. The worker ends an attempt as lost that two answers leave out, a renewal apart.
 
-        Return None if this cannot be told, as this default does; then no member is ended so.
+        Return None if this cannot be told, as this default does; then no attempt is ended so.
         """
         return None
 
     def give_up(self, name: AttemptName) -> None:
-        """Forget a member that `living` left out, and report its end as lost."""
+        """Forget an attempt that `living` left out, and report its end as lost."""
         self.report(Ended([(name, CODE_LOST, LOST)]))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""
         return {}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
-        """Return the member of each of these processes that belongs to this driver.
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+        """Return the attempt of each of these processes that belongs to this driver.
 
-        The value is None for a process that is a member's and hides whose; processes of no member are left out. It must
-        be quick: the agent calls it each second.
+        The value is None for a process that is an attempt's and hides whose; processes of no attempt are left out. It
+        must be quick: the agent calls it each second.
         """
         return {}
 
     def can_measure(self) -> bool:
-        """Return whether `members_of` can attribute the use of a shared device to each member now."""
+        """Return whether `attempts_of` can attribute the use of a shared device to each attempt now."""
         return self.tells_processes
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
@@ -489,57 +489,57 @@ class Driver:
         return None
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        """End all members at `deadline_s` (CLOCK_BOOTTIME seconds), each within `grace_s`, unless a later call sets a
+        """End all attempts at `deadline_s` (CLOCK_BOOTTIME seconds), each within `grace_s`, unless a later call sets a
         later time.
 
-        Members that outlive a partition are exempt (H29).
+        Attempts that outlive a partition are exempt (H29).
 
         The agent calls this with each renewal. A driver whose `fence` is `agent` need do nothing: when the lease is
-        over, the agent calls `end` for each member. A driver whose members outlive the agent hands the deadline to the
-        process that ends them when the agent is dead: the supervisor (`Kit.supervisor.set_fence`), which fences the
+        over, the agent calls `end` for each attempt. A driver whose attempts outlive the agent hands the deadline to
+        the process that ends them when the agent is dead: the supervisor (`Kit.supervisor.set_fence`), which fences the
         processes that it started, or a watchdog of the driver's own.
         """
 
 
 @runtime_checkable
 class Freezes(Protocol):
-    """A driver that can freeze its members: its `capabilities.freezes` says whether it does on this host."""
+    """A driver that can freeze its attempts: its `capabilities.freezes` says whether it does on this host."""
 
     def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
-        """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
+        """Begin to take a running attempt's memory off the devices in these slots; report `FreezeAnswered`.
 
         It is not called again before the answer; `end` may be called meanwhile.
         """
 
     def resume(self, name: AttemptName) -> None:
-        """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
+        """Begin to let a frozen attempt run on; report `FreezeAnswered`. The rules of `freeze` hold."""
 
     def wakes(self, name: AttemptName) -> bool:
-        """Return whether this driver would report the member's first use of its devices, once frozen, as `ResumeDue`.
+        """Return whether this driver would report the attempt's first use of its devices, once frozen, as `ResumeDue`.
 
-        Only then does the worker freeze the member for not using its devices.
+        Only then does the worker freeze the attempt for not using its devices.
         """
 
 
 @runtime_checkable
 class Executes(Protocol):
-    """A driver that runs commands in its members: its `capabilities.execs` says whether it does on this host."""
+    """A driver that runs commands in its attempts: its `capabilities.execs` says whether it does on this host."""
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
-        """Run a command in a running member, as one more of its processes; return once it runs.
+        """Run a command in a running attempt, as one more of its processes; return once it runs.
 
-        Without a command it holds the terminal of the member's own program, which has one only with
-        `capabilities.holds_stdin`. `request` is the member's job, `size` that of the caller's terminal. Raises
+        Without a command it holds the terminal of the attempt's own program, which has one only with
+        `capabilities.holds_stdin`. `request` is the attempt's job, `size` that of the caller's terminal. Raises
         MoorageError, with the reason.
         """
 
 
 @runtime_checkable
 class KeepsOutput(Protocol):
-    """A driver that keeps the output of its members."""
+    """A driver that keeps the output of its attempts."""
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        """Return a page of a member's kept output.
+        """Return a page of an attempt's kept output.
 
         Raises `Refused` with not-kept if the output was never kept or is gone.
         """
@@ -547,10 +547,10 @@ class KeepsOutput(Protocol):
 
 @runtime_checkable
 class KeepsFolders(Protocol):
-    """A driver that keeps the folders of ended members for some time."""
+    """A driver that keeps the folders of ended attempts for some time."""
 
     async def rescue(self, ask: Rescue) -> Rescued:
-        """Begin to store what an ended member left in its folder, and return whether it is stored. It must be quick.
+        """Begin to store what an ended attempt left in its folder, and return whether it is stored. It must be quick.
 
         Raises `Refused` with not-kept if there is no such folder, or storing it failed.
         """

@@ -12,9 +12,10 @@ from moorage.worker.drivers.base import Assignment
 def call_access(
     calls: CallKeys | None, folders: AttemptFolders, assignment: Assignment, user: str | None, at: str = ""
 ) -> tuple[JobEnvironment, str]:
-    """Return the variables of a member that answers calls, and the file of its key on this host; none for another one.
+    """Return the variables of an attempt that answers calls, and the file of its key on this host; none for another
+    one.
 
-    `user` gets the key, as in `AttemptFolders.give_key`. `at` is where the member finds it, if that is another path.
+    `user` gets the key, as in `AttemptFolders.give_key`. `at` is where the attempt finds it, if that is another path.
     Raises LacksHere, HostAtFault.
     """
     service, name = assignment.request.service, assignment.name

@@ -1,4 +1,4 @@
-"""Define a command that runs in a member, as its driver gives it to the agent, and the one of a local process."""
+"""Define a command that runs in an attempt, as its driver gives it to the agent, and the one of a local process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CannotExecute(Refused):
 
 
 class Execution(ABC):
-    """A command that runs in a member. `close` ends it with its processes, at the latest."""
+    """A command that runs in an attempt. `close` ends it with its processes, at the latest."""
 
     @abstractmethod
     async def run(self, take: Take) -> int:
@@ -110,7 +110,7 @@ class LocalExecution(Execution):
 
     @classmethod
     async def begin(cls, state: Path, key: str, asked: Exec, size: Terminal) -> Self:
-        """Start the command in the supervisor's member `key`; return once it runs. Raises `Refused`."""
+        """Start the command in the supervisor's attempt `key`; return once it runs. Raises `Refused`."""
         if asked.tty:
             outer, inner = pty.openpty()
             set_size(outer, size)
@@ -129,7 +129,7 @@ class LocalExecution(Execution):
 
     @classmethod
     async def attach(cls, state: Path, key: str, asked: Exec, size: Terminal) -> Self:
-        """Hold the terminal of the supervisor's member `key`; return once it is held. Raises `Refused`."""
+        """Hold the terminal of the supervisor's attempt `key`; return once it is held. Raises `Refused`."""
         shown, out = os.pipe()
         made = cls(-1, [(Mark.OUT, shown)], is_terminal=True)
         command = await made._ask(state, Attach(key=key), (out,), asked, "the terminal is not held")

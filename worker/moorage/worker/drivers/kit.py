@@ -30,7 +30,7 @@ class Kit(NamedTuple):
     """The parts of a worker for the driver that is made for it.
 
     `own` are the settings that the driver declares. `supervisor` is the link to the process that starts, watches and
-    fences members outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
+    fences attempts outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
     the files in /dev that belong to this device alone. `inventory` are the worker's devices. `mps` runs the MPS
     daemons; None if the worker does not run them. `freezer` freezes processes; None if the worker cannot do that.
     `gpu_nodes` says which device nodes the kernel is to refuse to an attempt; None if it refuses none: by the setting

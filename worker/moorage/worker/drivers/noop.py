@@ -1,6 +1,6 @@
 """Implement the driver of simulated workers: claims are real, but nothing runs. Tests and benchmarks use it.
 
-A member ends at once with code 0, unless `argv` says otherwise, for tests:
+An attempt ends at once with code 0, unless `argv` says otherwise, for tests:
 
     ["exit", "3"]            ends at once with code 3, -64..255 (negative: as by that signal)
     ["exit", "3", "100"]     the same for replicas 0, 100, 200 and so on; the others end with code 0
@@ -24,7 +24,7 @@ from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.start_codes import CODE_NOT_FOUND
-from moorage.worker.session.member_messages import Ended, Started, StartFailed
+from moorage.worker.session.attempt_messages import Ended, Started, StartFailed
 
 #: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15
@@ -38,7 +38,7 @@ _WORDS: Final = {"exit": (2, 3), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)
 
 
 class NoopDriver(Driver):
-    """A driver for simulated workers only. Its members touch no device and die with the agent."""
+    """A driver for simulated workers only. Its attempts touch no device and die with the agent."""
 
     name = "noop"
     config = NoopBlock

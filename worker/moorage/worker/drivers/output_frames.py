@@ -1,4 +1,4 @@
-"""Combine pieces of a member's output into frames of text for its log subject."""
+"""Combine pieces of an attempt's output into frames of text for its log subject."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
-#: from this number of frames on, both streams of a member have one frame each, in whatever order their pieces came
+#: from this number of frames on, both streams of an attempt have one frame each, in whatever order their pieces came
 IN_ORDER_MAX: Final = 256
-#: seconds between two notes about one member, and the length of a note
+#: seconds between two notes about one attempt, and the length of a note
 NOTE_S: Final = 1.0
 NOTE_CHARS_MAX: Final = 400
 _STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err"}
 
 
 class Notes:
-    """Publishes notes about a member beside its output: the progress of its start, and the addresses of its ports.
+    """Publishes notes about an attempt beside its output: the progress of its start, and the addresses of its ports.
 
-    Only clients that follow the member now get them. Without `publish` no client does.
+    Only clients that follow the attempt now get them. Without `publish` no client does.
     """
 
     def __init__(self, publish: Callable[[AttemptName, bytes], None] | None) -> None:
@@ -33,7 +33,7 @@ class Notes:
         self._said: dict[AttemptName, tuple[float, str]] = {}
 
     def say(self, name: AttemptName, note: str) -> None:
-        """Publish what is being done for a member.
+        """Publish what is being done for an attempt.
 
         Drop the note if it is the last one again, or the last one is less than `NOTE_S` seconds old.
         """
@@ -44,7 +44,7 @@ class Notes:
             self._send(name, note=note[:NOTE_CHARS_MAX])
 
     def started(self, name: AttemptName, ports: dict[str, str]) -> None:
-        """Record that a member has started; publish where it is reached, if it publishes ports."""
+        """Record that an attempt has started; publish where it is reached, if it publishes ports."""
         self._said.pop(name, None)
         if ports:
             self._send(name, ports=ports)
@@ -58,7 +58,7 @@ class Notes:
 
 
 class OutputFrames:
-    """Pieces of output, combined by member and stream. Half a character waits for its other half.
+    """Pieces of output, combined by attempt and stream. Half a character waits for its other half.
 
     Pieces may be missing between two others: what waits then is sent alone, at its own offset.
     """

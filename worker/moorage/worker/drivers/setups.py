@@ -1,6 +1,6 @@
 """Prepare this worker for jobs (`run.setup`): once for each key, before the first attempt that needs it starts.
 
-A setup is a member of its driver, as attempts are: the supervisor fences it, bounds it and proves its end, and it has
+A setup is an attempt of its driver, as attempts are: the supervisor fences it, bounds it and proves its end, and it has
 the job's user, image, files and resources. It has no devices, and a name that no job can have; the agent never hears of
 it. It writes into a folder that stays, and a file beside that says that the folder is complete, and its size.
 """
@@ -32,7 +32,7 @@ from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, KeepsOu
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
-from moorage.worker.session.member_messages import Ended, MpsNotAsked, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.attempt_messages import Ended, MpsNotAsked, NotStarted, Started, StartFailed, Stuck
 
 #: below the folder of the attempts' folders
 SETUPS: Final = ".setups"
@@ -67,7 +67,7 @@ class _Setup:
 
 
 class Setups:
-    """The setups of one driver. `is_mounted`: its members are containers, which have the folders by a mount."""
+    """The setups of one driver. `is_mounted`: its attempts are containers, which have the folders by a mount."""
 
     def __init__(self, driver: Driver, kit: Kit, folders: AttemptFolders, *, is_mounted: bool = False) -> None:
         settings = kit.settings

@@ -32,13 +32,13 @@ from moorage.worker.supervisor.client import (
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     SHUTS_DOWN,
+    EndAttempt,
     Ended,
-    EndMember,
     Event,
     Listed,
     Output,
+    StartAttempt,
     Started,
-    StartMember,
 )
 
 RETRY_S: Final = 1.0
@@ -46,13 +46,13 @@ RETRY_S: Final = 1.0
 END_S_MAX: Final = 15.0
 #: the reason for a job that ended with its whole worker, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
-#: the reason to report for members whose end no leader has asked for, by the `why` of their ends
+#: the reason to report for attempts whose end no leader has asked for, by the `why` of their ends
 UNASKED: Final = {SHUTS_DOWN: WORKER_STOPPED, UPGRADED: UPGRADED, "fence": "fence"}
-#: members in one frame of a longer start
-START_MEMBERS_MAX: Final = 512
-#: members that wait for a supervisor to come back; further starts fail at once
+#: attempts in one frame of a longer start
+START_ATTEMPTS_MAX: Final = 512
+#: attempts that wait for a supervisor to come back; further starts fail at once
 PENDING_MAX: Final = 4096
-#: requests that wait for it: several of each of the members that a supervisor has; the oldest is dropped first
+#: requests that wait for it: several of each of the attempts that a supervisor has; the oldest is dropped first
 AGAIN_MAX: Final = 65536
 
 #: sends a request
@@ -96,18 +96,18 @@ class Listener(Protocol):
 
 
 def owner_of(worker: str, driver: str) -> str:
-    """Return the name that a driver of a worker has at the supervisor, for its members and its fence."""
+    """Return the name that a driver of a worker has at the supervisor, for its attempts and its fence."""
     return worker if driver == DRIVER_DEFAULT else f"{worker}@{driver}"
 
 
 def key_of(owner: str, name: AttemptName) -> str:
-    """Return the key of a member at the supervisor; `owner` is from `owner_of`."""
+    """Return the key of an attempt at the supervisor; `owner` is from `owner_of`."""
     tenant, job, replica, attempt, fence = name
     return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
 
 def name_of(key: str) -> AttemptName:
-    """Return the member of a key with or without its owner."""
+    """Return the attempt of a key with or without its owner."""
     tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
     return (tenant, job, int(replica), int(attempt), int(fence))
 
@@ -116,7 +116,7 @@ class SupervisorLink:
     """The connection to the supervisor, shared by its owners: drivers of workers, named by `owner_of`.
 
     Each `open` needs its `close`. A request made while the supervisor is away is made again once it is back, for it may
-    be the same one; a member to start is then refused, or missing in `on_listed`.
+    be the same one; an attempt to start is then refused, or missing in `on_listed`.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class SupervisorLink:
         self._arguments = arguments
         self._supervised: Supervised | None = None
         self._listeners: dict[str, Listener] = {}
-        self._unheard: set[str] = set()  # owners whose members had events while they had no listener
+        self._unheard: set[str] = set()  # owners whose attempts had events while they had no listener
         self._fences: dict[str, tuple[float, float]] = {}
         self._fence: tuple[float, float] | None = None
-        self._pending: list[StartMember] = []
+        self._pending: list[StartAttempt] = []
         #: what to call if each is refused, and the request to make again if the supervisor is lost first
         self._unanswered: dict[asyncio.Future[Answer], tuple[Callable[[str], None], _Ask | None]] = {}
         self._again: deque[_Ask] = deque(maxlen=AGAIN_MAX)
@@ -155,21 +155,21 @@ class SupervisorLink:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """The cgroup controllers that limit members here; empty while the link is not connected."""
+        """The cgroup controllers that limit attempts here; empty while the link is not connected."""
         return self._supervised.controllers if self._supervised is not None else ()
 
     @property
     def device_fence(self) -> str:
-        """How the kernel can refuse devices to members: `cgroup2`, `cgroup1`; empty if not, or not connected."""
+        """How the kernel can refuse devices to attempts: `cgroup2`, `cgroup1`; empty if not, or not connected."""
         return self._supervised.device_fence if self._supervised is not None else ""
 
     @property
     def no_device_fence(self) -> str:
-        """Why the kernel cannot refuse devices to members; empty if it can."""
+        """Why the kernel cannot refuse devices to attempts; empty if it can."""
         return self._supervised.no_device_fence if self._supervised is not None else "the supervisor is away"
 
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
-        """Join an owner; return key, state and event of each of its members, as `Listener.on_listed` gets them.
+        """Join an owner; return key, state and event of each of its attempts, as `Listener.on_listed` gets them.
 
         Connect first if no owner has joined, to a new supervisor if none runs. Raises SupervisorMissing if that fails,
         and SupervisorError if the supervisor is lost meanwhile. Wait while the link reconnects.
@@ -224,7 +224,7 @@ class SupervisorLink:
                     "before it joins",
                     len(left),
                 )
-                await supervised.end([EndMember(key=key, grace_s=0.0, why="stray") for key in left])
+                await supervised.end([EndAttempt(key=key, grace_s=0.0, why="stray") for key in left])
                 async with asyncio.timeout(END_S_MAX):
                     while left:
                         left -= {event.key for event in await supervised.next_events() if isinstance(event, Ended)}
@@ -244,7 +244,7 @@ class SupervisorLink:
     async def close(self, owner: str) -> None:
         """Remove an owner; after the last one, disconnect.
 
-        The members live on, and so does the supervisor; only a supervisor without members then ends.
+        The attempts live on, and so does the supervisor; only a supervisor without attempts then ends.
         """
         self._listeners.pop(owner, None)
         self._fences.pop(owner, None)
@@ -268,55 +268,55 @@ class SupervisorLink:
 
     # -- requests: each is written at once, in order; its outcome comes as an event
 
-    def start(self, members: list[StartMember]) -> None:
+    def start(self, attempts: list[StartAttempt]) -> None:
         if self._supervised is None:
             room = PENDING_MAX - len(self._pending)
-            self._pending += members[:room]
-            self._start_refused(members[room:], "the supervisor is away")
+            self._pending += attempts[:room]
+            self._start_refused(attempts[room:], "the supervisor is away")
             return
-        for at in range(0, len(members), START_MEMBERS_MAX):
-            self._start(self._supervised, members[at : at + START_MEMBERS_MAX])
+        for at in range(0, len(attempts), START_ATTEMPTS_MAX):
+            self._start(self._supervised, attempts[at : at + START_ATTEMPTS_MAX])
 
-    def _start(self, supervised: Supervised, members: list[StartMember]) -> None:
-        """Send these members in one frame, or in several if they are too large for one."""
+    def _start(self, supervised: Supervised, attempts: list[StartAttempt]) -> None:
+        """Send these attempts in one frame, or in several if they are too large for one."""
         try:
-            self._heed(supervised.start(members), partial(self._start_refused, members))
+            self._heed(supervised.start(attempts), partial(self._start_refused, attempts))
         except FrameTooLarge as error:
-            half = len(members) // 2
+            half = len(attempts) // 2
             if not half:
-                self._start_refused(members, str(error))
+                self._start_refused(attempts, str(error))
                 return
-            self._start(supervised, members[:half])
-            self._start(supervised, members[half:])
+            self._start(supervised, attempts[:half])
+            self._start(supervised, attempts[half:])
         except SupervisorRefused as error:
-            self._start_refused(members, str(error))
+            self._start_refused(attempts, str(error))
         except SupervisorGone:
             pass  # the next supervisor's list says what became of them
 
-    async def contain(self, member: StartMember, container: str) -> None:
+    async def contain(self, attempt: StartAttempt, container: str) -> None:
         """Have the supervisor take on a container; once this returns, start the container.
 
         Raises SupervisorError, also while the supervisor is away.
         """
         if self._supervised is None:
             raise SupervisorGone("the supervisor is away")
-        await self._supervised.contain(member, container)
+        await self._supervised.contain(attempt, container)
 
     def ran(self, key: str, pid: int) -> None:
-        """Inform the supervisor that the engine has started this member's container; `pid` 0 if it is over already."""
+        """Inform the supervisor that the engine has started this attempt's container; `pid` 0 if it is over already."""
         self._begin(lambda supervised: supervised.ran(key, pid))
 
     def removed(self, key: str) -> None:
-        """Inform the supervisor that the engine has removed the container of this member, so it cannot start."""
+        """Inform the supervisor that the engine has removed the container of this attempt, so it cannot start."""
         self._begin(lambda supervised: supervised.removed([key]))
 
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
-        self._pending = [member for member in self._pending if member.key != key]
-        member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
-        self._begin(lambda supervised: supervised.end([member]))
+        self._pending = [attempt for attempt in self._pending if attempt.key != key]
+        attempt = EndAttempt(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
+        self._begin(lambda supervised: supervised.end([attempt]))
 
     def forget(self, keys: list[str]) -> None:
-        """Forget members whose ends are dealt with; their output stays as long as the keeper's limits allow."""
+        """Forget attempts whose ends are dealt with; their output stays as long as the keeper's limits allow."""
         self._begin(lambda supervised: supervised.forget(keys))
 
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
@@ -337,7 +337,7 @@ class SupervisorLink:
             raise SupervisorMissing(self.state, str(error)) from error
 
     async def _look_at_output(self, supervised: Supervised) -> None:
-        """Scan the output folder first, then list the members: a member that starts in between must not be cleared.
+        """Scan the output folder first, then list the attempts: an attempt that starts in between must not be cleared.
 
         Raises SupervisorMissing if the folder cannot be read, and SupervisorError.
         """
@@ -355,10 +355,10 @@ class SupervisorLink:
             self._fence = fence
             self._begin(lambda supervised: supervised.fence(*fence), is_lasting=False)
 
-    def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
+    def _start_refused(self, attempts: Sequence[StartAttempt], why: str) -> None:
         keys: dict[str, list[str]] = {}
-        for member in members:
-            owner, _, key = member.key.partition("|")
+        for attempt in attempts:
+            owner, _, key = attempt.key.partition("|")
             keys.setdefault(owner, []).append(key)
         for owner, of_owner in keys.items():
             if owner in self._listeners:
@@ -458,7 +458,7 @@ class SupervisorLink:
         asks, self._again = self._again, deque(maxlen=AGAIN_MAX)
         for ask in asks:
             self._begin(ask)
-        # members requested meanwhile are in no list, so their listeners report them as lost: they must not start later
+        # attempts requested meanwhile are in no list, so their listeners report them as lost: they must not start later
         self._pending.clear()
         for owner, listener in list(self._listeners.items()):
             if replaced:

@@ -1,12 +1,13 @@
-"""Freeze members that use a GPU, and resume them: meanwhile their GPU memory is in the host's RAM.
+"""Freeze attempts that use a GPU, and resume them: meanwhile their GPU memory is in the host's RAM.
 
-- unused.py: which members are due to be frozen, because they do not use their GPUs
-- members.py: freezes and resumes a driver's members by order: the gate, then the lock; reports what became of it
-- gate.py: has the calls of a frozen member wait, and sees its next use; the gate itself is in sharing/limiter/limiter.c
+- unused.py: which attempts are due to be frozen, because they do not use their GPUs
+- attempts.py: freezes and resumes a driver's attempts by order: the gate, then the lock; reports what became of it
+- gate.py: has the calls of a frozen attempt wait, and sees its next use; the gate itself is in
+  sharing/limiter/limiter.c
 - freezer.py: which processes are frozen, and the record of them, which outlives the agent
 - room.py: whether there is memory for what they hold
 - cuda.py: the helper process, which calls the driver: lock, checkpoint, restore, unlock
 
-What an order means for a member, and when it gives up its devices and gets them again, is part of its state:
-session/member_table.py (`freeze` to `_resume_to_end`).
+What an order means for an attempt, and when it gives up its devices and gets them again, is part of its state:
+session/attempt_table.py (`freeze` to `_resume_to_end`).
 """

@@ -38,7 +38,7 @@ KILLED_S: Final = 10.0
 
 log = logging.getLogger("moorage.worker")
 
-MembersOf = Callable[[Collection[int]], Mapping[int, AttemptName | None]]
+AttemptsOf = Callable[[Collection[int]], Mapping[int, AttemptName | None]]
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -116,7 +116,7 @@ class Freezer:
             self.over(name)
         return outcome, why
 
-    async def freeze(self, name: AttemptName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+    async def freeze(self, name: AttemptName, slots: Sequence[int], attempts_of: AttemptsOf) -> tuple[Outcome, str]:
         """Freeze the process of an attempt that uses these devices. Return the result, and why it is not "frozen".
 
         "running" is also the result if none or several processes use them, and if there is no room for their memory.
@@ -126,8 +126,8 @@ class Freezer:
         except HeldUnknown as unknown:
             return "running", f"which processes hold its GPUs is not known: {unknown.reason}"
         try:
-            members = members_of({pid for pid, _ in held})
-            found = [read_process(pid) for pid in sorted(members) if members[pid] == name]
+            attempts = attempts_of({pid for pid, _ in held})
+            found = [read_process(pid) for pid in sorted(attempts) if attempts[pid] == name]
         except OSError as error:  # no descriptor is left
             return "running", f"its processes cannot be read: {error.strerror or error}"
         processes = [(process.pid, process.start_ticks) for process in found if process is not None]
@@ -138,7 +138,7 @@ class Freezer:
                 f"{len(processes)} of its processes hold GPUs: while one of them is frozen, calls of the others wait"
                 " for it (as with NCCL), so that none of them can be frozen"
             )
-        wanted_mib = sum(mib for pid, mib in held if members.get(pid) == name)
+        wanted_mib = sum(mib for pid, mib in held if attempts.get(pid) == name)
         if fault := room_fault(processes[0][0], wanted_mib, self._root):
             return "running", f"{NO_RAM}{fault}"
         entry = self._entries[name] = _Entry(name, processes)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import QOS, Qos
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.session.member_messages import FreezeDue, Member
+from moorage.worker.session.attempt_messages import Attempt, FreezeDue
 from moorage.worker.sharing.idle_watch import IdleWatch
 
 
 class UnusedJobs:
-    """The members of one worker that are to be frozen for want of use; `held` are all of its members.
+    """The attempts of one worker that are to be frozen for want of use; `held` are all of its attempts.
 
-    `after_s` says after how many seconds, by the `qos` of the request, 0 for never; `wakes` whether a member's first
-    use will have it resumed. A member is named once in each time without use: where it could not be frozen, it may not
-    be asked again and again.
+    `after_s` says after how many seconds, by the `qos` of the request, 0 for never; `wakes` whether an attempt's first
+    use will have it resumed. An attempt is named once in each time without use: where it could not be frozen, it may
+    not be asked again and again.
     """
 
     def __init__(
-        self, held: Mapping[AttemptName, Member], after_s: Callable[[Qos], int], wakes: Callable[[Member], bool]
+        self, held: Mapping[AttemptName, Attempt], after_s: Callable[[Qos], int], wakes: Callable[[Attempt], bool]
     ) -> None:
         self._held = held
         self._wakes = wakes
@@ -28,13 +28,13 @@ class UnusedJobs:
         self._watch = IdleWatch[tuple[AttemptName, int]](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
-        """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
+        """Handle a reading of each slot. Return attempts to freeze, lowest `qos` first, then idlest; None if none."""
         alone = {
-            (name, member.freezes): (member.request.qos, member.slots)
-            for name, member in self._held.items()
-            if member.place.mode == "exclusive"
-            and member.phase == "running"
-            and not (member.frozen or member.place.hold)
+            (name, attempt.freezes): (attempt.request.qos, attempt.slots)
+            for name, attempt in self._held.items()
+            if attempt.place.mode == "exclusive"
+            and attempt.phase == "running"
+            and not (attempt.frozen or attempt.place.hold)
         }
         found = self._watch.read(alone, readings, now_s)
         due = [

@@ -1,1 +1,1 @@
-"""What a worker's session decides: members, the lease, reports. No I/O; time is an argument."""
+"""What a worker's session decides: attempts, the lease, reports. No I/O; time is an argument."""

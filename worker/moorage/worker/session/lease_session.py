@@ -160,9 +160,9 @@ class LeaseSession:
         self.sent_s = {n: sent_s + seconds for n, sent_s in self.sent_s.items()}
 
     def lost(self, *, keeps: bool = False) -> None:
-        """End the session here; its members must be cleared before the next join.
+        """End the session here; its attempts must be cleared before the next join.
 
-        With `keeps` the next join takes over the members that run on; they may run until the lease of this session is
+        With `keeps` the next join takes over the attempts that run on; they may run until the lease of this session is
         over.
         """
         self.kept_until_s = self.over_at_s if keeps else NEVER_S

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Event, Log
+from moorage.worker.session.attempt_messages import Event, Log
 
 
 class Shell(Protocol):

@@ -1,12 +1,12 @@
-"""Remember members that are over: a leader that asks for one again gets its end again (H8, H10, H11). No I/O."""
+"""Remember attempts that are over: a leader that asks for one again gets its end again (H8, H10, H11). No I/O."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.frames import Fact, FactKind
-from moorage.worker.session.fact_outbox import FactOutbox
+from moorage.schemas.frames import Report, ReportKind
+from moorage.worker.session.report_outbox import ReportOutbox
 
 #: ends that are remembered, some 500 bytes each. Beyond that the oldest is dropped, and all fences up to its own count
 #: as over: no frame can be late by that many ends of one worker and still be waited for
@@ -16,23 +16,23 @@ _Base = tuple[str, str, int]
 
 
 class Tombstone(NamedTuple):
-    """The end of a replica's newest member here; all its members with fences up to `fence` are over."""
+    """The end of a replica's newest attempt here; all its attempts with fences up to `fence` are over."""
 
     fence: int
     attempt: int
-    kind: FactKind
+    kind: ReportKind
     code: int
     detail: str
-    #: number of the fact frame that reports it
+    #: number of the report frame that reports it
     no: int
 
 
 class Tombstones:
-    """The ends within one lease session, the newest for each replica. Facts go into `outbox`."""
+    """The ends within one lease session, the newest for each replica. Reports go into `outbox`."""
 
     __slots__ = ("_floor_fence", "_most", "_outbox", "_tombstones")
 
-    def __init__(self, outbox: FactOutbox, most: int = TOMBSTONES_MAX) -> None:
+    def __init__(self, outbox: ReportOutbox, most: int = TOMBSTONES_MAX) -> None:
         self._outbox = outbox
         self._most = most
         self._tombstones: dict[_Base, Tombstone] = {}
@@ -42,26 +42,26 @@ class Tombstones:
         return len(self._tombstones)
 
     def of(self, name: AttemptName) -> Tombstone | None:
-        """Return the end that covers this member: its own, or that of a later member of its replica, or None."""
+        """Return the end that covers this attempt: its own, or that of a later attempt of its replica, or None."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone if tombstone is not None and name[4] <= tombstone.fence else None
 
     def holds(self, name: AttemptName) -> bool:
-        """Return whether the end of exactly this member is remembered."""
+        """Return whether the end of exactly this attempt is remembered."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone is not None and tombstone.fence == name[4]
 
     def is_forgotten(self, name: AttemptName) -> bool:
-        """Return whether a member is certainly over, although its end is no longer remembered."""
+        """Return whether an attempt is certainly over, although its end is no longer remembered."""
         return name[4] <= self._floor_fence
 
-    def report(self, name: AttemptName, kind: FactKind, code: int, detail: str) -> None:
-        """Report that a member is over, and remember it."""
-        self._outbox.gathered.append(Fact(kind, *name, code, detail))
+    def report(self, name: AttemptName, kind: ReportKind, code: int, detail: str) -> None:
+        """Report that an attempt is over, and remember it."""
+        self._outbox.gathered.append(Report(kind, *name, code, detail))
         self.remember(name, kind, code, detail)
 
-    def remember(self, name: AttemptName, kind: FactKind, code: int, detail: str) -> None:
-        """Remember an end that the next frame of facts reports, unless a later end of its replica is remembered."""
+    def remember(self, name: AttemptName, kind: ReportKind, code: int, detail: str) -> None:
+        """Remember an end that the next frame of reports reports, unless a later end of its replica is remembered."""
         base, fence = name[:3], name[4]
         tombstones = self._tombstones
         if base in tombstones:
@@ -77,20 +77,20 @@ class Tombstones:
                 self._floor_fence = max(self._floor_fence, tombstones.pop(oldest).fence)
 
     def report_again(self, name: AttemptName, tombstone: Tombstone) -> None:
-        """Report a member's end again, by the tombstone that covers it.
+        """Report an attempt's end again, by the tombstone that covers it.
 
-        Do nothing while a frame that reports it is under way. A member that is older than the tombstone's is reported
+        Do nothing while a frame that reports it is under way. An attempt that is older than the tombstone's is reported
         as withdrawn.
         """
         gathered = self._outbox.gathered
         if tombstone.fence != name[4]:
-            gathered.append(Fact("withdrawn", *name))
+            gathered.append(Report("withdrawn", *name))
             return
         if tombstone.no > self._outbox.answered_no:
             return
-        gathered.append(Fact(tombstone.kind, *name, tombstone.code, tombstone.detail))
+        gathered.append(Report(tombstone.kind, *name, tombstone.code, tombstone.detail))
         if tombstone.kind == "exited":
-            gathered.append(Fact("freed", *name))
+            gathered.append(Report("freed", *name))
         self._tombstones[name[:3]] = tombstone._replace(no=self._outbox.next_no)
 
     def clear(self) -> None:

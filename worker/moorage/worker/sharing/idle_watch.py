@@ -11,7 +11,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import OTHERS
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, SlotReading
-from moorage.worker.session.member_messages import IdleSeen, Member
+from moorage.worker.session.attempt_messages import Attempt, IdleSeen
 
 #: if two readings are further apart, the use between them is unknown
 PAUSE_S_MAX: Final = 120.0
@@ -99,18 +99,18 @@ def _moved(before: Sequence[int], now: Sequence[int]) -> bool:
 
 
 class IdleJobs:
-    """The members of one worker that have their devices alone; `held` are all of its members."""
+    """The attempts of one worker that have their devices alone; `held` are all of its attempts."""
 
-    def __init__(self, held: Mapping[AttemptName, Member], warn_s: float, reclaim_s: Mapping[str, int]) -> None:
+    def __init__(self, held: Mapping[AttemptName, Attempt], warn_s: float, reclaim_s: Mapping[str, int]) -> None:
         self._held = held
         self._watch = IdleWatch[AttemptName](warn_s, reclaim_s)
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> IdleSeen | None:
-        """Handle a reading of each slot. Return the members to warn about or to end; None if there are none."""
+        """Handle a reading of each slot. Return the attempts to warn about or to end; None if there are none."""
         alone = {
-            name: (member.tenant, member.slots)
-            for name, member in self._held.items()
-            if member.place.mode == "exclusive" and member.phase == "running" and not member.frozen
+            name: (attempt.tenant, attempt.slots)
+            for name, attempt in self._held.items()
+            if attempt.place.mode == "exclusive" and attempt.phase == "running" and not attempt.frozen
         }
         found = self._watch.read(alone, readings, now_s)
         return IdleSeen([(name, *idle) for name, idle in found.items()]) if found else None

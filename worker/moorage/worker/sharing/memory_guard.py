@@ -1,8 +1,8 @@
-"""Guard the memory of shared GPUs: end a member that uses more than its part, and no other one.
+"""Guard the memory of shared GPUs: end an attempt that uses more than its part, and no other one.
 
-Each second the guard reads what processes use of each shared device, adds it up by member, and asks for the end of a
-member that has exceeded its part for `guard_grace_s`. The part holds for each device of the member, and all memory of
-its processes is added, the CUDA context included. A member whose processes all obey the limiter is not ended for what
+Each second the guard reads what processes use of each shared device, adds it up by attempt, and asks for the end of a
+attempt that has exceeded its part for `guard_grace_s`. The part holds for each device of the attempt, and all memory of
+its processes is added, the CUDA context included. An attempt whose processes all obey the limiter is not ended for what
 its driver takes by itself (`Limits.spare_mib`): the limiter is told the same numbers, and gives it no more. If the use
 cannot be read several times in a row (`FAILED_MAX`), the guard's level falls, and with it what the worker promises (see
 `levels`).
@@ -21,11 +21,11 @@ from moorage.schemas.frames import Device
 from moorage.system.proctree import kill_process, read_process, sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import HelloChanged, Log, Member, OverGrant
-from moorage.worker.session.member_table import OVER_GRANT
+from moorage.worker.session.attempt_messages import Attempt, HelloChanged, Log, OverGrant
+from moorage.worker.session.attempt_table import OVER_GRANT
 from moorage.worker.session.shell import Shell
 
-#: seconds between two checks while members share a device with limits
+#: seconds between two checks while attempts share a device with limits
 LOOK_S: Final = 1.0
 #: seconds between two checks otherwise: the guard must know whether it could work
 IDLE_LOOK_S: Final = 10.0
@@ -37,17 +37,17 @@ MPS_OWNS_BELOW: Final = (7, 0)
 SHARED: Final = ("time-slice", "mps")
 GUARDED: Final = Enforced("guarded", "advisory")
 
-#: a process on a shared device of an unknown member, by pid and start time
+#: a process on a shared device of an unknown attempt, by pid and start time
 _Hidden = tuple[int, int]
 
 
 class MemoryGuard:
-    """One worker's guard. `held` are its members; `grace_s` None turns it off. `levels` returns what it can do now."""
+    """One worker's guard. `held` are its attempts; `grace_s` None turns it off. `levels` returns what it can do now."""
 
     def __init__(
         self,
         shell: Shell,
-        held: Mapping[AttemptName, Member],
+        held: Mapping[AttemptName, Attempt],
         inventory: Inventory,
         drivers: Mapping[str, Driver],
         modes: tuple[str, ...],
@@ -81,7 +81,7 @@ class MemoryGuard:
         return {}
 
     def levels(self, driver: Driver) -> dict[str, Enforced]:
-        """Return how the driver's members are kept to their parts now, for each mode that the worker offers."""
+        """Return how the driver's attempts are kept to their parts now, for each mode that the worker offers."""
         levels = {}
         for mode in self._modes:
             can = driver.tells_processes and mode not in self._never and mode not in self.why_not
@@ -123,25 +123,25 @@ class MemoryGuard:
     def _must_look(self) -> bool:
         return bool(self.why_not or any(self._failed.values()) or self._granted())
 
-    def _granted(self) -> dict[int, list[Member]]:
-        """Return the members with a limited part of shared devices, by slot, without claimed and exited members."""
-        found: dict[int, list[Member]] = {}
-        for member in self._held.values():
-            if _grant_mib(member) and member.phase not in ("claimed", "exited"):
-                for slot in member.slots:
-                    found.setdefault(slot, []).append(member)
+    def _granted(self) -> dict[int, list[Attempt]]:
+        """Return the attempts with a limited part of shared devices, by slot, without claimed and exited attempts."""
+        found: dict[int, list[Attempt]] = {}
+        for attempt in self._held.values():
+            if _grant_mib(attempt) and attempt.phase not in ("claimed", "exited"):
+                for slot in attempt.slots:
+                    found.setdefault(slot, []).append(attempt)
         return found
 
     def explained(self, slot: int, pids: Collection[int]) -> set[int]:
         """Return which processes on a leased device belong to its leases, or cannot be told from those."""
-        members = [member for member in self._held.values() if slot in member.slots]
-        drivers = {member.driver: self._drivers[member.driver] for member in members}
-        if not members or not all(driver.can_measure() for driver in drivers.values()):
+        attempts = [attempt for attempt in self._held.values() if slot in attempt.slots]
+        drivers = {attempt.driver: self._drivers[attempt.driver] for attempt in attempts}
+        if not attempts or not all(driver.can_measure() for driver in drivers.values()):
             return set(pids)
-        here = {member.name for member in members}
+        here = {attempt.name for attempt in attempts}
         ours = {os.getpid()} | {pid for pid in pids if not os.path.exists(f"/proc/{pid}")}
         for driver in drivers.values():
-            ours |= {pid for pid, name in driver.members_of(pids).items() if name is None or name in here}
+            ours |= {pid for pid, name in driver.attempts_of(pids).items() if name is None or name in here}
         return ours
 
     # ------------------------------------------------------------------------------------------------------- a look
@@ -149,7 +149,7 @@ class MemoryGuard:
     async def _looked(self) -> dict[str, str]:
         """Check every device with limited sharers, or all devices if there is none. Return by mode why that failed.
 
-        Members that exceed their part for too long are reported, and processes that hide their member are killed.
+        Attempts that exceed their part for too long are reported, and processes that hide their attempt are killed.
         """
         granted = self._granted()
         failed: dict[str, str] = {}
@@ -157,7 +157,7 @@ class MemoryGuard:
         hidden: set[_Hidden] = set()
         slots = list(granted or range(len(self._inventory.devices())))
         for slot, held in zip(slots, await asyncio.gather(*map(self._held_of, slots)), strict=True):
-            modes = {member.place.mode for member in granted.get(slot, ())} or set(SHARED)
+            modes = {attempt.place.mode for attempt in granted.get(slot, ())} or set(SHARED)
             why = held if isinstance(held, str) else self._look_at(slot, held, granted.get(slot, []), over, hidden)
             if why:
                 failed |= dict.fromkeys(modes, why)
@@ -174,32 +174,32 @@ class MemoryGuard:
         self,
         slot: int,
         held: Mapping[int, int],
-        members: list[Member],
+        attempts: list[Attempt],
         over: dict[AttemptName, str],
         hidden: set[_Hidden],
     ) -> str:
         """Add one device's findings to `over` and `hidden`. Return why its processes cannot be attributed, else ""."""
         sums: dict[AttemptName, dict[int, int]] = {}
         left = set(held)
-        absent = {pid for pid in held if members and not os.path.exists(f"/proc/{pid}")}
+        absent = {pid for pid in held if attempts and not os.path.exists(f"/proc/{pid}")}
         if absent and not self._sees_all_pids:  # in another PID namespace the same pid may be another process
             return _absent(absent)
-        for driver in {member.driver: self._drivers[member.driver] for member in members}.values():
-            for pid, name in driver.members_of(left).items():
+        for driver in {attempt.driver: self._drivers[attempt.driver] for attempt in attempts}.values():
+            for pid, name in driver.attempts_of(left).items():
                 left.discard(pid)
                 process = read_process(pid)
                 if name is not None:
                     sums.setdefault(name, {})[pid] = held[pid]
                 elif process is not None:
                     hidden.add((pid, process.start_ticks))
-        for member in members:
-            own = sums.get(member.name, {})
+        for attempt in attempts:
+            own = sums.get(attempt.name, {})
             holds_mib = sum(own.values())
-            limits = self._drivers[member.driver].limits
-            spare_mib = limits.spare_mib(member.name, own) if limits is not None else 0
-            if holds_mib > _grant_mib(member) + spare_mib:
-                over[member.name] = (
-                    f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(member)} are granted"
+            limits = self._drivers[attempt.driver].limits
+            spare_mib = limits.spare_mib(attempt.name, own) if limits is not None else 0
+            if holds_mib > _grant_mib(attempt) + spare_mib:
+                over[attempt.name] = (
+                    f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(attempt)} are granted"
                 )
         return _absent(absent & left)
 
@@ -222,8 +222,8 @@ class MemoryGuard:
                 self._kill(pid, ticks)
 
     def _kill(self, pid: int, ticks: int) -> None:
-        """Kill a job's process that hides its member and uses memory of a shared device: it alone ends."""
-        self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides its member, on a shared GPU: killed"))
+        """Kill a job's process that hides its attempt and uses memory of a shared device: it alone ends."""
+        self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides its attempt, on a shared GPU: killed"))
         if self.announce is None:
             _kill(pid, ticks)
         else:
@@ -267,10 +267,10 @@ def _absent(pids: Collection[int]) -> str:
     return f"NVML names pid {min(pids)}, which is not in the worker's PID namespace" if pids else ""
 
 
-def _grant_mib(member: Member) -> int:
-    """Return the MiB that a member may use of each of its devices; 0 without a limited part of a shared one."""
-    gpu = member.request.effective_gpu
-    if gpu is None or gpu.share is None or member.place.mode not in SHARED:
+def _grant_mib(attempt: Attempt) -> int:
+    """Return the MiB that an attempt may use of each of its devices; 0 without a limited part of a shared one."""
+    gpu = attempt.request.effective_gpu
+    if gpu is None or gpu.share is None or attempt.place.mode not in SHARED:
         return 0
     return gpu.share.memory_mib
 

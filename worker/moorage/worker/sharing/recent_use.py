@@ -1,4 +1,4 @@
-"""Keep what running members used of their devices in the last minutes: a ring of readings for each, one a second."""
+"""Keep what running attempts used of their devices in the last minutes: a ring of readings for each, one a second."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from moorage.schemas.frames import USE_KEPT_S, AttemptUse, Device, DeviceUse, Re
 _NONE: Final = -1
 #: bytes of one ring: three numbers a second
 _RING_BYTES: Final = 12 * USE_KEPT_S
-#: bytes of all rings of a worker; a device of a member beyond that has its newest reading alone
+#: bytes of all rings of a worker; a device of an attempt beyond that has its newest reading alone
 RINGS_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class RecentUse:
-    """What the running members of one worker use. Seconds are of CLOCK_BOOTTIME."""
+    """What the running attempts of one worker use. Seconds are of CLOCK_BOOTTIME."""
 
     def __init__(self) -> None:
         self._newest: Mapping[AttemptName, Sequence[DeviceUse]] = {}
@@ -28,7 +28,7 @@ class RecentUse:
         self._second = 0
 
     def record(self, now_s: float, uses: Mapping[AttemptName, Sequence[DeviceUse]]) -> None:
-        """Keep a reading of all running members that can be measured. Others are forgotten, with their rings."""
+        """Keep a reading of all running attempts that can be measured. Others are forgotten, with their rings."""
         self._newest, self._second = uses, int(now_s)
         there = {(name, use.slot): use for name, each in uses.items() for use in each}
         for key in self._rings.keys() - there.keys():
@@ -42,13 +42,13 @@ class RecentUse:
             ring.put(self._second, use)
 
     def newest(self, still_s: Mapping[AttemptName, int]) -> list[AttemptUse]:
-        """Return the newest reading, with the seconds for which members have been still."""
+        """Return the newest reading, with the seconds for which attempts have been still."""
         return [
             AttemptUse(name[-1], list(each), still_s.get(name, 0), *name[:4]) for name, each in self._newest.items()
         ]
 
     def page(self, ask: ReadUse, devices: Sequence[Device]) -> UsePage:
-        """Return what the member has used; no device if it cannot be measured or was not read so far."""
+        """Return what the attempt has used; no device if it cannot be measured or was not read so far."""
         span = math.ceil(ask.last_s / min(ask.points, ask.last_s))
         spans = math.ceil(ask.last_s / span)
         name = name_in(ask)
@@ -65,7 +65,7 @@ class RecentUse:
 
 
 class _Ring:
-    """The readings of one member on one device in the last `USE_KEPT_S` seconds: percent, MiB and watts."""
+    """The readings of one attempt on one device in the last `USE_KEPT_S` seconds: percent, MiB and watts."""
 
     def __init__(self) -> None:
         self._columns = tuple(array("i", [_NONE]) * USE_KEPT_S for _ in range(3))

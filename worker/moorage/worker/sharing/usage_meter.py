@@ -10,13 +10,13 @@ from moorage.schemas.frames import UNKNOWN_MS, AttemptUse, DeviceUse
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, Metered
+from moorage.worker.session.attempt_messages import Attempt, Metered
 from moorage.worker.sharing.recent_use import RecentUse
 from moorage.worker.sharing.stillness import Stillness
 
 
 class UsageMeter:
-    """The meter of one worker; `held` are its members. `recent` has what each of them uses now and used of late, and
+    """The meter of one worker; `held` are its attempts. `recent` has what each of them uses now and used of late, and
     `stillness` for how long it has shown no sign of work.
 
     A job that has its devices alone uses what the devices report; a sharer uses what its processes use. If a device
@@ -27,7 +27,7 @@ class UsageMeter:
     """
 
     def __init__(
-        self, held: Mapping[AttemptName, Member], drivers: Mapping[str, Driver], *, hears_output: bool = True
+        self, held: Mapping[AttemptName, Attempt], drivers: Mapping[str, Driver], *, hears_output: bool = True
     ) -> None:
         self._held = held
         self._drivers = drivers
@@ -39,7 +39,7 @@ class UsageMeter:
         self._read_s = 0.0
 
     def newest(self) -> list[AttemptUse]:
-        """Return the newest reading of each running member, for a renewal."""
+        """Return the newest reading of each running attempt, for a renewal."""
         return self.recent.newest(self.stillness.seconds())
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
@@ -58,19 +58,19 @@ class UsageMeter:
         return Metered(items) if items else None
 
     def measure(self, readings: Sequence[SlotReading], now_s: float) -> dict[AttemptName, list[DeviceUse]]:
-        """Return and record what each running member uses by this reading of each slot; without those not measured."""
+        """Return and record what each running attempt uses by this reading of each slot; without those not measured."""
         running = {
-            name: member
-            for name, member in self._held.items()
-            if member.slots and member.phase in ("running", "ending") and not member.frozen
-            if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
+            name: attempt
+            for name, attempt in self._held.items()
+            if attempt.slots and attempt.phase in ("running", "ending") and not attempt.frozen
+            if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in attempt.slots)
         }
         whose: dict[tuple[str, int], dict[int, AttemptName | None] | None] = {}
         uses: dict[AttemptName, list[DeviceUse]] = {}
-        for name, member in running.items():
-            if member.place.mode == "exclusive":
-                uses[name] = [_of_device(slot, readings[slot]) for slot in member.slots]
-            elif (shared := self._of_processes(member, readings, whose)) is not None:
+        for name, attempt in running.items():
+            if attempt.place.mode == "exclusive":
+                uses[name] = [_of_device(slot, readings[slot]) for slot in attempt.slots]
+            elif (shared := self._of_processes(attempt, readings, whose)) is not None:
                 uses[name] = shared
         self._before, self._running = self._running, set(running)
         self.recent.record(now_s, uses)
@@ -79,43 +79,43 @@ class UsageMeter:
 
     def _of_processes(
         self,
-        member: Member,
+        attempt: Attempt,
         readings: Sequence[SlotReading],
         whose: dict[tuple[str, int], dict[int, AttemptName | None] | None],
     ) -> list[DeviceUse] | None:
         """Return what the processes of a sharer use of each device; None if that cannot be measured.
 
-        `whose` caches the members that were found for other sharers of this reading.
+        `whose` caches the attempts that were found for other sharers of this reading.
         """
         uses: list[DeviceUse] = []
-        for slot in member.slots:
-            used_by, key = readings[slot].used_by, (member.driver, slot)
+        for slot in attempt.slots:
+            used_by, key = readings[slot].used_by, (attempt.driver, slot)
             if used_by is None:
                 return None
             if key not in whose:
-                whose[key] = self._whose(self._drivers[member.driver], list(used_by))
+                whose[key] = self._whose(self._drivers[attempt.driver], list(used_by))
             names = whose[key]
             if names is None:
                 return None
-            own = [use for pid, use in used_by.items() if names.get(pid) == member.name]
+            own = [use for pid, use in used_by.items() if names.get(pid) == attempt.name]
             percent, shared_by = _sum([use.percent for use in own]), 0
-            if percent is None and member.place.mode == "mps" and readings[slot].util_percent is not None:
+            if percent is None and attempt.place.mode == "mps" and readings[slot].util_percent is not None:
                 percent, shared_by = readings[slot].util_percent, self._sharers(slot)
             power = readings[slot].power_w, readings[slot].power_limit_w
             uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), *power, shared_by))
         return uses
 
     def _sharers(self, slot: int) -> int:
-        """Return how many members run on a device."""
-        return sum(slot in member.slots and member.phase in ("running", "ending") for member in self._held.values())
+        """Return how many attempts run on a device."""
+        return sum(slot in attempt.slots and attempt.phase in ("running", "ending") for attempt in self._held.values())
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, AttemptName | None] | None:
-        """Return the member of each process; None if the driver or this PID namespace cannot tell."""
+        """Return the attempt of each process; None if the driver or this PID namespace cannot tell."""
         if not driver.can_measure():
             return None
         if not self._sees_all_pids and not all(os.path.exists(f"/proc/{pid}") for pid in pids):
             return None  # in another PID namespace the same pid may be another process
-        return driver.members_of(pids)
+        return driver.attempts_of(pids)
 
 
 def _of_device(slot: int, reading: SlotReading) -> DeviceUse:

@@ -1,4 +1,4 @@
-"""Copy a member's output: two pipes into two files, each with a cap.
+"""Copy an attempt's output: two pipes into two files, each with a cap.
 
 A pipe is always read, past the cap too, because a full pipe would stop the job. Of a stream that exceeds the cap, the
 file keeps the first quarter of the cap and the last bytes of the stream, where errors are: behind the first quarter the
@@ -101,32 +101,32 @@ def ring_in(descriptor: int, size: int) -> Ring | None:
     return None
 
 
-def member_digest(key: str) -> str:
+def key_digest(key: str) -> str:
     """Return a file name that stands for an opaque key."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def output_path(state: Path, key: str, stream: Stream) -> Path:
-    """Return where the supervisor of this state folder writes a member's output; absent if it wrote nothing."""
-    return state / OUTPUT_FOLDER / f"{member_digest(key)}.{stream}"
+    """Return where the supervisor of this state folder writes an attempt's output; absent if it wrote nothing."""
+    return state / OUTPUT_FOLDER / f"{key_digest(key)}.{stream}"
 
 
 def order_path(state: Path | str, key: str) -> str:
-    """Return where the supervisor writes in which order a member's output arrived; absent if it did not."""
-    return f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}.order"
+    """Return where the supervisor writes in which order an attempt's output arrived; absent if it did not."""
+    return f"{state}/{OUTPUT_FOLDER}/{key_digest(key)}.order"
 
 
 def output_paths(state: Path, key: str) -> tuple[str, str]:
-    """Return the paths of the files for a member's stdout and stderr.
+    """Return the paths of the files for an attempt's stdout and stderr.
 
     They are text, because a start waits for them, and `Path` is slow.
     """
-    base = f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}"
+    base = f"{state}/{OUTPUT_FOLDER}/{key_digest(key)}"
     return f"{base}.stdout", f"{base}.stderr"
 
 
 class ArrivalOrder:
-    """Writes in which order the two streams of a member arrive, as `LogsAsked` describes it.
+    """Writes in which order the two streams of an attempt arrive, as `LogsAsked` describes it.
 
     The file is made once both have arrived, so most jobs have none. It has at most `ORDER_BYTES_MAX`; the order of what
     arrives after that is not known. An error of the disk ends it, too.

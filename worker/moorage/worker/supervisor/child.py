@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moorage.schemas.printable import in_one_line
-from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
+from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartAttempt
 
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 SECONDS_MAX: Final = 10 * 365 * 86400.0
@@ -61,20 +61,20 @@ class Child:
 
 
 def checked_child(
-    member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None
+    attempt: StartAttempt, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None
 ) -> Child:
     """Return the child that a request asks for, with its user and signal looked up. Raises `StartRefused`.
 
     Neither its program nor its folder is looked for.
     `environ` replaces the request's own environment. `files` are its limits on open files.
     """
-    environ = member.env if environ is None else environ
-    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
-    _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
-    check_end(member)
-    _check(0 <= member.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
+    environ = attempt.env if environ is None else environ
+    _check(0 < len(attempt.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
+    _check(bool(attempt.argv) and bool(attempt.argv[0]), "exec", "argv must begin with the name of a program")
+    check_end(attempt)
+    _check(0 <= attempt.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
     for name in ("cpu_milli", "memory_bytes"):
-        amount = getattr(member, name)
+        amount = getattr(attempt, name)
         _check(amount is None or amount > 0, "request", f"{name} must be above 0")
     variables = []
     try:
@@ -82,8 +82,8 @@ def checked_child(
             if not name or "=" in name:
                 raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
             variables.append(_bytes(f"{name}={value}"))
-        argv = [_bytes(argument) for argument in member.argv]
-        cwd = _bytes(member.cwd) if member.cwd is not None else b"/"
+        argv = [_bytes(argument) for argument in attempt.argv]
+        cwd = _bytes(attempt.cwd) if attempt.cwd is not None else b"/"
     except ValueError as error:
         raise StartRefused(errno.EINVAL, "request", str(error)) from None
     search = environ.get("PATH", SEARCH_PATH_DEFAULT)
@@ -93,7 +93,7 @@ def checked_child(
         environ=variables,
         search=search,
         cwd=cwd,
-        ids=None if member.user is None else resolve_user(member.user),
+        ids=None if attempt.user is None else resolve_user(attempt.user),
         limits=[] if files is None else [(resource.RLIMIT_NOFILE, files)],
     )
 
@@ -146,14 +146,14 @@ def _told(text: bytes) -> str:
     return f"'{line}'" if " " in line or not line else line
 
 
-def check_end(member: StartMember) -> None:
-    """Check what says when and how a member ends: its times and its checkpoint signal. Raises `StartRefused`."""
+def check_end(attempt: StartAttempt) -> None:
+    """Check what says when and how an attempt ends: its times and its checkpoint signal. Raises `StartRefused`."""
     for name in ("grace_s", "timeout_s", "ends_in_s", "checkpoint_before_s"):
-        seconds = getattr(member, name)
+        seconds = getattr(attempt, name)
         _check(seconds is None or 0 <= seconds <= SECONDS_MAX, "request", f"{name} must be a duration in seconds")
-    if member.checkpoint_signal is not None:
-        signal_number(member.checkpoint_signal)
-        _check(member.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
+    if attempt.checkpoint_signal is not None:
+        signal_number(attempt.checkpoint_signal)
+        _check(attempt.checkpoint_before_s is not None, "request", "checkpoint_signal needs checkpoint_before_s")
 
 
 def signal_number(name: str) -> signal.Signals:

@@ -34,7 +34,7 @@ from moorage.worker.supervisor.protocol import (
     Contain,
     Done,
     End,
-    EndMember,
+    EndAttempt,
     Event,
     Fence,
     Forget,
@@ -50,7 +50,7 @@ from moorage.worker.supervisor.protocol import (
     Request,
     Shutdown,
     Start,
-    StartMember,
+    StartAttempt,
     decode_messages,
     encode_request,
     first_of,
@@ -135,7 +135,7 @@ class Supervised(asyncio.Protocol):
         """The path of its cgroup; None if it proves ends by walking the process tree."""
         self.controllers: tuple[str, ...] = ()
         self.device_fence = ""
-        """How the kernel can refuse devices to its members, as in `Hello`; empty if it cannot."""
+        """How the kernel can refuse devices to its attempts, as in `Hello`; empty if it cannot."""
         self.no_device_fence = ""
         """Why it cannot."""
         self._loop = asyncio.get_running_loop()
@@ -174,8 +174,8 @@ class Supervised(asyncio.Protocol):
 
         Without `spawn_if_absent` none is started, and `SupervisorUnavailable` is raised at once.
 
-        With `replaces_other`, one that speaks another version of the protocol is made to end all its members, each with
-        its grace, and another one is started behind it; without it, such a supervisor raises `OtherProtocol`.
+        With `replaces_other`, one that speaks another version of the protocol is made to end all its attempts, each
+        with its grace, and another one is started behind it; without it, such a supervisor raises `OtherProtocol`.
 
         The connection ends after `silence_s` without a byte; a ping is sent each `ping_interval_s`. Once the deadline
         given by `fence` has passed, it ends after `silence_fenced_s`. Raises `SupervisorUnavailable`, of which
@@ -238,47 +238,48 @@ class Supervised(asyncio.Protocol):
     # each writes its frame at once, in the order of the calls; the future is the supervisor's answer, or
     # `SupervisorRefused` or `SupervisorGone`
 
-    def start(self, members: Sequence[StartMember]) -> "asyncio.Future[Answer]":
-        """Start these members, whose frame has at most `FRAME_BYTES_MAX`. They are accepted with the answer.
+    def start(self, attempts: Sequence[StartAttempt]) -> "asyncio.Future[Answer]":
+        """Start these attempts, whose frame has at most `FRAME_BYTES_MAX`. They are accepted with the answer.
 
         `Started` or `Ended` follows as an event for each. Starting a key again is harmless: the supervisor reports its
         state again. Raises `SupervisorGone`, `FrameTooLarge`.
         """
-        return self._ask(Start(n=self._next(), members=tuple(members)))
+        return self._ask(Start(n=self._next(), attempts=tuple(attempts)))
 
-    def contain(self, member: StartMember, container: str) -> "asyncio.Future[Answer]":
+    def contain(self, attempt: StartAttempt, container: str) -> "asyncio.Future[Answer]":
         """Have the supervisor take on a created container that is not started: start the container after the answer.
 
         Raises as `start`.
         """
-        return self._ask(Contain(n=self._next(), member=member, container=container))
+        return self._ask(Contain(n=self._next(), attempt=attempt, container=container))
 
     def removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
-        """Inform the supervisor that the engine has removed the containers of these members. Raises as `start`."""
+        """Inform the supervisor that the engine has removed the containers of these attempts. Raises as `start`."""
         return self._ask(Removed(n=self._next(), keys=tuple(keys)))
 
     def ran(self, key: str, pid: int) -> "asyncio.Future[Answer]":
-        """Inform the supervisor that the engine has started this member's container; 0 for the pid of one that is over.
+        """Inform the supervisor that the engine has started this attempt's container; 0 for the pid of one that is
+        over.
 
         Raises as `start`.
         """
         return self._ask(Ran(n=self._next(), key=key, pid=pid))
 
-    def end(self, members: Iterable[EndMember]) -> "asyncio.Future[Answer]":
-        """Ask these members to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
-        return self._ask(End(n=self._next(), members=tuple(members)))
+    def end(self, attempts: Iterable[EndAttempt]) -> "asyncio.Future[Answer]":
+        """Ask these attempts to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
+        return self._ask(End(n=self._next(), attempts=tuple(attempts)))
 
     def fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
-        """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
+        """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all attempts by itself.
 
-        None removes it. Members whose `on_partition` is `keep` are exempt. Once the deadline has passed, nothing is
+        None removes it. Attempts whose `on_partition` is `keep` are exempt. Once the deadline has passed, nothing is
         started until the deadline is removed or replaced by one in the future. Raises as `start`.
         """
         self._fence_boottime_s = deadline_boottime_s
         return self._ask(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
 
     def forget(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
-        """Drop members that are dealt with; their output files stay, the agent removes them. Raises as `start`."""
+        """Drop attempts that are dealt with; their output files stay, the agent removes them. Raises as `start`."""
         return self._ask(Forget(n=self._next(), keys=tuple(keys)))
 
     async def list(self) -> Listed:
@@ -288,9 +289,9 @@ class Supervised(asyncio.Protocol):
         return answer
 
     async def shutdown_if_idle(self) -> bool:
-        """End a supervisor without members, and return True once its process is gone.
+        """End a supervisor without attempts, and return True once its process is gone.
 
-        Return False if it has members. Raises `SupervisorGone`.
+        Return False if it has attempts. Raises `SupervisorGone`.
         """
         async with self._process_over() as over:
             try:
@@ -301,7 +302,7 @@ class Supervised(asyncio.Protocol):
         return True
 
     async def _leave_other(self, replaces: bool) -> None:
-        """Leave a supervisor of another protocol. With `replaces`, end it and its members, and wait until it is gone.
+        """Leave a supervisor of another protocol. With `replaces`, end it and its attempts, and wait until it is gone.
 
         Raises `OtherProtocol` without `replaces`, or if it closes the connection and goes on.
         """
@@ -339,7 +340,7 @@ class Supervised(asyncio.Protocol):
             os.close(pidfd)
 
     async def shutdown(self, grace_s: float, why: str = SHUTS_DOWN) -> None:
-        """End every member with at most this grace, then the supervisor; return once its connection is closed.
+        """End every attempt with at most this grace, then the supervisor; return once its connection is closed.
 
         Raises as `start`.
         """
@@ -397,7 +398,7 @@ class Supervised(asyncio.Protocol):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection; the supervisor and its members live on."""
+        """Close the connection; the supervisor and its attempts live on."""
         self._end(SupervisorGone("closed here"))
         self._close_pidfd()
 

@@ -1,4 +1,4 @@
-"""Run a command in a member through the supervisor, from the agent: one connection, see `commands`."""
+"""Run a command in an attempt through the supervisor, from the agent: one connection, see `commands`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from moorage.worker.supervisor.commands import (
 
 
 class RunningCommand:
-    """A command that runs in a member, or a process that the supervisor guards. Its end, or `close`, ends it."""
+    """A command that runs in an attempt, or a process that the supervisor guards. Its end, or `close`, ends it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
-"""Serve commands that an agent runs in running members: one connection for each, on a socket of its own.
+"""Serve commands that an agent runs in running attempts: one connection for each, on a socket of its own.
 
 A message is one packet of SOCK_SEQPACKET, in msgpack. The agent connects and sends `Execute` with three descriptors
-(standard input, output and error), `Attach` with a pipe for what the member's terminal shows, or `Guard` with none. The
-supervisor answers `Executed` or `Refused`; the agent may send `Signal`; the last message is `Over`. The bytes of a
+(standard input, output and error), `Attach` with a pipe for what the attempt's terminal shows, or `Guard` with none.
+The supervisor answers `Executed` or `Refused`; the agent may send `Signal`; the last message is `Over`. The bytes of a
 command never pass the supervisor. If the connection ends first, the command and its processes are killed: no command
 outlives the agent that asked for it. A terminal that was held goes on without a holder.
 """
@@ -21,11 +21,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.worker.supervisor.attempt import Command
 from moorage.worker.supervisor.child import StartRefused, reported_failure
 from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.jobs import Jobs
 from moorage.worker.supervisor.log import log
-from moorage.worker.supervisor.member import Command
 from moorage.worker.supervisor.server import refusal
 from moorage.worker.supervisor.terminal import HeldTerminal
 
@@ -37,7 +37,7 @@ STREAMS: Final = 3
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="execute"):
-    """Run `argv` in the running member `key`, with its environment and `term` as TERM. Three descriptors come with
+    """Run `argv` in the running attempt `key`, with its environment and `term` as TERM. Three descriptors come with
     it."""
 
     key: str
@@ -46,7 +46,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
-    """Hold the terminal of the running member `key`. The writing end of a pipe comes with it, which gets what the
+    """Hold the terminal of the running attempt `key`. The writing end of a pipe comes with it, which gets what the
     terminal shows; `Executed` brings the terminal's outer end."""
 
     key: str

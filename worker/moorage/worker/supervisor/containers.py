@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from moorage.system.proctree import Process, descendants, kill_process, read_process
+from moorage.worker.supervisor.attempt import Attempt, State
 from moorage.worker.supervisor.checkpoint import takes
 from moorage.worker.supervisor.log import log
-from moorage.worker.supervisor.member import Member, State
 
 LOOK_S_MIN: Final = 0.02
 #: a scan reads one file of each process of the host
@@ -127,41 +127,41 @@ def kill(processes: Collection[Process]) -> None:
 
 
 class Containers:
-    """The members that are containers. Watches the init of each; scans for the processes of one that is to end.
+    """The attempts that are containers. Watches the init of each; scans for the processes of one that is to end.
 
-    The callback `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` a member of
-    which no process is left.
+    The callback `seen` gets an attempt and its init; `init_died` an attempt whose init is dead; `none_left` an attempt
+    of which no process is left.
     """
 
     def __init__(
         self,
-        seen: Callable[[Member, Process], None],
-        init_died: Callable[[Member], None],
-        none_left: Callable[[Member], None],
+        seen: Callable[[Attempt, Process], None],
+        init_died: Callable[[Attempt], None],
+        none_left: Callable[[Attempt], None],
     ) -> None:
         self._seen = seen
         self._init_died = init_died
         self._none_left = none_left
-        self._members: dict[str, Member] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._delay_s = LOOK_S_MIN
 
-    def add(self, member: Member) -> None:
+    def add(self, attempt: Attempt) -> None:
         """Take on a container that is about to start."""
-        assert member.container is not None
-        self._members[member.container.id] = member
+        assert attempt.container is not None
+        self._attempts[attempt.container.id] = attempt
 
-    def drop(self, member: Member) -> None:
-        """Forget an ended member, and watch its init no longer."""
-        assert member.container is not None
-        self._members.pop(member.container.id, None)
-        if member.container.pidfd >= 0:
-            self._loop.remove_reader(member.container.pidfd)
+    def drop(self, attempt: Attempt) -> None:
+        """Forget an ended attempt, and watch its init no longer."""
+        assert attempt.container is not None
+        self._attempts.pop(attempt.container.id, None)
+        if attempt.container.pidfd >= 0:
+            self._loop.remove_reader(attempt.container.pidfd)
 
-    def member_of(self, container: str) -> Member | None:
-        """Return the member that is this container; None if there is none now."""
-        return self._members.get(container)
+    def attempt_of(self, container: str) -> Attempt | None:
+        """Return the attempt that is this container; None if there is none now."""
+        return self._attempts.get(container)
 
     def look_soon(self) -> None:
         """Scan now, because something has changed, and then at growing intervals."""
@@ -176,36 +176,36 @@ class Containers:
     def _look(self) -> None:
         self._timer = None
         ending = (State.ENDING, State.KILLING, State.CLEARING)
-        sought = {each: member for each, member in self._members.items() if member.state in ending}
+        sought = {each: attempt for each, attempt in self._attempts.items() if attempt.state in ending}
         try:
             found = processes_of(sought)
-            for each, member in sought.items():
-                self._judge(member, found.get(each, []))
+            for each, attempt in sought.items():
+                self._judge(attempt, found.get(each, []))
         except OSError as error:  # out of descriptors: scan again later
             log(f"cannot look for the processes of containers: {error}")
         if sought:
             self._look_after(self._delay_s)
             self._delay_s = min(LOOK_S_MAX, 2 * self._delay_s)
 
-    def _judge(self, member: Member, processes: list[Process]) -> None:
-        container = member.container
+    def _judge(self, attempt: Attempt, processes: list[Process]) -> None:
+        container = attempt.container
         assert container is not None
-        if member.state is State.CLEARING:
+        if attempt.state is State.CLEARING:
             if processes:
                 container.is_seen = True
                 if container.is_to_die:
                     kill(processes)
             elif container.is_seen or container.is_removed:
-                self._none_left(member)
-        elif member.state is State.KILLING:  # there was no descriptor to kill it with
+                self._none_left(attempt)
+        elif attempt.state is State.KILLING:  # there was no descriptor to kill it with
             kill(processes)
         elif len(processes) == 1 and init_of(processes) and takes(processes[0].pid, signal.SIGTERM) is False:
             # The kernel hides unhandled signals from an init; any other process would have ended by SIGTERM.
             kill(processes)
 
-    def watch(self, member: Member, pid: int) -> bool:
-        """Watch this process as the init of a member's container; return False if it is not, or is dead."""
-        container = member.container
+    def watch(self, attempt: Attempt, pid: int) -> bool:
+        """Watch this process as the init of an attempt's container; return False if it is not, or is dead."""
+        container = attempt.container
         assert container is not None
         if pid <= 0:
             return False
@@ -219,18 +219,18 @@ class Containers:
             os.close(pidfd)
             return False
         container.pidfd = pidfd
-        self._loop.add_reader(pidfd, self._died, member)
-        self._seen(member, init)
+        self._loop.add_reader(pidfd, self._died, attempt)
+        self._seen(attempt, init)
         return True
 
-    def _died(self, member: Member) -> None:
-        assert member.container is not None
-        self._loop.remove_reader(member.container.pidfd)
-        os.close(member.container.pidfd)
-        member.container.pidfd = -1
-        self._init_died(member)
+    def _died(self, attempt: Attempt) -> None:
+        assert attempt.container is not None
+        self._loop.remove_reader(attempt.container.pidfd)
+        os.close(attempt.container.pidfd)
+        attempt.container.pidfd = -1
+        self._init_died(attempt)
 
-    def processes(self, member: Member) -> list[Process]:
-        """Return the living processes of a member's container. Raises `OSError` if they cannot be read."""
-        assert member.container is not None
-        return processes_of((member.container.id,)).get(member.container.id, [])
+    def processes(self, attempt: Attempt) -> list[Process]:
+        """Return the living processes of an attempt's container. Raises `OSError` if they cannot be read."""
+        assert attempt.container is not None
+        return processes_of((attempt.container.id,)).get(attempt.container.id, [])

@@ -1,9 +1,9 @@
-"""Keep a file of the members that a supervisor started and of their ends, for the next supervisor.
+"""Keep a file of the attempts that a supervisor started and of their ends, for the next supervisor.
 
-It is about processes alone: what a member is, its request and its devices, is in the agent's journal of placements.
+It is about processes alone: what an attempt is, its request and its devices, is in the agent's journal of placements.
 
-A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive the
-supervisor, not the machine, because a reboot ends every member anyway.
+An attempt's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive
+the supervisor, not the machine, because a reboot ends every attempt anyway.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,9 +25,9 @@ FORM: Final = Form(
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
-    """Written before the member's first process. `cgroup` is the path of its cgroup, empty without one.
+    """Written before the attempt's first process. `cgroup` is the path of its cgroup, empty without one.
 
-    `container` is the id of the member's container; empty for a process.
+    `container` is the id of the attempt's container; empty for a process.
     """
 
     key: str
@@ -60,7 +60,7 @@ _decode: Final = msgspec.msgpack.Decoder(Record).decode
 
 
 class Left(msgspec.Struct):
-    """What the journal knows of one member that is not forgotten."""
+    """What the journal knows of one attempt that is not forgotten."""
 
     starting: Starting | None = None
     pid: int | None = None
@@ -68,7 +68,7 @@ class Left(msgspec.Struct):
 
 
 def read_journal(path: Path) -> dict[str, Left]:
-    """Return the members in the file, in order of their start; damaged records and a torn last one are left out.
+    """Return the attempts in the file, in order of their start; damaged records and a torn last one are left out.
 
     Empty without a file, or if it is no such journal. Raises `OSError`.
     """
@@ -106,7 +106,7 @@ def encoded(records: Iterable[Record]) -> Iterator[bytes]:
 
 
 def records_of(left: dict[str, Left]) -> list[Record]:
-    """Return the fewest records that describe the same members; a member without start and end has none."""
+    """Return the fewest records that describe the same attempts; an attempt without start and end has none."""
     records: list[Record] = []
     for key, entry in left.items():
         if entry.ended is not None:
@@ -114,6 +114,6 @@ def records_of(left: dict[str, Left]) -> list[Record]:
             continue
         if entry.starting is not None:
             records.append(entry.starting)
-        if entry.pid is not None:  # also without a readable start: the next supervisor must know of the member
+        if entry.pid is not None:  # also without a readable start: the next supervisor must know of the attempt
             records.append(Running(key=key, pid=entry.pid))
     return records

@@ -65,7 +65,7 @@ class Launcher:
     """The launcher process. `program` is a descriptor from `open_compiled`, or -1.
 
     The launcher carries the state folder's mark, so that another deployment's supervisor does not mistake it for a
-    process of its own members.
+    process of its own attempts.
     """
 
     def __init__(self, program: int = -1, state_mark: str = "") -> None:

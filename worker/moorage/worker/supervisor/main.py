@@ -4,11 +4,11 @@
 
 It starts jobs, is their subreaper, reads their output, enforces their timeouts and the fence deadline, and lives on
 when the agent dies; the next agent connects to it again. A lock on a file in the state folder allows one supervisor per
-folder. When it has no agent and no member, it waits a little and ends.
+folder. When it has no agent and no attempt, it waits a little and ends.
 
 It cannot promise everything. A job that runs as the supervisor's own user can signal it, as can root. A set-user-ID
 program loses the parent-death signal (prctl(2)), and root can leave its cgroup. A process stuck in the kernel cannot be
-ended at all: its member is reported as unproven. A paused virtual machine has no clock that shows how long it slept.
+ended at all: its attempt is reported as unproven. A paused virtual machine has no clock that shows how long it slept.
 """
 
 import argparse
@@ -101,7 +101,9 @@ def main(arguments: list[str] | None = None, loops: Callable[[], asyncio.Abstrac
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
     parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
     parser.add_argument("--forked", action="store_true", help="start by forks even where the launcher is compiled")
-    parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds without agent and member until it ends")
+    parser.add_argument(
+        "--linger", type=float, default=LINGER_S, help="seconds without agent and attempt until it ends"
+    )
     parser.add_argument("--notice", type=float, default=NOTICE_S, help="seconds that an end waits for an MPS daemon")
     options = parser.parse_args(arguments)
     os.umask(0o077)

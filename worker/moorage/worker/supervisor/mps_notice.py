@@ -34,7 +34,7 @@ class MpsNotices:
 
     def __init__(self, seconds: float = NOTICE_S) -> None:
         self.seconds: Final = seconds
-        #: the control programs that run, by pid: none of them belongs to a member
+        #: the control programs that run, by pid: none of them belongs to an attempt
         self.pids: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -5,7 +5,7 @@ of messages per frame: all messages of one turn of its loop, unless they need se
 Every request has a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
 
 The frames have no version field: `Hello.protocol` says which version the supervisor speaks. In every version the first
-message is `Hello`, and `Shutdown` ends all members and then the supervisor: both may get more fields, each with a
+message is `Hello`, and `Shutdown` ends all attempts and then the supervisor: both may get more fields, each with a
 default. The same holds for the records of the supervisor's journal. Times named `*_boottime_s` are seconds of
 CLOCK_BOOTTIME, which also counts while the machine is suspended.
 """
@@ -17,7 +17,7 @@ import msgspec
 from moorage.system.framing import framed
 
 PROTOCOL: Final = 1
-"""An agent uses a supervisor of this version alone. It has another one end its members and itself: each number has its
+"""An agent uses a supervisor of this version alone. It has another one end its attempts and itself: each number has its
 line in docs/upgrade.md, which says to drain the host first."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 KEY_CHARS_MAX: Final = 512
@@ -32,13 +32,13 @@ OUTPUT_FOLDER: Final = "output"
 OnPartition: TypeAlias = Literal["kill", "keep"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 SHUTS_DOWN: Final = "the supervisor shuts down"
-"""Why a member ends with its supervisor, if no request asked for the end of this member."""
+"""Why an attempt ends with its supervisor, if no request asked for the end of this attempt."""
 Reason: TypeAlias = Literal["exit", "timeout", "end", "fence", "start-failed", "supervisor-died"]
 Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran", "container"]
-"""What proves that no process of a member is left.
+"""What proves that no process of an attempt is left.
 
 `cgroup`: its cgroup v2 is empty. `walk`: the supervisor, its subreaper, has no descendant of it. `scan`: the former
-supervisor is dead and no process has the member's marks in its environment. `reboot`: the machine has booted since.
+supervisor is dead and no process has the attempt's marks in its environment. `reboot`: the machine has booted since.
 `never-ran`: no process of it was ever created. `container`: no process is left that has the container's id in its
 cgroup, and its init was seen.
 """
@@ -57,7 +57,7 @@ class MpsDaemon(msgspec.Struct, frozen=True, kw_only=True):
         return {"CUDA_MPS_PIPE_DIRECTORY": self.pipe, "CUDA_MPS_LOG_DIRECTORY": self.log}
 
 
-class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StartAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One child to start.
 
     `key` is opaque, 1..512 characters; a key has one child until it is forgotten. `env` is the whole environment. `cwd`
@@ -65,7 +65,7 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `ends_in_s` is when the agent will end it. Both are counted from its start. `checkpoint_signal` is sent once,
     `checkpoint_before_s` before the earlier of these two times, or with the notice of an end (`checkpoint.py` says
     which processes get it). `output_cap_bytes` holds for each of stdout and stderr. `refused_nodes` are the character
-    devices, as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member
+    devices, as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the attempt
     does not start (stage `devices`). Empty refuses nothing. With `terminal` its streams are a terminal of its own, see
     `terminal.py`. `mps` is the daemon that its processes are clients of: their ends are announced to it
     (`mps_notice.py`).
@@ -92,21 +92,22 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
-    """Take on a member that is a container, created by an engine and not started; start the container after the answer.
+    """Take on an attempt that is a container, created by an engine and not started; start the container after the
+    answer.
 
-    Only the key, the times, the checkpoint signal, `on_partition` and `mps` of `member` are used. If the supervisor
+    Only the key, the times, the checkpoint signal, `on_partition` and `mps` of `attempt` are used. If the supervisor
     refuses, do not start the container; `fenced`, `full` and `journal` say that nothing may start now. The container
     has a PID namespace of its own and no restart policy. `Started` follows when its init is seen (`Ran`), and `Ended`
     when none of its processes is left and none can come.
     """
 
     n: int
-    member: StartMember
+    attempt: StartAttempt = msgspec.field(name="member")
     container: str
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
-    """The engine has started the container of this member; an unknown key is ignored.
+    """The engine has started the container of this attempt; an unknown key is ignored.
 
     `pid` is its init by the engine's word, which counts once it was seen to be in the container; 0 if the container is
     over already.
@@ -118,17 +119,18 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
-    """The engine has removed the containers of these members: none can start any more. Other keys are ignored."""
+    """The engine has removed the containers of these attempts: none can start any more. Other keys are ignored."""
 
     n: int
     keys: tuple[str, ...]
 
 
-class EndMember(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree; 0 kills at once.
+class EndAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask one attempt to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree; 0 kills at once.
 
-    With `notice_s`, a member that has a checkpoint signal first gets that signal, and is asked to end `notice_s` later
-    unless it has ended by then; a member without one is asked at once. A later request may only shorten the wait.
+    With `notice_s`, an attempt that has a checkpoint signal first gets that signal, and is asked to end `notice_s`
+    later unless it has ended by then; an attempt without one is asked at once. A later request may only shorten the
+    wait.
     """
 
     key: str
@@ -139,18 +141,18 @@ class EndMember(msgspec.Struct, frozen=True, kw_only=True):
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     n: int
-    members: tuple[StartMember, ...]
+    attempts: tuple[StartAttempt, ...] = msgspec.field(name="members")
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     n: int
-    members: tuple[EndMember, ...]
+    attempts: tuple[EndAttempt, ...] = msgspec.field(name="members")
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
-    """Replace the fence deadline; null removes it, and a passed deadline ends the members at once.
+    """Replace the fence deadline; null removes it, and a passed deadline ends the attempts at once.
 
-    `grace_s` bounds the grace of each member that is ended by the fence.
+    `grace_s` bounds the grace of each attempt that is ended by the fence.
     """
 
     n: int
@@ -163,8 +165,8 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """Drop these members, whose ends are dealt with: those that have ended, and those of a former supervisor of which
-    processes may be left, but which an operator has said are over. Keys of running members are ignored.
+    """Drop these attempts, whose ends are dealt with: those that have ended, and those of a former supervisor of which
+    processes may be left, but which an operator has said are over. Keys of running attempts are ignored.
     """
 
     n: int
@@ -176,10 +178,10 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="shutdown"):
-    """End every member with its own grace, at most `grace_s`, then exit; with members left, 10 s after the longest.
+    """End every attempt with its own grace, at most `grace_s`, then exit; with attempts left, 10 s after the longest.
 
     `why` is the reason in their ends, which stay in the journal for the next supervisor. With `idle_only` the
-    supervisor exits only if it has no members, and else refuses with `busy`.
+    supervisor exits only if it has no attempts, and else refuses with `busy`.
     """
 
     n: int
@@ -204,7 +206,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     cgroup: str | None
     controllers: tuple[str, ...] = ()
     device_fence: str = ""
-    """How the kernel can be made to refuse devices to members here: `cgroup2`, `cgroup1`, or empty."""
+    """How the kernel can be made to refuse devices to attempts here: `cgroup2`, `cgroup1`, or empty."""
     no_device_fence: str = ""
     """Why it cannot; empty if it can."""
 
@@ -232,12 +234,12 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ended"):
-    """The whole process tree of a member is gone.
+    """The whole process tree of an attempt is gone.
 
-    `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: a member that was asked
-    to end may still have exited with 0. Both are null for a container, whose engine knows its status, for a member that
-    never ran, and if the status was lost with a former supervisor. `errno`, `stage` and `message` say why a start
-    failed.
+    `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: an attempt that was
+    asked to end may still have exited with 0. Both are null for a container, whose engine knows its status, for an
+    attempt that never ran, and if the status was lost with a former supervisor. `errno`, `stage` and `message` say why
+    a start failed.
     """
 
     key: str
@@ -260,7 +262,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
-    """A piece of a member's output. A gap in `offset` is output that was dropped because the agent read too slowly."""
+    """A piece of an attempt's output. A gap in `offset` is output dropped because the agent read too slowly."""
 
     key: str
     stream: Stream
@@ -269,7 +271,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
 
 
 class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
-    """A member of which processes may be left (see `Proof`); an `Ended` follows once none is."""
+    """An attempt of which processes may be left (see `Proof`); an `Ended` follows once none is."""
 
     key: str
     pids: tuple[int, ...]
@@ -279,7 +281,7 @@ class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
     """Everything that the supervisor has. `waiting` are the keys that are accepted and not yet reported as `Started`.
 
-    A member in `unproven` is also in `waiting` or `running`, unless a former supervisor started it.
+    An attempt in `unproven` is also in `waiting` or `running`, unless a former supervisor started it.
     """
 
     n: int
@@ -290,7 +292,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
     @property
     def living(self) -> list[str]:
-        """The keys of members of which processes may be left; a key may be there twice."""
+        """The keys of attempts of which processes may be left; a key may be there twice."""
         return [*self.waiting, *(each.key for each in self.running), *(each.key for each in self.unproven)]
 
 

@@ -26,7 +26,7 @@ class Held(Exception):
 def state_mark(state: Path) -> str:
     """Return this folder's random mark, made with the folder's first supervisor. Raises `OSError`.
 
-    The caller has the folder's lock. A file without a valid mark is replaced; earlier members keep their mark, which
+    The caller has the folder's lock. A file without a valid mark is replaced; earlier attempts keep their mark, which
     the journal has.
     """
     path = state / MARK_NAME

@@ -1,4 +1,4 @@
-"""Run one state folder: its members, the agents connected to it, and the journal that outlives both."""
+"""Run one state folder: its attempts, the agents connected to it, and the journal that outlives both."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from moorage.system.device_fence import ControllerFences, fences_here
 from moorage.system.proctree import boot_id, boottime_s, read_process
 from moorage.worker.supervisor.child import StartRefused
 from moorage.worker.supervisor.containers import ID
-from moorage.worker.supervisor.former_members import FormerMembers
+from moorage.worker.supervisor.former_attempts import FormerAttempts
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
 from moorage.worker.supervisor.journal import (
     Forgotten,
@@ -55,7 +55,7 @@ from moorage.worker.supervisor.state_folder import state_mark
 
 CONNECTIONS_MAX: Final = 8
 LINGER_S: Final = 30.0
-"""A supervisor without agents and members waits this long for its agent, then ends."""
+"""A supervisor without agents and attempts waits this long for its agent, then ends."""
 
 
 class Supervisor:
@@ -88,7 +88,7 @@ class Supervisor:
         self._shutting_down = False
         machine_boot = boot_id()
         left = read_journal(state / JOURNAL_NAME)
-        self._former = FormerMembers(machine_boot, {key: entry for key, entry in left.items() if entry.ended is None})
+        self._former = FormerAttempts(machine_boot, {key: entry for key, entry in left.items() if entry.ended is None})
         self._former_since_s = self._loop.time()
         self._former_told = False
         self._journal = open_journal(state / JOURNAL_NAME, records_of(left))
@@ -149,8 +149,8 @@ class Supervisor:
         for connection in list(self._connections):
             connection.flush()
         if not self._connections and self._linger_timer is None:
-            self._linger()  # the last member may have ended
-        if self._shutting_down and not self.jobs.members:
+            self._linger()  # the last attempt may have ended
+        if self._shutting_down and not self.jobs.attempts:
             self._finish()
 
     def _journal_records(self) -> None:
@@ -170,7 +170,7 @@ class Supervisor:
         self._journal_records()
         self._journal.append(encoded(records))
 
-    # -- the former supervisor's members
+    # -- the former supervisor's attempts
 
     def _clear_former(self, delay_s: float) -> None:
         proven: list[Ended] = []
@@ -204,7 +204,7 @@ class Supervisor:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """Remove an ended connection; members and deadlines stay as they are."""
+        """Remove an ended connection; attempts and deadlines stay as they are."""
         if connection in self._connections:
             self._connections.remove(connection)
         self._linger()
@@ -224,9 +224,9 @@ class Supervisor:
                     self.jobs.removed(key)
                 self._former.removed.update(self._former.waiting.keys() & set(request.keys))
             case End():
-                for member in request.members:
-                    grace_s, notice_s = max(0.0, member.grace_s), max(0.0, member.notice_s)
-                    self.jobs.end(member.key, "end", grace_s, member.why, notice_s)
+                for attempt in request.attempts:
+                    grace_s, notice_s = max(0.0, attempt.grace_s), max(0.0, attempt.notice_s)
+                    self.jobs.end(attempt.key, "end", grace_s, attempt.why, notice_s)
             case Fence():
                 answer = self._fence(request)
             case List():
@@ -236,7 +236,7 @@ class Supervisor:
             case Ping():
                 pass
             case Shutdown() if request.idle_only and not self._idle:
-                answer = Refused(n=request.n, code="busy", message="it has members")
+                answer = Refused(n=request.n, code="busy", message="it has attempts")
             case Shutdown():
                 self._shutdowns.append((connection, request.n))
                 self.shut_down(max(0.0, request.grace_s), request.why)
@@ -250,14 +250,14 @@ class Supervisor:
     def _start(self, request: Start) -> Message:
         if self._shutting_down:
             return Refused(n=request.n, code="shutting-down", message="the supervisor is shutting down")
-        former = [member.key for member in request.members if member.key in self._former.waiting]
+        former = [attempt.key for attempt in request.attempts if attempt.key in self._former.waiting]
         if former:
             return Refused(n=request.n, code="unproven", message=f"not proven over yet: {former[0]}")
-        self.jobs.start(request.members)
+        self.jobs.start(request.attempts)
         return Done(n=request.n)
 
     def _contain(self, request: Contain) -> Message:
-        key, code, message = request.member.key, "", ""
+        key, code, message = request.attempt.key, "", ""
         if self._shutting_down:
             code, message = "shutting-down", "the supervisor is shutting down"
         elif key in self._former.waiting:
@@ -266,7 +266,7 @@ class Supervisor:
             code, message = "invalid-argument", "no key, or no id of a container"
         else:
             try:
-                self.jobs.contain(request.member, request.container)
+                self.jobs.contain(request.attempt, request.container)
                 return Done(n=request.n)
             except StartRefused as refused:
                 code, message = refused.stage, refused.message
@@ -297,11 +297,13 @@ class Supervisor:
         self.jobs.fence(self._fence_grace_s)
 
     def _listed(self, n: int) -> Listed:
-        members = self.jobs.members.values()
+        attempts = self.jobs.attempts.values()
         return Listed(
             n=n,
-            waiting=tuple(member.key for member in members if not (member.confirmed or member.given_up)),
-            running=tuple(self.jobs.started(member) for member in members if member.confirmed and not member.given_up),
+            waiting=tuple(attempt.key for attempt in attempts if not (attempt.confirmed or attempt.given_up)),
+            running=tuple(
+                self.jobs.started(attempt) for attempt in attempts if attempt.confirmed and not attempt.given_up
+            ),
             ended=tuple(self.jobs.ended.values()),
             unproven=(*self.jobs.unproven.values(), *self._former.found.values()),
         )
@@ -316,10 +318,10 @@ class Supervisor:
 
     @property
     def _idle(self) -> bool:
-        return not self.jobs.members and not self._former.waiting
+        return not self.jobs.attempts and not self._former.waiting
 
     def _linger(self) -> None:
-        """Finish in `linger_s` from now unless an agent or a member is there; each call begins that wait again.
+        """Finish in `linger_s` from now unless an agent or an attempt is there; each call begins that wait again.
 
         Ends that no agent has taken stay in the journal, where the next supervisor finds them.
         """
@@ -332,16 +334,16 @@ class Supervisor:
     def _lingered(self) -> None:
         self._linger_timer = None
         if not self._connections and self._idle:
-            log(f"no agent and no member for {self._linger_s:g} s: ending")
+            log(f"no agent and no attempt for {self._linger_s:g} s: ending")
             self._finish()
 
     def shut_down(self, grace_s: float, why: str = SHUTS_DOWN) -> None:
-        """End every member with its own grace, at most this, then finish.
+        """End every attempt with its own grace, at most this, then finish.
 
-        With members left, finish `UNPROVEN_AFTER_S` after the longest grace. A second call can shorten a grace, but not
-        the wait for members that are left.
+        With attempts left, finish `UNPROVEN_AFTER_S` after the longest grace. A second call can shorten a grace, but
+        not the wait for attempts that are left.
         """
-        graces = {key: min(grace_s, member.start.grace_s) for key, member in self.jobs.members.items()}
+        graces = {key: min(grace_s, attempt.start.grace_s) for key, attempt in self.jobs.attempts.items()}
         if not self._shutting_down:
             self._shutting_down = True
             self._loop.call_later(max(graces.values(), default=0.0) + UNPROVEN_AFTER_S, self._finish)

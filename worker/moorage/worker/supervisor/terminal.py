@@ -1,8 +1,9 @@
-"""The terminal of a member whose standard input a caller holds: its newest output, who holds it, and its end of input.
+"""The terminal of an attempt whose standard input a caller holds: its newest output, who holds it, and its end of
+input.
 
 The supervisor alone keeps the outer end open, so the terminal outlives callers and agents. Its output goes into the
-member's file as any output does, and to whoever holds the terminal. A holder that reads too slowly stops the output, as
-a terminal does. Input never passes here: the holder has the outer end, too.
+attempt's file as any output does, and to whoever holds the terminal. A holder that reads too slowly stops the output,
+as a terminal does. Input never passes here: the holder has the outer end, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CTRL_D: Final = b"\x04"
 
 
 class HeldTerminal:
-    """The outer end of one member's terminal, which its owner reads and closes; `seen` gets what was read."""
+    """The outer end of one attempt's terminal, which its owner reads and closes; `seen` gets what was read."""
 
     def __init__(self, descriptor: int, *, lost_s: float = LOST_S) -> None:
         self.descriptor = descriptor
@@ -45,14 +46,14 @@ class HeldTerminal:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: Callable[[bool], None]) -> None:
-        """The member runs, and its terminal has no holder yet. `read` is told whether more is to be read from it."""
+        """The attempt runs, and its terminal has no holder yet. `read` is told whether more is to be read from it."""
         self._read = read
         self._is_lost()
 
     def hold(self, out: int, over: Callable[[int], None]) -> None:
         """Give the terminal to a holder: what it shows goes to a copy of the pipe `out`, the newest bytes first.
 
-        `over` gets the member's wait status once the member is over and all of its output is written. Raises
+        `over` gets the attempt's wait status once the attempt is over and all of its output is written. Raises
         `StartRefused` if another one holds it.
         """
         if self._over is not None:
@@ -78,7 +79,7 @@ class HeldTerminal:
             self._flush()
 
     def end(self, status: int | None) -> None:
-        """The member is over: tell its holder once that one has all of the output."""
+        """The attempt is over: tell its holder once that one has all of the output."""
         self._cancel()
         self._read = None
         self._status = status or 0

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Fit, Fits, Host, HostClass, SharedDevice
 from moorage.scheduler.core.fleet.kit import Kit, Rules, kit_of
 from moorage.scheduler.core.fleet.shape import Avoid, Shape
-from moorage.scheduler.core.ledger.state import Member, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
 
@@ -46,14 +46,14 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         #: hosts that left with the record being built, by worker number: it may be taken back
         self.left: dict[int, Host] = {}
-        #: the hosts with members that are frozen
+        #: the hosts with attempts that are frozen
         self.with_frozen: dict[int, Host] = {}
         #: by the number of the job of a service that sleeps: the workers of its frozen members
         self.asleep = dict[int, set[int]]()
         #: by number, jobs of services that sleep whose members could not be frozen for others: until when (monotonic
         #: ms) they are no guests
         self.no_guests = dict[int, int]()
-        #: by worker: the slots of members that could not be frozen for others, and that do not end for them
+        #: by worker: the slots of attempts that could not be frozen for others, and that do not end for them
         self.stuck = dict[int, int]()
         #: by kit, for hosts that are alike but for labels; kept by their classes
         self._fits: WeakValueDictionary[Kit, Fits] = WeakValueDictionary()
@@ -106,8 +106,8 @@ class Fleet:
 
     # ----------------------------------------------------------------------------------- membership
 
-    def join(self, worker: Worker, members: Iterable[tuple[Member, Shape]]) -> Host:
-        """Add a worker's new session: its inventory, less what its members hold. Return its host."""
+    def join(self, worker: Worker, attempts: Iterable[tuple[Attempt, Shape]]) -> Host:
+        """Add a worker's new session: its inventory, less what its attempts hold. Return its host."""
         self.leave(worker.num)
         hello = worker.hello
         host = Host(worker, self._class_of(kit_of(hello, self.rules_of(hello)), hello))
@@ -117,10 +117,10 @@ class Fleet:
             self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
         self.hosts[worker.num] = host
         self._enter(host)
-        for member, shape in members:
-            self.take(host, shape, member.mask)
-            if member.mask != member.home:
-                self._note_frozen(host, member)
+        for attempt, shape in attempts:
+            self.take(host, shape, attempt.mask)
+            if attempt.mask != attempt.home:
+                self._note_frozen(host, attempt)
         self.inventory += 1
         self.refresh(host)
         return host
@@ -324,11 +324,11 @@ class Fleet:
     # ------------------------------------------------------------------------------ taking and giving
 
     def take(self, host: Host, shape: Shape, mask: int) -> None:
-        """Count a member's devices, CPU and memory as used."""
+        """Count an attempt's devices, CPU and memory as used."""
         self.take_all(host, shape, [mask])
 
     def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
-        """Count members of one shape on one host as used; the host is filed once."""
+        """Count attempts of one shape on one host as used; the host is filed once."""
         count = len(masks)
         host.held += count
         host.version += 1
@@ -361,11 +361,11 @@ class Fleet:
                 cls.shared_open[device.mode][(num, slot)] = device
 
     def give(self, host: Host, shape: Shape, mask: int) -> None:
-        """Count a member's devices, CPU and memory as free again."""
+        """Count an attempt's devices, CPU and memory as free again."""
         self.give_all(host, [(shape, mask)])
 
     def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
-        """Count members of one host as free again: shape and mask. The host is filed once."""
+        """Count attempts of one host as free again: shape and mask. The host is filed once."""
         host.version += 1
         for shape, mask in taken:
             host.held -= 1
@@ -397,23 +397,23 @@ class Fleet:
             elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
                 cls.shared_open[device.mode][(num, slot)] = device
 
-    def freeze(self, host: Host, member: Member) -> None:
-        """Count the devices of a member as free, and its CPU and memory as used still: it is frozen."""
+    def freeze(self, host: Host, attempt: Attempt) -> None:
+        """Count the devices of an attempt as free, and its CPU and memory as used still: it is frozen."""
         host.version += 1
-        host.free |= member.home & host.lent
-        self._note_frozen(host, member)
+        host.free |= attempt.home & host.lent
+        self._note_frozen(host, attempt)
         self.opens(host.worker.num)
         self.refresh(host)
 
-    def _note_frozen(self, host: Host, member: Member) -> None:
-        host.frozen[member.name] = member
-        host.awaited |= member.home
+    def _note_frozen(self, host: Host, attempt: Attempt) -> None:
+        host.frozen[attempt.name] = attempt
+        host.awaited |= attempt.home
         self.with_frozen[host.worker.num] = host
 
-    def resume(self, host: Host, member: Member) -> None:
-        """Count the devices of a frozen member as used again."""
+    def resume(self, host: Host, attempt: Attempt) -> None:
+        """Count the devices of a frozen attempt as used again."""
         host.version += 1
-        host.free &= ~member.home
+        host.free &= ~attempt.home
         self.refresh(host)
 
     def set_awaited(self, host: Host, awaited: int, turns: int, needed: int) -> None:
@@ -433,13 +433,13 @@ class Fleet:
         """Return the slots that a job does not take in turns with the services that sleep there.
 
         Its own frozen members wait for them: replicas of one service would only push each other out. Or it is one whose
-        members could not be frozen.
+        attempts could not be frozen.
         """
         if num in self.no_guests:
             return host.turns
         closed = 0
-        for member in host.frozen.values():
-            closed |= member.home if member.replica.job.num == num else 0
+        for attempt in host.frozen.values():
+            closed |= attempt.home if attempt.replica.job.num == num else 0
         return closed & host.turns
 
     def closed_to(self, num: int, shape: Shape) -> frozenset[int]:

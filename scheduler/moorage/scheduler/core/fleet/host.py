@@ -11,7 +11,7 @@ from moorage.scheduler.core.fleet.kit import Device, Kit
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.scheduler.core.fleet.slots import alike, first_alike, first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
-from moorage.scheduler.core.ledger.state import Member, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Worker
 from moorage.schemas import reasons
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
@@ -22,8 +22,8 @@ from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
-#: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
-MEMBERS_MAX: Final = 4096
+#: attempts of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
+ATTEMPTS_MAX: Final = 4096
 #: shapes whose fit is cached for each class
 FITS_MAX: Final = 50_000
 #: ways of asking for devices whose slots are cached
@@ -224,7 +224,7 @@ class HostClass:
         than one host may take of a gang.
         """
         if not shape.count:
-            return MEMBERS_MAX
+            return ATTEMPTS_MAX
         if shape.mode <= EXCLUSIVE:
             return min(shape.on_host_max, slots.bit_count() // shape.count)
         if shape.count == 1:
@@ -326,12 +326,12 @@ class Host:
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent))
-        self.held = 0  # number of members counted
-        self.version = 0  # grows whenever members are counted in or out
+        self.held = 0  # number of attempts counted
+        self.version = 0  # grows whenever attempts are counted in or out
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned, draining, shut; from the record with the act on
         self.free = self.lent  # slots not used by moorage's jobs
-        self.frozen: dict[AttemptName, Member] = {}  # members without devices: see `lifecycle.frozen`
+        self.frozen: dict[AttemptName, Attempt] = {}  # attempts without devices: see `lifecycle.frozen`
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
         self.turns = 0  # those of them that also take members of services that sleep: only such members wait for them
         self.needed = 0  # those of them that take no job, as one of these is to have them next
@@ -405,13 +405,13 @@ class Host:
         closed = self.shut | awaited
         return 0 if self.waiting else self.free & ~closed & self.cls.fit(shape).mask
 
-    def opened_by(self, leaving: Collection[Member], freed: int) -> int:
-        """Return the slots that may be given out whole to any job once these members, which hold `freed`, have left."""
+    def opened_by(self, leaving: Collection[Attempt], freed: int) -> int:
+        """Return the slots that may be given out whole once these attempts, which hold `freed`, have left."""
         if self.waiting:
             return 0
         awaited = 0
-        for member in self.frozen.values():
-            awaited |= 0 if member in leaving else member.home
+        for attempt in self.frozen.values():
+            awaited |= 0 if attempt in leaving else attempt.home
         return (self.free | freed & self.lent) & ~self.shut & ~awaited
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
@@ -438,7 +438,7 @@ class Host:
         if fit.reason or (when != "ever" and shape.driver in self.down):
             return 0
         now = when == "now"
-        most = MEMBERS_MAX - (self.held if now else 0)
+        most = ATTEMPTS_MAX - (self.held if now else 0)
         if shape.count:
             slots = (self.open_to(shape) if now else fit.mask & self.lent) & ~without
             if when == "emptied":
@@ -486,7 +486,7 @@ class Host:
     def pick_more(self, shape: Shape, most: int) -> list[int]:
         """Return the slots of as many replicas, at most `most`, as fit now on wholly free devices."""
         free = self.open & self.cls.fit(shape).mask
-        most = min(most, self.cls.rooms(free, shape), MEMBERS_MAX - self.held)
+        most = min(most, self.cls.rooms(free, shape), ATTEMPTS_MAX - self.held)
         masks: list[int] = []
         for _ in range(self.within(shape, most, self.cpu_free, self.memory_free)):
             mask = self.cls.pick(free, shape)
@@ -509,13 +509,13 @@ class Host:
         return sum(1 << slot for slot in slots[: shape.count])
 
     def fits_host(self, shape: Shape) -> bool:
-        """Return whether CPU, memory and member entries suffice for a replica, and its driver's engine answers.
+        """Return whether CPU, memory and attempt entries suffice for a replica, and its driver's engine answers.
 
         CPU or memory of 0 is not checked.
         """
         if shape.driver in self.down:
             return False
-        if self.held >= MEMBERS_MAX:
+        if self.held >= ATTEMPTS_MAX:
             return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
             return False

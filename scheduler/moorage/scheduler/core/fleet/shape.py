@@ -83,9 +83,11 @@ class Shape:
         self.key = key
         self.index = index
         self.driver = request.workload.driver
-        self.preemptible = request.preemptible  # it also takes devices that frozen members wait for
+        self.preemptible = request.preemptible  # it also takes devices that frozen attempts wait for
         self.answers_calls = request.service is not None
-        self.sleeps = request.sleeps  # it also takes devices for which only members wait that sleep, in turns with them
+        self.sleeps = (
+            request.sleeps
+        )  # it also takes devices for which only attempts wait that sleep, in turns with them
         self.must_sleep = request.sleeps and not request.ends_idle
         self.ports = request.run.ports if request.run else 0
         #: its worker gives it ports, or looks whether it is ready

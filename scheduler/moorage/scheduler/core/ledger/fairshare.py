@@ -2,8 +2,8 @@
 
 All values are integers over ledger time, so that folding the same records gives the same numbers. Usage decays forward
 (Cormode et al., "Forward Decay", ICDE 2009): later GPU seconds count more, by `inflation`, and counted ones are never
-changed. A tenant's usage is then `usage_base + rate_milli · inflation(now)`: two additions when a member comes or goes,
-and none while members run on.
+changed. A tenant's usage is then `usage_base + rate_milli · inflation(now)`: two additions when an attempt comes or
+goes, and none while attempts run on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.state import INFLATION_ONE
 from moorage.schemas.gpu import SHARERS_MAX
 
 if TYPE_CHECKING:
-    from moorage.scheduler.core.ledger.state import Member, State, Tenant
+    from moorage.scheduler.core.ledger.state import Attempt, State, Tenant
 
 #: a whole GPU in the unit of rates
 GPU_MILLI: Final = 1_000
@@ -50,13 +50,13 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
     return low + (_POWERS[step + 1] - low) * beyond // half_life_ms << whole
 
 
-def rate_of(member: Member, mask: int | None = None) -> int:
-    """Return what a member counts as using, in thousandths of a GPU, as of its placement or its job's last resize.
+def rate_of(attempt: Attempt, mask: int | None = None) -> int:
+    """Return what an attempt counts as using, in thousandths of a GPU, as of its placement or its job's last resize.
 
     `mask` are the slots that it holds, None for those that the state says; a frozen one holds none.
     """
-    held = member.mask if mask is None else mask
-    return (member.rate_milli or GPU_MILLI * held.bit_count()) if held or not member.home else 0
+    held = attempt.mask if mask is None else mask
+    return (attempt.rate_milli or GPU_MILLI * held.bit_count()) if held or not attempt.home else 0
 
 
 def sharer_milli(mode: str, compute_percent: int) -> int:
@@ -75,10 +75,10 @@ def begin(state: State, half_life_ms: int) -> None:
             used = tenant.usage_base + tenant.rate_milli * before
             tenant.usage_base = used * ONE // before - tenant.rate_milli * ONE
     else:
-        for member in state.members():
-            tenant = state.tenants[member.replica.job.tenant]
-            tenant.rate_milli += rate_of(member)
-            tenant.usage_base -= rate_of(member) * ONE
+        for attempt in state.attempts():
+            tenant = state.tenants[attempt.replica.job.tenant]
+            tenant.rate_milli += rate_of(attempt)
+            tenant.usage_base -= rate_of(attempt) * ONE
     state.half_life_ms, state.counts_from_ms = half_life_ms, state.time_ms
     state.inflation = ONE
 
@@ -132,6 +132,6 @@ def score(tenant: Tenant | None, at: int) -> int:
 
 
 def places_until(behind: int, weight: int, rate_milli: int, at: int) -> int:
-    """Return how many members of this rate may be placed in a row before the score rises by `behind`."""
+    """Return how many attempts of this rate may be placed in a row before the score rises by `behind`."""
     each = rate_milli * at * _FINE // (weight or WEIGHT_DEFAULT)
     return behind // each if each else 1 << 30

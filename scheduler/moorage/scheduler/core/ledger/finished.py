@@ -95,7 +95,7 @@ class FinishedTable:
         self.add_all([(key, digest, time_ms, state)])
 
     def locate(self, key: bytes, seq: int) -> None:
-        """Note that the message `seq` of the history stream has the end of a job's story.
+        """Note that the message `seq` of the history stream has the end of a job's history.
 
         Does nothing without a row of the key. The ledger does not say it, so only a follower's table knows it.
         """

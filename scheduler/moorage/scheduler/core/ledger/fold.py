@@ -59,8 +59,8 @@ def _run(folding: Folding, record: Record) -> None:
         raise FoldError(f"record {folding.seq} is of epoch {record.epoch}, which no epoch record before it began")
     if record.steps:
         folding.steps(record.steps, record.actors)
-    if record.facts:
-        folding.facts(record.facts)
+    if record.reports:
+        folding.reports(record.reports)
 
 
 def decided_first(record: Record) -> tuple[int, int]:

@@ -39,6 +39,10 @@ from moorage.scheduler.core.ledger.state import (
     FAILURES,
     FREEZES,
     FROZEN,
+    HISTORY_MAX,
+    HISTORY_MAX_REPLICA,
+    HISTORY_PART,
+    HISTORY_PART_REPLICA,
     IS_TERMINAL,
     LEGAL,
     LISTED_MAX,
@@ -49,14 +53,10 @@ from moorage.scheduler.core.ledger.state import (
     RANGE,
     READY,
     RUNNING,
-    STORY_MAX,
-    STORY_MAX_REPLICA,
-    STORY_PART,
-    STORY_PART_REPLICA,
     SUCCEEDED,
     TELLS_READY,
+    Attempt,
     Job,
-    Member,
     Replica,
     State,
     Tenant,
@@ -85,9 +85,9 @@ class Folded:
 
     accepted: list[Job] = field(default_factory=list)
     jobs: dict[int, Job] = field(default_factory=dict)  # jobs with a new revision
-    placed: list[Member] = field(default_factory=list)
-    #: members whose wanted state changed: to end, or a gang to start
-    touched: list[Member] = field(default_factory=list)
+    placed: list[Attempt] = field(default_factory=list)
+    #: attempts whose wanted state changed: to end, or a gang to start
+    touched: list[Attempt] = field(default_factory=list)
     ended: list[Job] = field(default_factory=list)
     compacted: list[Job] = field(default_factory=list)  # ended ones that left memory
     workers: list[Worker] = field(default_factory=list)  # joined, left or changed
@@ -103,11 +103,11 @@ class Folding:
         "_weighed",
         "accepts",
         "acts",
+        "attempts",
         "epoch",
         "expired",
         "finished",
         "format",
-        "members",
         "notes",
         "out",
         "replicas",
@@ -126,7 +126,7 @@ class Folding:
         self.notes = notes
         self.out = Folded()
         self.replicas: dict[Replica, None] = {}
-        self.members: dict[Member, None] = {}
+        self.attempts: dict[Attempt, None] = {}
         self.rows: dict[Worker | Tenant, None] = {}
         self.finished: list[tuple[bytes, bytes, int, int]] = []  # rows that the table of finished jobs gets
         self.expired = 0  # how many of its oldest it loses then
@@ -143,10 +143,10 @@ class Folding:
         if state.half_life_ms and fairshare.advance(state):
             self.rows.update(dict.fromkeys(state.tenants.values()))
 
-    def facts(self, facts: list[int]) -> None:
-        for at in range(0, len(facts), 2):
-            worker = self.state.worker_by_num[facts[at]]
-            worker.no = facts[at + 1]
+    def reports(self, reports: list[int]) -> None:
+        for at in range(0, len(reports), 2):
+            worker = self.state.worker_by_num[reports[at]]
+            worker.no = reports[at + 1]
             self.rows[worker] = None
 
     def end(self) -> Folded:
@@ -168,7 +168,7 @@ class Folding:
             if job.preempts is not None and job.live == 0:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
-        self._weighed = [*self.replicas, *jobs, *self.members, *self.rows]
+        self._weighed = [*self.replicas, *jobs, *self.attempts, *self.rows]
         self._numbers = [0 if IS_TERMINAL[each.state] else each.digest_row() for each in self.replicas]
         self._numbers += [each.digest_row() for each in self._weighed[len(self.replicas) :]]
 
@@ -180,8 +180,8 @@ class Folding:
             digest += new - row.row
             row.row = new
         for job in out.jobs.values():
-            if len(job.story) >= STORY_MAX:
-                self.shorten_story(job)
+            if len(job.history) >= HISTORY_MAX:
+                self.shorten_history(job)
             # a job may leave memory only once all replicas have ended and all devices were reported free
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
@@ -223,12 +223,12 @@ class Folding:
             raise FoldError(f"record {self.seq} {does} job {num}, which is not there")
         return job
 
-    def ordered(self, num: int, word: int, by: str, why: str, member: Member | None = None) -> Job:
-        """Return a job after adding an act on it, or on one member of it, to its story, as a revision of its own."""
+    def ordered(self, num: int, word: int, by: str, why: str, attempt: Attempt | None = None) -> Job:
+        """Return a job after adding an act on it, or on one attempt of it, to its history, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
-        replica, attempt, fence = (-1, 0, 0) if member is None else (member.replica.index, member.attempt, member.fence)
-        job.story.append((job.rev, self.time, replica, attempt, word, -1, 0, 0, why, fence, by))
+        replica, no, fence = (-1, 0, 0) if attempt is None else (attempt.replica.index, attempt.no, attempt.fence)
+        job.history.append((job.rev, self.time, replica, no, word, -1, 0, 0, why, fence, by))
         self.out.jobs[num] = job
         return job
 
@@ -240,17 +240,17 @@ class Folding:
         self.state.tenants[job.tenant].extra += job.extra - before
         job.derived = 0, ""
 
-    def shorten_story(self, job: Job) -> None:
-        """Drop the oldest transitions of a long story; the history has them.
+    def shorten_history(self, job: Job) -> None:
+        """Drop the oldest transitions of a long history; the history has them.
 
         What this record says stays, and so much before it as a follower of the ledger may still have to write.
         """
-        story, replicas = job.story, min(job.size, LISTED_MAX)
-        most = STORY_MAX + STORY_MAX_REPLICA * replicas
-        if len(story) >= most:
-            said = bisect_left(story, self.time, key=itemgetter(AT_MS))
-            unwritten = STORY_PART + STORY_PART_REPLICA * replicas
-            del story[: max(0, min(len(story) - most * 3 // 4, said - unwritten))]
+        history, replicas = job.history, min(job.size, LISTED_MAX)
+        most = HISTORY_MAX + HISTORY_MAX_REPLICA * replicas
+        if len(history) >= most:
+            said = bisect_left(history, self.time, key=itemgetter(AT_MS))
+            unwritten = HISTORY_PART + HISTORY_PART_REPLICA * replicas
+            del history[: max(0, min(len(history) - most * 3 // 4, said - unwritten))]
 
     # --------------------------------------------------------------------------------------- accepts
 
@@ -339,11 +339,11 @@ class Folding:
         fold_step, usual = _BY_OP[op]
         fold_step(self, op, job, replica, a, b, c, by or usual)
 
-    def free(self, member: Member) -> None:
-        """Fold a FREE; as `step`, for one who has the member at hand, which lingers."""
-        job = member.replica.job
+    def free(self, attempt: Attempt) -> None:
+        """Fold a FREE; as `step`, for one who has the attempt at hand, which lingers."""
+        job = attempt.replica.job
         self.out.jobs[job.num] = job
-        self._drop(member)
+        self._drop(attempt)
 
     def _unnamed(self, op: int, num: int, index: int) -> FoldError:
         return FoldError(f"record {self.seq}: step {op} names no replica: job {num}, replica {index}")
@@ -376,156 +376,156 @@ class Folding:
     def _place(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         if replica.state != QUEUED:
             raise self._illegal(replica, PLACED)
-        state, seq, index, story = self.state, self.seq, replica.index, job.story
+        state, seq, index, history = self.state, self.seq, replica.index, job.history
         worker = state.worker_by_num[a]
-        replica.attempt = attempt = replica.attempt + 1
-        if attempt > job.attempt:
-            job.attempt = attempt
-        job.back -= attempt > 1
+        replica.attempt_no = no = replica.attempt_no + 1
+        if no > job.attempt_no:
+            job.attempt_no = no
+        job.back -= no > 1
         job.placed_ms = self.time
         replica.fence = seq
         replica.not_before = 0
         replica.state = PLACED
-        name = (job.tenant, job.name, index, attempt, seq)
-        member = Member(replica, worker, attempt, seq, b, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
+        name = (job.tenant, job.name, index, no, seq)
+        attempt = Attempt(replica, worker, no, seq, b, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
         if c & PREEMPTIBLE:
-            member.preemptible = True
+            attempt.preemptible = True
             state.preemptibles += 1
-        replica.member = worker.members[name] = member
+        replica.attempt = worker.attempts[name] = attempt
         if c > _MODE_MASK:
-            member.rate_milli = c >> MODE_BITS
+            attempt.rate_milli = c >> MODE_BITS
         if state.preempting and job.preempts is not None and (job.gang or not job.waits):
             del state.preempting[job.num]
             job.preempts = None
         tenant = state.tenants[job.tenant]
         tenant.waits -= 1
         if state.half_life_ms:
-            self._use(tenant, fairshare.rate_of(member))
+            self._use(tenant, fairshare.rate_of(attempt))
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
-        story.append((rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
-        self.members[member] = None
-        self.out.placed.append(member)
+        history.append((rev, self.time, index, no, PLACED, a, b, 0, "", seq, by))
+        self.attempts[attempt] = None
+        self.out.placed.append(attempt)
 
     def _ran(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold CLAIM, START and EXIT in one step: most attempts of short jobs."""
-        member, to = replica.member, a & STATE_MASK
-        if member is None or replica.state != PLACED or to != SUCCEEDED:
+        attempt, to = replica.attempt, a & STATE_MASK
+        if attempt is None or replica.state != PLACED or to != SUCCEEDED:
             raise self._illegal(replica, to)
-        rev, index, attempt, worker, mask, fence = (
+        rev, index, no, worker, mask, fence = (
             job.rev,
             replica.index,
-            replica.attempt,
-            member.worker.num,
-            member.mask,
-            member.fence,
+            replica.attempt_no,
+            attempt.worker.num,
+            attempt.mask,
+            attempt.fence,
         )
         began = self._began(job, b)
-        job.story += (
-            (rev + 1, began, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
-            (rev + 2, began, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
-            (rev + 3, self.time, index, attempt, to, worker, mask, 0, "", fence, by, *_result(a)),
+        job.history += (
+            (rev + 1, began, index, no, CLAIMED, worker, mask, 0, "", fence, by),
+            (rev + 2, began, index, no, RUNNING, worker, mask, 0, "", fence, by),
+            (rev + 3, self.time, index, no, to, worker, mask, 0, "", fence, by, *_result(a)),
         )
         job.rev = rev + 3
         job.started = True
-        self._linger(job, replica, member)
+        self._linger(job, replica, attempt)
         replica.state = to
         del job.rows[index]
         job.end(index, index, to, 0)
         self.state.transitions += 2
 
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
+        attempt = self._held(replica, op)
         if c:
             job.master = self.notes[c - 1]
-        member.phase = AT_CLAIMED
-        self.members[member] = None
-        self._move(job, replica, CLAIMED, 0, "", member, by, self._began(job, a) if a else -1)
+        attempt.phase = AT_CLAIMED
+        self.attempts[attempt] = None
+        self._move(job, replica, CLAIMED, 0, "", attempt, by, self._began(job, a) if a else -1)
 
     def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        member.phase = AT_RUNNING
-        self.members[member] = None
+        attempt = self._held(replica, op)
+        attempt.phase = AT_RUNNING
+        self.attempts[attempt] = None
         job.started = True
-        member.address = self._note(c)
-        self._move(job, replica, RUNNING, 0, member.address, member, by, self._began(job, a) if a else -1)
+        attempt.address = self._note(c)
+        self._move(job, replica, RUNNING, 0, attempt.address, attempt, by, self._began(job, a) if a else -1)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        if replica.state not in TELLS_READY or a not in (0, 1) or member.ready is bool(a):
+        attempt = self._held(replica, op)
+        if replica.state not in TELLS_READY or a not in (0, 1) or attempt.ready is bool(a):
             raise self._illegal(replica, replica.state)
-        member.ready = bool(a)
-        self.members[member] = None
+        attempt.ready = bool(a)
+        self.attempts[attempt] = None
         job.rev = rev = job.rev + 1  # it stays in its state
-        told = (rev, self.time, replica.index, replica.attempt, READY if a else NOT_READY, -1, 0, 0)
-        job.story.append((*told, self._note(c), member.fence, by))
+        told = (rev, self.time, replica.index, replica.attempt_no, READY if a else NOT_READY, -1, 0, 0)
+        job.history.append((*told, self._note(c), attempt.fence, by))
 
     def _freeze(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        if (replica.state, a) not in FREEZES or (a == RUNNING and not member.mask):
+        attempt = self._held(replica, op)
+        if (replica.state, a) not in FREEZES or (a == RUNNING and not attempt.mask):
             raise self._illegal(replica, a)
         if a == FROZEN:
-            self._hold(member, 0)
-        self._move(job, replica, a, 0, "", member, by)
+            self._hold(attempt, 0)
+        self._move(job, replica, a, 0, "", attempt, by)
 
     def _resume(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        if replica.state != FROZEN or a not in (0, 1) or bool(member.mask) is bool(a):
+        attempt = self._held(replica, op)
+        if replica.state != FROZEN or a not in (0, 1) or bool(attempt.mask) is bool(a):
             raise self._illegal(replica, FROZEN)
-        self._hold(member, member.home if a else 0)
+        self._hold(attempt, attempt.home if a else 0)
         job.rev = rev = job.rev + 1  # it stays frozen, and holds other devices from now on
-        told = (rev, self.time, replica.index, replica.attempt, FROZEN, member.worker.num, member.mask)
-        job.story.append((*told, 0, self._note(c), member.fence, by))
+        told = (rev, self.time, replica.index, replica.attempt_no, FROZEN, attempt.worker.num, attempt.mask)
+        job.history.append((*told, 0, self._note(c), attempt.fence, by))
         if a:
-            member.leased = self.seq
-            self.out.touched.append(member)
+            attempt.leased = self.seq
+            self.out.touched.append(attempt)
 
-    def _hold(self, member: Member, mask: int) -> None:
-        """Give a member these slots instead of those that it holds."""
-        tenant = self.state.tenants[member.replica.job.tenant]
-        tenant.gpus += mask.bit_count() - member.mask.bit_count()
+    def _hold(self, attempt: Attempt, mask: int) -> None:
+        """Give an attempt these slots instead of those that it holds."""
+        tenant = self.state.tenants[attempt.replica.job.tenant]
+        tenant.gpus += mask.bit_count() - attempt.mask.bit_count()
         if self.state.half_life_ms:
-            self._use(tenant, fairshare.rate_of(member, mask) - fairshare.rate_of(member))
-        member.mask = mask
-        self.members[member] = None
+            self._use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))
+        attempt.mask = mask
+        self.attempts[attempt] = None
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        self._linger(job, replica, member)
-        self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, -1, _result(a))
+        attempt = self._held(replica, op)
+        self._linger(job, replica, attempt)
+        self._move(job, replica, a & STATE_MASK, b, self._note(c), attempt, by, -1, _result(a))
 
-    def _linger(self, job: Job, replica: Replica, member: Member) -> None:
-        """Take a member from its replica: its attempt is over, and its devices were not seen free yet."""
-        member.phase = AT_EXITED
-        self.members[member] = None
-        replica.member = None
+    def _linger(self, job: Job, replica: Replica, attempt: Attempt) -> None:
+        """Take an attempt from its replica: its attempt is over, and its devices were not seen free yet."""
+        attempt.phase = AT_EXITED
+        self.attempts[attempt] = None
+        replica.attempt = None
         if job.lingering is None:
             job.lingering = {}
-        job.lingering[replica.index, member.fence] = member
+        job.lingering[replica.index, attempt.fence] = attempt
 
     def _free(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
         self._drop(self._lingering(job, index, a))
 
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
-        member = self._held(replica, op)
+        attempt = self._held(replica, op)
         if a != LOST_KEPT:
-            replica.member = None
-            self._remove(member)
-        self._move(job, replica, a, b, self._note(c), member, by)
+            replica.attempt = None
+            self._remove(attempt)
+        self._move(job, replica, a, b, self._note(c), attempt, by)
 
     # ------------------------------------------------------------------- what the scheduler or an actor decides
 
     def _end(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
+        attempt = self._held(replica, op)
         replica.after = b & _NOTICE_MASK
         notice_s = b >> NOTICE_BITS
-        if member.notice_s != notice_s:
-            member.notice_s = notice_s
-            self.members[member] = None
-        self._move(job, replica, a, 0, self._note(c), member, by)
-        self.out.touched.append(member)
+        if attempt.notice_s != notice_s:
+            attempt.notice_s = notice_s
+            self.attempts[attempt] = None
+        self._move(job, replica, a, 0, self._note(c), attempt, by)
+        self.out.touched.append(attempt)
 
     def _moved(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         self._move(job, replica, a, b, self._note(c), None, by)
@@ -554,10 +554,10 @@ class Folding:
             if job.size <= LISTED_MAX:
                 for number in range(first, last + 1):
                     job.rev += 1
-                    job.story.append((job.rev, self.time, number, 0, to, -1, 0, code, why, 0, by))
+                    job.history.append((job.rev, self.time, number, 0, to, -1, 0, code, why, 0, by))
             else:
                 job.rev += 1
-                job.story.append((job.rev, self.time, first, 0, to, RANGE, last, code, why, 0, by))
+                job.history.append((job.rev, self.time, first, 0, to, RANGE, last, code, why, 0, by))
 
     def _await(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
         # an earlier job, so no job can wait for itself through others
@@ -570,7 +570,7 @@ class Folding:
         if a == GangPhase.HOLDING:
             job.master = ""  # of the previous attempt
         elif a == GangPhase.STARTED:
-            self.out.touched.extend(peer.member for peer in job.rows.values() if peer.member is not None)
+            self.out.touched.extend(peer.attempt for peer in job.rows.values() if peer.attempt is not None)
 
     def _quarantine(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
         held = self._lingering(job, index, a)
@@ -583,7 +583,7 @@ class Folding:
 
     def _began(self, job: Job, ran_ms: int) -> int:
         """Return when an attempt began that has run for so many ms: not before the last change of its job."""
-        return max(job.story[-1][AT_MS], self.time - ran_ms) if ran_ms and job.story else self.time
+        return max(job.history[-1][AT_MS], self.time - ran_ms) if ran_ms and job.history else self.time
 
     def _move(
         self,
@@ -592,12 +592,12 @@ class Folding:
         to: int,
         code: int,
         why: str,
-        member: Member | None,
+        attempt: Attempt | None,
         by: str,
         since: int = -1,
         result: tuple[int, ...] = (),
     ) -> None:
-        """Write a change of a replica into its job's story, `since` a ledger ms; below 0 it is this record's."""
+        """Write a change of a replica into its job's history, `since` a ledger ms; below 0 it is this record's."""
         if to not in LEGAL[replica.state]:
             raise self._illegal(replica, to)
         back = (to == QUEUED) - (replica.state == QUEUED)
@@ -610,13 +610,13 @@ class Folding:
             del job.rows[replica.index]
             job.end(replica.index, replica.index, to, code)
             job.failed += was != QUEUED and to in FAILURES
-        worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
-        job.story.append(
+        worker, mask, fence = (attempt.worker.num, attempt.mask, attempt.fence) if attempt is not None else (-1, 0, 0)
+        job.history.append(
             (
                 rev,
                 self.time if since < 0 else since,
                 replica.index,
-                replica.attempt,
+                replica.attempt_no,
                 to,
                 worker,
                 mask,
@@ -636,44 +636,44 @@ class Folding:
         name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
         return FoldError(f"record {self.seq}: {name} cannot go from {STATES[replica.state]} to {STATES[to]}")
 
-    def _held(self, replica: Replica, op: int) -> Member:
-        member = replica.member
-        if member is None:
+    def _held(self, replica: Replica, op: int) -> Attempt:
+        attempt = replica.attempt
+        if attempt is None:
             name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
             raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which no worker has")
-        return member
+        return attempt
 
-    def _lingering(self, job: Job, index: int, packed: int) -> Member:
+    def _lingering(self, job: Job, index: int, packed: int) -> Attempt:
         fence = unpacked(packed)
-        member = job.lingering.get((index, fence)) if job.lingering else None
-        if member is None:
+        attempt = job.lingering.get((index, fence)) if job.lingering else None
+        if attempt is None:
             name = f"{job.tenant}/{job.name}/{index} fence {fence}"
             raise FoldError(f"record {self.seq}: {name} does not linger")
-        return member
+        return attempt
 
-    def _drop(self, member: Member) -> None:
-        """Remove a member whose devices were reported free."""
-        worker = member.worker
-        if worker.quarantined & member.mask:
+    def _drop(self, attempt: Attempt) -> None:
+        """Remove an attempt whose devices were reported free."""
+        worker = attempt.worker
+        if worker.quarantined & attempt.mask:
             self.touch_worker(worker)
-            worker.quarantined &= ~member.mask
-        self._remove(member)
+            worker.quarantined &= ~attempt.mask
+        self._remove(attempt)
 
-    def _remove(self, member: Member) -> None:
-        del member.worker.members[member.name]
-        if member.preemptible:
+    def _remove(self, attempt: Attempt) -> None:
+        del attempt.worker.attempts[attempt.name]
+        if attempt.preemptible:
             self.state.preemptibles -= 1
-        job = member.replica.job
+        job = attempt.replica.job
         job.held -= 1
         if job.lingering:
-            job.lingering.pop((member.replica.index, member.fence), None)
+            job.lingering.pop((attempt.replica.index, attempt.fence), None)
         tenant = self.state.tenants[job.tenant]
-        tenant.gpus -= member.mask.bit_count()
+        tenant.gpus -= attempt.mask.bit_count()
         if self.state.half_life_ms:
-            self._use(tenant, -fairshare.rate_of(member))
-        self.state.digest -= member.row
-        self.members.pop(member, None)
-        member.row = 0
+            self._use(tenant, -fairshare.rate_of(attempt))
+        self.state.digest -= attempt.row
+        self.attempts.pop(attempt, None)
+        attempt.row = 0
 
     def _use(self, tenant: Tenant, rate_milli: int) -> None:
         fairshare.use(self.state, tenant, rate_milli)
@@ -711,7 +711,7 @@ _FOLD: Final[dict[Op, _FoldStep]] = {
 }
 #: with the default actor: the worker for reports, the scheduler for the rest
 _BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}
-#: steps of a job, or of a member whose replica may have ended: they need no row
+#: steps of a job, or of an attempt whose replica may have ended: they need no row
 _OF_JOB: Final[dict[int, Callable[[Folding, Job, int, int, int, int, str], None]]] = {
     int(Op.FREE): Folding._free,
     int(Op.GANG): Folding._gang,

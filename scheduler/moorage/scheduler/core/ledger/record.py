@@ -22,7 +22,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
       The job's id is empty if the body begins with it, as nearly all bodies do.
     - `acts` and `accepts` are folded where an ACT or ACCEPT step says that they were decided; those that no step names
       were decided before all steps, the acts first.
-    - `facts` is flat: worker number, and number of its last report frame that is folded with this record, after it.
+    - `reports` is flat: worker number, and number of its last report frame that is folded with this record, after it.
     - `evidence` is flat, four numbers for each decision: the first job, the number of replicas placed, the hosts known,
       and the free devices left on the last host.
     - `actors` is flat: the first index and the end index of a range of `steps`, and the note that names their actor
@@ -37,7 +37,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     digest: int
     accepts: list[tuple[str, list[Any]]] = []
     steps: list[int] = []
-    facts: list[int] = []
+    reports: list[int] = []
     notes: list[str] = []
     acts: list[AnyAct] = []
     evidence: list[int] = []

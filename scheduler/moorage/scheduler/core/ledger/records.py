@@ -39,16 +39,16 @@ class Op(IntEnum):
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
-    FREE = 7  #: a member whose attempt is over (see `packed`): its devices were seen free
+    FREE = 7  #: an attempt whose attempt is over (see `packed`): its devices were seen free
     END = 8  #: a ENDING or CANCELLING, b next state and above it a notice (see `ending`), c note
-    MOVE = 9  #: a new state of a replica without a member, b code, c note
+    MOVE = 9  #: a new state of a replica without an attempt, b code, c note
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row
     GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
-    QUARANTINE = 12  #: a member whose attempt is over (see `packed`), b slot mask: the device did not become free
+    QUARANTINE = 12  #: an attempt whose attempt is over (see `packed`), b slot mask: the device did not become free
     FREEZE = 16  #: a FROZEN, without devices from now on, or RUNNING, as its worker reports
-    RESUME = 17  #: a 1: a frozen member's devices are leased to it again; 0: its worker does not give them, c note
+    RESUME = 17  #: a 1: a frozen attempt's devices are leased to it again; 0: its worker does not give them, c note
     MOVE_FRESH = 18  #: all replicas from this one on that were never placed: a new state and code, b the last, c note
-    READY = 19  #: a 1: its worker reports a running member ready for work; 0: it is not any more, c note
+    READY = 19  #: a 1: its worker reports a running attempt ready for work; 0: it is not any more, c note
     #: of a job that this record accepts: a the number of an earlier job whose end it waits for, b which end (see
     #: `Ends`); or a 0, b the ledger ms before which it may not start
     AWAIT = 20
@@ -116,7 +116,7 @@ _FENCE_AT: Final = 16
 
 
 def packed(fence: int) -> int:
-    """Return the argument that names, besides job and replica, a member whose attempt is over but not its devices."""
+    """Return the argument that names, besides job and replica, an attempt whose attempt is over but not its devices."""
     return fence << _FENCE_AT
 
 
@@ -128,12 +128,12 @@ def unpacked(lingering: int) -> int:
 MODE_BITS: Final = 8
 
 
-#: beside the sharing mode of a PLACE step: the member is preemptible
+#: beside the sharing mode of a PLACE step: the attempt is preemptible
 PREEMPTIBLE: Final = 1 << MODE_BITS - 1
 
 
 def placing(mode: int, rate_milli: int) -> int:
-    """Return the last argument of a PLACE step: the sharing mode, and the member's rate in its tenant's fair share.
+    """Return the last argument of a PLACE step: the sharing mode, and the attempt's rate in its tenant's fair share.
 
     The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `PREEMPTIBLE`.
     """
@@ -172,7 +172,7 @@ class GangPhase(IntEnum):
 
 
 class Mode(IntEnum):
-    """How a member holds its devices."""
+    """How an attempt holds its devices."""
 
     NONE = 0
     EXCLUSIVE = 1

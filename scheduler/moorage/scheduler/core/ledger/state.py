@@ -2,7 +2,7 @@
 
 Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
 belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
-all rows (jobs, replicas, members, workers, tenants, schedules, finished jobs). Each row keeps its hash in `row`, so
+all rows (jobs, replicas, attempts, workers, tenants, schedules, finished jobs). Each row keeps its hash in `row`, so
 that only changed rows are hashed again.
 """
 
@@ -53,12 +53,12 @@ WORKED: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if ro
 FAILURES: Final = frozenset((FAILED, TIMED_OUT))
 #: states of an attempt that does not run yet
 STARTING: Final = MAY_END - RUNS
-#: states in which a member may be told ready or not: a worker that comes back tells it of what it kept
+#: states in which an attempt may be told ready or not: a worker that comes back tells it of what it kept
 TELLS_READY: Final = RUNS | {LOST_KEPT}
 #: what a FREEZE step changes: from which state to which
 FREEZES: Final = frozenset(((RUNNING, FROZEN), (FROZEN, RUNNING), (LOST_KEPT, FROZEN)))
 
-#: entries of a job's story that are not states of a replica. Ledgers and histories contain these numbers: give a new
+#: entries of a job's history that are not states of a replica. Ledgers and histories contain these numbers: give a new
 #: entry the next lower number
 HELD: Final = -1
 RELEASED: Final = -2
@@ -71,8 +71,8 @@ READY: Final = -8
 NOT_READY: Final = -9
 EXEC: Final = -10
 CHANGED: Final = -11
-#: the names of the numbers in a story; negative numbers count from the end
-STORY_WORDS: Final = (
+#: the names of the numbers in a history; negative numbers count from the end
+HISTORY_WORDS: Final = (
     *STATES,
     "CHANGED",
     "EXEC",
@@ -87,22 +87,22 @@ STORY_WORDS: Final = (
     "HELD",
 )
 
-#: of a longer story (plus the second number for each replica) the oldest transitions leave memory
-STORY_MAX: Final = 128
-STORY_MAX_REPLICA: Final = 8
+#: of a longer history (plus the second number for each replica) the oldest transitions leave memory
+HISTORY_MAX: Final = 128
+HISTORY_MAX_REPLICA: Final = 8
 #: so many transitions that are not written yet (plus the second number for each replica) make a part of the history
-STORY_PART: Final = 64
-STORY_PART_REPLICA: Final = 4
+HISTORY_PART: Final = 64
+HISTORY_PART_REPLICA: Final = 4
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
 #: changes of a job's time limit that are remembered; attempts from before the oldest of them keep its limit
 BOUNDS_MAX: Final = 16
 #: the inflation factor of usage when counting begins, see `fairshare`
 INFLATION_ONE: Final = 1 << 32
-#: how many parts of one job's story can be found again; beyond it the oldest are forgotten
+#: how many parts of one job's history can be found again; beyond it the oldest are forgotten
 PARTS_MAX: Final = 4096
 
-# a member's phase
+# an attempt's phase
 AT_PLACED: Final = 0
 AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
@@ -131,7 +131,7 @@ Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple
 TIME: Final = 0
 #: what a job waits for before it is queued, see `Job.awaits`
 Awaits = tuple[tuple[int, int], ...]
-#: an unhealthy device: kind, detail, ledger ms since when, and 1 if its members have to leave
+#: an unhealthy device: kind, detail, ledger ms since when, and 1 if its attempts have to leave
 Ailment = tuple[str, str, int, int]
 
 
@@ -256,13 +256,13 @@ class Job:
     ends: int = 0  # a digest of all ends, in their order
     #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
     codes: dict[int, int] | None = None
-    attempt: int = 0  # the highest attempt of a replica
+    attempt_no: int = 0  # the highest attempt of a replica
     back: int = 0  # number of `rows` that are QUEUED: they have been placed before
     placed_ms: int = 0  # ledger ms of the last placement
     rev: int = 1
-    held: int = 0  # number of members that hold devices, including ended attempts
+    held: int = 0  # number of attempts that hold devices, including ended attempts
     #: those of ended attempts, by replica and fence, in the order of their ends; None for none yet
-    lingering: dict[tuple[int, int], Member] | None = None
+    lingering: dict[tuple[int, int], Attempt] | None = None
     over: bool = False  # no further step is possible
     started: bool = False  # whether any replica has ever run
     gang: int = int(GangPhase.NONE)
@@ -279,20 +279,20 @@ class Job:
     awaits: Awaits = ()
     ready_ms: int = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
     #: until it is placed: the workers reserved for it, and the jobs that were ended for it; then, if any of their
-    #: members may stay until another one serves: job, replica and ledger ms of the end for each
+    #: attempts may stay until another one serves: job, replica and ledger ms of the end for each
     preempts: tuple[tuple[int, ...], ...] | None = None
     priority: int = -1  # set by an operator or its tenant; negative: the request's priority applies
     #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
     ceiling: int = -1
     bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
     resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
-    scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
+    scaled: Scaled | None = None  # of a service whose number of attempts follows its calls, once it changed
     #: of a service: the replica that leaves its worker once the other one serves; None if none moves
     relocating: tuple[int, int] | None = None
     added: int = 0  # how many replicas it has got beyond those of its request, each in the place of another
     #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
     used: tuple[int, int] | None = None
-    story: list[Transition] = field(default_factory=list)
+    history: list[Transition] = field(default_factory=list)
     row: int = 0
     shape: Any = None  # soft: the interned shape of its request
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
@@ -311,8 +311,8 @@ class Job:
             "accepted_ms": int, "ledger": int,
         },
         {
-            "rev": int, "gang": int, "after": int, "started": bool, "fresh": Ranges, "ends": int, "attempt": int,
-            "placed_ms": int, "over": bool, "count": int, "master": str, "story": list[tuple[Any, ...]], "well": int,
+            "rev": int, "gang": int, "after": int, "started": bool, "fresh": Ranges, "ends": int, "attempt_no": int,
+            "placed_ms": int, "over": bool, "count": int, "master": str, "history": list[tuple[Any, ...]], "well": int,
         },
         {
             "bad": (dict[int, bytearray] | None, None),
@@ -346,7 +346,7 @@ class Job:
                 self.name,
                 self.fresh,
                 self.ends,
-                self.attempt,
+                self.attempt_no,
                 self.placed_ms,
             )
         )
@@ -372,11 +372,11 @@ class Job:
         return number_of((row, "avoid", self.avoid)) if self.avoid else row
 
     @property
-    def members(self) -> list[Member]:
-        """The members that hold devices for the job, first of current attempts, then of ended ones."""
+    def attempts(self) -> list[Attempt]:
+        """The attempts that hold devices for the job, first of current attempts, then of ended ones."""
         if not self.held:
             return []
-        own = [replica.member for replica in self.rows.values() if replica.member is not None]
+        own = [replica.attempt for replica in self.rows.values() if replica.attempt is not None]
         return [*own, *self.lingering.values()] if self.lingering else own
 
     @property
@@ -542,7 +542,7 @@ class Replica:
     index: int
     nth: int = 0  # soft: it grows in the order of its job's `rows`
     state: int = QUEUED
-    attempt: int = 0
+    attempt_no: int = 0  # of its latest attempt
     fence: int = 0
     retries: int = 0
     losses: int = 0
@@ -553,13 +553,13 @@ class Replica:
     #: one that was asked to leave, and has counted for that, the ms of the backoff that begins once it has left
     not_before: int = 0
     after: int = 0  # the state that follows ENDING or CANCELLING
-    member: Member | None = None
+    attempt: Attempt | None = None
     row: int = 0
 
     LASTING: ClassVar = Lasting(
         {"index": int},
         {
-            "state": int, "attempt": int, "fence": int, "retries": int, "losses": int, "refusals": int,
+            "state": int, "attempt_no": int, "fence": int, "retries": int, "losses": int, "refusals": int,
             "not_before": int, "after": int, "restarts": int, "streak": int,
         },
     )  # fmt: skip
@@ -570,7 +570,7 @@ class Replica:
                 self.job.num,
                 self.index,
                 self.state,
-                self.attempt,
+                self.attempt_no,
                 self.fence,
                 self.retries,
                 self.losses,
@@ -583,7 +583,7 @@ class Replica:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Member:
+class Attempt:
     """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost.
 
     A frozen one has none, until they are leased to it again: `mask` has the slots that it holds now, `home` those on
@@ -592,7 +592,7 @@ class Member:
 
     replica: Replica
     worker: Worker
-    attempt: int
+    no: int  # its number among those of its replica, or gang
     fence: int
     mask: int
     home: int
@@ -614,11 +614,11 @@ class Member:
     @property
     def is_current(self) -> bool:
         """Whether it is its replica's current attempt, not one that has ended and still holds devices."""
-        return self.replica.member is self
+        return self.replica.attempt is self
 
     LASTING: ClassVar = Lasting(
         {
-            "replica.job.num": int, "replica.index": int, "is_current": bool, "attempt": int, "fence": int, "home": int,
+            "replica.job.num": int, "replica.index": int, "is_current": bool, "no": int, "fence": int, "home": int,
             "mode": int,
         },
         {"mask": int, "phase": int},
@@ -676,13 +676,13 @@ def exit_code_of(job: Job) -> int | None:
         return None
     if job.size > LISTED_MAX:
         return (job.codes or {}).get(STATE_NUMBER[job.state], 0 if job.state == "SUCCEEDED" else None)
-    rows = [row for row in job.story if row[WORKER] >= 0]
+    rows = [row for row in job.history if row[WORKER] >= 0]
     return decided_code(job.state, [(STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE])) for row in rows])
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Worker:
-    """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
+    """A worker as recorded in the ledger: its lease session, its inventory in that session, and its attempts."""
 
     num: int
     id: str
@@ -707,7 +707,7 @@ class Worker:
     well: int = 0  # slots that an operator declared healthy, until the worker confirms
     well_n: int = 0  # sequence of the record with that order
     window: Window | None = None  # a planned or current maintenance window
-    members: dict[AttemptName, Member] = field(default_factory=dict)
+    attempts: dict[AttemptName, Attempt] = field(default_factory=dict)
     #: soft: its devices by a hello, and that hello
     pool: Pool = NO_POOL
     pool_of: dict[str, Any] | None = None
@@ -781,7 +781,7 @@ class Tenant:
     live: int = 0  # jobs that have not ended
     extra: int = 0  # soft: the sum of the `extra` of its jobs
     waits: int = 0  # soft: the sum of the `waits` of its jobs
-    gpus: int = 0  # devices that its members hold; each sharer counts a shared device
+    gpus: int = 0  # devices that its attempts hold; each sharer counts a shared device
     gpus_max: int = 0  # 0: no limit
     jobs_max: int = 0
     limit: StandingOrder | None = None  # the order that set the two limits
@@ -789,7 +789,7 @@ class Tenant:
     weight: int = 0  # in the fair share; 0: unset
     guaranteed: int = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
     share: StandingOrder | None = None  # the order that set weight and guarantee
-    rate_milli: int = 0  # what its members use now, in thousandths of a GPU; 0 while usage is not counted
+    rate_milli: int = 0  # what its attempts use now, in thousandths of a GPU; 0 while usage is not counted
     usage_base: int = 0  # its usage up to the last change of the rate, see `fairshare`
     row: int = 0
 
@@ -869,7 +869,7 @@ class State:
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.on_hold: dict[int, Job] = {}  # soft, by number: jobs with a hold of their own that are not over
-        self.preemptibles = 0  # soft: the number of members that are preemptible
+        self.preemptibles = 0  # soft: the number of attempts that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
@@ -935,9 +935,9 @@ class State:
         held = new_of_tenant + (row.live + row.extra if row is not None else 0)
         return max(free - last, min(free, last - held))
 
-    def members(self) -> Iterator[Member]:
+    def attempts(self) -> Iterator[Attempt]:
         for worker in self.workers.values():
-            yield from worker.members.values()
+            yield from worker.attempts.values()
 
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
@@ -946,8 +946,8 @@ class State:
             total += job.digest_row()
             for replica in job.rows.values():
                 total += replica.digest_row()
-        for member in self.members():
-            total += member.digest_row()
+        for attempt in self.attempts():
+            total += attempt.digest_row()
         for worker in self.workers.values():
             total += worker.digest_row()
         for tenant in self.tenants.values():

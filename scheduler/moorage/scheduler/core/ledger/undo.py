@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.acts.worker import Flag, Forget, Known, Shut,
 from moorage.scheduler.core.ledger.fairshare import rescales
 from moorage.scheduler.core.ledger.records import Op, unpacked
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Tenant, Worker
 
 _PLACE: Final = int(Op.PLACE)
 _LINGERS: Final = frozenset(map(int, (Op.FREE, Op.QUARANTINE)))
@@ -32,10 +32,10 @@ _STAY: Final = frozenset({
     "own_subject", "deadline_ms", "over", "index", "nth", "worker", "replica", "home", "mode", "missed",
     "runs_as", "id", "pool", "pool_of",
 })  # fmt: skip
-_Row = Job | Replica | Member | Worker | Tenant | Schedule
+_Row = Job | Replica | Attempt | Worker | Tenant | Schedule
 _FIELDS: Final[dict[type, list[str]]] = {
     each: [name for name in each.__slots__ if name not in _STAY]
-    for each in (Job, Replica, Member, Worker, Tenant, Schedule)
+    for each in (Job, Replica, Attempt, Worker, Tenant, Schedule)
 }
 _VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
     each: attrgetter(*fields) for each, fields in _FIELDS.items()
@@ -57,7 +57,7 @@ _TABLES: Final[dict[type, tuple[str, ...]]] = {
 class Undo:
     """A copy of what a record at ledger time `time_ms` changes; to be told of each change before it is made."""
 
-    __slots__ = ("_bad", "_copied", "_ended", "_fields", "_new", "_oldest", "_rows", "_state", "_stories", "_tables")
+    __slots__ = ("_bad", "_copied", "_ended", "_fields", "_histories", "_new", "_oldest", "_rows", "_state", "_tables")
 
     def __init__(self, state: State, time_ms: int) -> None:
         self._state = state
@@ -67,7 +67,7 @@ class Undo:
         #: what tables had, oldest first: a table, a key and its value
         self._tables: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
         self._copied: set[int] = set()  # by `id`, the tables that are copied whole, as the order is part of the state
-        self._stories: list[tuple[Job, int]] = []
+        self._histories: list[tuple[Job, int]] = []
         self._bad: list[tuple[Job, dict[int, bytearray]]] = []
         self._ended, self._oldest = len(state.ended), list[int]()
         self._table(state.preempting)
@@ -93,8 +93,8 @@ class Undo:
             _sort(state.jobs)
             for name in {state.jobs[num].tenant for num in self._oldest}:
                 _sort(state.tenants[name].jobs)
-        for job, length in self._stories:
-            del job.story[length:]
+        for job, length in self._histories:
+            del job.history[length:]
             if len(job.rows) > 1:
                 rows = sorted(job.rows.items(), key=_by_nth)
                 job.rows.clear()
@@ -116,8 +116,8 @@ class Undo:
         self._job(job)
         if (replica := job.rows.get(index)) is not None:
             self.replica(job, replica)
-        if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
-            self._member(member)
+        if op in _LINGERS and job.lingering and (attempt := job.lingering.get((index, unpacked(a)))) is not None:
+            self._attempt(attempt)
 
     def place(self, num: int, index: int, worker: int) -> None:
         """Copy what a PLACE of a replica on a worker is about to change."""
@@ -139,15 +139,15 @@ class Undo:
             self._job(job)
         rows[replica] = _VALUES[Replica](replica)
         self._tables.append((job.rows, replica.index, replica))
-        if (member := replica.member) is not None:
-            self._member(member)
+        if (attempt := replica.attempt) is not None:
+            self._attempt(attempt)
 
-    def member(self, job: Job, member: Member) -> None:
-        """Copy the row of a member that is about to leave its worker."""
+    def attempt(self, job: Job, attempt: Attempt) -> None:
+        """Copy the row of an attempt that is about to leave its worker."""
         if job.num < self._new:
             if job not in self._rows:
                 self._job(job)
-            self._member(member)
+            self._attempt(attempt)
 
     def act(self, act: Any) -> None:
         """Copy what an act is about to change."""
@@ -175,9 +175,9 @@ class Undo:
             self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
-            members = act.members(of) if isinstance(act, Freeze) else of.members if isinstance(act, Resize) else ()
-            for member in members:
-                self._member(member)
+            attempts = act.attempts(of) if isinstance(act, Freeze) else of.attempts if isinstance(act, Resize) else ()
+            for attempt in attempts:
+                self._attempt(attempt)
         if whose := getattr(act, "tenant", ""):
             self.tenant(whose)
             if (tenant := state.tenants.get(whose)) is not None:
@@ -205,15 +205,15 @@ class Undo:
         if worker is None or worker in self._rows:
             return
         self._row(worker)
-        self._table(worker.members)
+        self._table(worker.attempts)
         self._table(worker.unwell)
 
-    def _member(self, member: Member) -> None:
-        if member in self._rows:
+    def _attempt(self, attempt: Attempt) -> None:
+        if attempt in self._rows:
             return
-        self._rows[member] = _VALUES[Member](member)
-        if member.worker not in self._rows:
-            self.worker(member.worker.num)
+        self._rows[attempt] = _VALUES[Attempt](attempt)
+        if attempt.worker not in self._rows:
+            self.worker(attempt.worker.num)
 
     def _job(self, job: Job) -> None:
         if job in self._rows:
@@ -221,7 +221,7 @@ class Undo:
         self._rows[job] = _VALUES[Job](job)
         if (tenant := self._state.tenants[job.tenant]) not in self._rows:
             self._row(tenant)
-        self._stories.append((job, len(job.story)))
+        self._histories.append((job, len(job.history)))
         if job.lingering is not None:
             self._table(job.lingering)
         if job.bad is not None:

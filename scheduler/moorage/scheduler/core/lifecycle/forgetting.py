@@ -83,7 +83,7 @@ class Forgetting:
 
 def _named(job: Job) -> set[int]:
     """Return the numbers of the workers that a job names."""
-    named = {row[WORKER] for row in job.story}
+    named = {row[WORKER] for row in job.history}
     named.update(num for num, _ in job.avoid)
     named.update(job.lacking)
     if job.preempts is not None:

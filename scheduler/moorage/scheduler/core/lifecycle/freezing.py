@@ -1,4 +1,4 @@
-"""Handles reports of freezing: a member is frozen or runs again, cannot be frozen, or is due to freeze or resume."""
+"""Handles reports of freezing: an attempt is frozen or runs again, cannot be frozen, or is due to freeze or resume."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
-from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Member
-from moorage.schemas.frames import Fact
+from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Attempt
+from moorage.schemas.frames import Report
 from moorage.schemas.printable import shown
 
 FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "freeze-due", "resume-due"})
@@ -17,38 +17,38 @@ FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "
 IDLE_S_MAX: Final = 10**9
 
 
-def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
+def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) -> None:
     """Write what follows from a report of a kind in `FREEZING`.
 
-    Do nothing if the report does not fit the member's state.
+    Do nothing if the report does not fit the attempt's state.
     """
-    kind, replica = fact.kind, member.replica
-    state, host = replica.state, fleet.hosts.get(member.worker.num)
-    answers = state == FROZEN and member.mask != 0 and fact.code == member.leased
+    kind, replica = report.kind, attempt.replica
+    state, host = replica.state, fleet.hosts.get(attempt.worker.num)
+    answers = state == FROZEN and attempt.mask != 0 and report.code == attempt.leased
     if kind == "frozen":
         if state == RUNNING:
             draft.freeze(replica, FROZEN)
             if host is not None:
-                fleet.freeze(host, member)
+                fleet.freeze(host, attempt)
     elif kind == "resumed":
         if answers:
             draft.freeze(replica, RUNNING)
     elif kind == "not-resumed":
         if answers:
-            draft.resume(replica, f"not resumed: {fact.detail}", leased=False)
+            draft.resume(replica, f"not resumed: {report.detail}", leased=False)
             if host is not None:
-                host.keep(member.home)
-                fleet.freeze(host, member)
+                host.keep(attempt.home)
+                fleet.freeze(host, attempt)
     elif kind == "not-frozen":
-        if state == RUNNING and member.freeze:
-            _write(draft, member, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
+        if state == RUNNING and attempt.freeze:
+            _write(draft, attempt, NOT_FROZEN, shown(report.detail)[:NOTE_CHARS_MAX])
     elif kind == "freeze-due":
-        if state == RUNNING and not member.freeze and replica.job.gang == GangPhase.NONE:
-            _write(draft, member, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
-    elif state in RUNS and member.wakes:
-        _write(draft, member, RESUME, "it is used again")
+        if state == RUNNING and not attempt.freeze and replica.job.gang == GangPhase.NONE:
+            _write(draft, attempt, FREEZE, f"idle for {min(max(report.code, 0), IDLE_S_MAX)} s")
+    elif state in RUNS and attempt.wakes:
+        _write(draft, attempt, RESUME, "it is used again")
 
 
-def _write(draft: Draft, member: Member, word: int, why: str) -> None:
-    replica = member.replica
+def _write(draft: Draft, attempt: Attempt, word: int, why: str) -> None:
+    replica = attempt.replica
     draft.add(Freeze(replica.job.num, replica.index, word, BY_WORKER, why))

@@ -69,19 +69,19 @@ class Health:
             self._leave(draft, worker, failed, shown)
 
     def _leave(self, draft: Draft, worker: Worker, failed: int, shown: dict[int, tuple[str, str, int]]) -> None:
-        """End the members on failed devices with notice; their jobs are not placed on these devices again."""
+        """End the attempts on failed devices with notice; their jobs are not placed on these devices again."""
         stands = [
-            (member, mask)
-            for member in worker.members.values()
-            if (mask := member.home & failed) and self.lifecycle.is_on_worker(member)
+            (attempt, mask)
+            for attempt in worker.attempts.values()
+            if (mask := attempt.home & failed) and self.lifecycle.is_on_worker(attempt)
         ]
-        for member, mask in stands:
+        for attempt, mask in stands:
             slot = (mask & -mask).bit_length() - 1
-            job = member.replica.job
-            if self.lifecycle.is_on_worker(member):  # else it leaves with its gang already
+            job = attempt.replica.job
+            if self.lifecycle.is_on_worker(attempt):  # else it leaves with its gang already
                 why = f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}"
-                # a frozen member has nothing on the device that failed
-                self.lifecycle.leave(draft, member, why, Count.LOSS if member.mask else Count.NONE)
+                # a frozen attempt has nothing on the device that failed
+                self.lifecycle.leave(draft, attempt, why, Count.LOSS if attempt.mask else Count.NONE)
             draft.avoid(job, worker, mask)
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str, why: str) -> int:
@@ -110,11 +110,11 @@ class Health:
         return released
 
     def _stuck(self, worker: Worker) -> int:
-        """Return the devices of members that their worker cannot end: it says that these are in other use."""
+        """Return the devices of attempts that their worker cannot end: it says that these are in other use."""
         host = self.lifecycle.fleet.hosts.get(worker.num)
         if host is None:
             return 0
-        return host.busy & reduce(or_, (each.mask for each in worker.members.values() if each.mode <= EXCLUSIVE), 0)
+        return host.busy & reduce(or_, (each.mask for each in worker.attempts.values() if each.mode <= EXCLUSIVE), 0)
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
         """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""
@@ -152,7 +152,7 @@ class Health:
 
     @staticmethod
     def _bytes(worker: Worker, frame: Renew) -> int:
-        return ACT_BYTES * (len(frame.unwell) + len(worker.unwell) + 2) + len(worker.members) * (
+        return ACT_BYTES * (len(frame.unwell) + len(worker.unwell) + 2) + len(worker.attempts) * (
             ACT_BYTES + 3 * STEP_BYTES
         )
 
@@ -167,7 +167,7 @@ def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, 
 
 
 def _bounded(said: Unwell) -> tuple[str, str, int]:
-    """Return a worker's report of a device cut to a bound: a printable kind and detail, and 1 if its members leave."""
+    """Return a worker's report of a device cut to a bound: a printable kind and detail, and 1 if its attempts leave."""
     kind = stripped(said.kind, KIND_CHARS_MAX) or "unwell"
     detail = stripped(said.detail, DETAIL_CHARS_MAX)
     return kind, detail, int(said.ends)

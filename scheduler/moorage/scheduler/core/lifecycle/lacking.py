@@ -14,7 +14,7 @@ from typing import Final
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import STARTING, Job, Member
+from moorage.scheduler.core.ledger.state import STARTING, Attempt, Job
 from moorage.scheduler.core.lifecycle.refusals import avoids_all
 
 #: how many of the hosts that refused a job its end names
@@ -30,7 +30,7 @@ class Lacking:
         self._shape_of = shape_of
         self._most = most
 
-    def why_over(self, draft: Draft, member: Member, why: str) -> str | None:
+    def why_over(self, draft: Draft, member: Attempt, why: str) -> str | None:
         """Return why the job ends with this refusal, which is recorded already; None if it does not end.
 
         That is the refusal's own reason followed by the hosts that lack what the job needs, the last ones by name, cut
@@ -48,13 +48,13 @@ class Lacking:
         return why[: NOTE_CHARS_MAX - len(tail)] + tail
 
     @staticmethod
-    def _may_still_start(member: Member, lacking: list[int]) -> bool:
+    def _may_still_start(member: Attempt, lacking: list[int]) -> bool:
         """Return whether another replica is about to start on a host that has not refused the job."""
         job = member.replica.job
         if job.gang:
             return False  # it ends as a whole
         for peer in job.rows.values() if len(job.rows) > 1 else ():
-            if peer.state in STARTING and peer.member is not None and peer.member.worker.num not in lacking:
+            if peer.state in STARTING and peer.attempt is not None and peer.attempt.worker.num not in lacking:
                 return True
         return False
 

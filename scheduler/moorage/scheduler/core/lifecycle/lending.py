@@ -89,10 +89,10 @@ def recorded_devices(worker: Worker) -> list[DeviceName]:
 
 
 def _lent_by(worker: Worker) -> list[DeviceName]:
-    """Return the devices that a worker lends, and those it no longer lends but on which members still run."""
+    """Return the devices that a worker lends, and those it no longer lends but on which attempts still run."""
     held = 0
-    for member in worker.members.values():
-        held |= member.home
+    for attempt in worker.attempts.values():
+        held |= attempt.home
     return _lent(recorded_devices(worker), worker.hello.get("lent_slots"), held)
 
 

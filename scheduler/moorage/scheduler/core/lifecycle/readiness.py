@@ -1,4 +1,4 @@
-"""Handles reports of readiness: a running member is ready for work, or is not any more, and where it is reached."""
+"""Handles reports of readiness: a running attempt is ready for work, or is not any more, and where it is reached."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import TELLS_READY, Member
-from moorage.schemas.frames import Fact
+from moorage.scheduler.core.ledger.state import TELLS_READY, Attempt
+from moorage.schemas.frames import Report
 
 READINESS: Final = frozenset({"ready", "not-ready"})
 #: a name or an address of a host, as a worker's setting `address` takes it, and an IPv6 address in brackets
@@ -25,8 +25,8 @@ def is_address(detail: str, ports_max: int = 1) -> bool:
     )
 
 
-def on_readiness(draft: Draft, member: Member, fact: Fact) -> None:
+def on_readiness(draft: Draft, attempt: Attempt, report: Report) -> None:
     """Write what follows from a report of a kind in `READINESS`; do nothing if it says what is known."""
-    is_ready = fact.kind == "ready"
-    if member.replica.state in TELLS_READY and member.ready != is_ready:
-        draft.ready(member, is_ready, fact.detail)
+    is_ready = report.kind == "ready"
+    if attempt.replica.state in TELLS_READY and attempt.ready != is_ready:
+        draft.ready(attempt, is_ready, report.detail)

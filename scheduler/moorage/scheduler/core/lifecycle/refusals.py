@@ -12,9 +12,9 @@ def every_slot(worker: Worker) -> int:
 
 
 def was_refused(job: Job, worker: Worker) -> bool:
-    """Return whether this worker refused the job because of what it runs, by the part of its story in memory."""
+    """Return whether this worker refused the job because of what it runs, by the part of its history in memory."""
     return worker.num in job.lacking or any(
-        row[WORKER] == worker.num and row[WHY].startswith(ABOUT_THE_JOB) for row in job.story
+        row[WORKER] == worker.num and row[WHY].startswith(ABOUT_THE_JOB) for row in job.history
     )
 
 

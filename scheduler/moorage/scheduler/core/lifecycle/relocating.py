@@ -43,8 +43,8 @@ from moorage.scheduler.core.ledger.state import (
     RUNS,
     STATE,
     WHY,
+    Attempt,
     Job,
-    Member,
     Replica,
     State,
 )
@@ -70,45 +70,46 @@ class Leaves(NamedTuple):
     `is_awaited`: another job waits for what it holds, so it ends as soon as its replacement finds no place.
     """
 
-    member: Member
+    member: Attempt
     why: str
     by_ms: int | None
     is_awaited: bool = False
 
 
-def staying_for(state: State, job: Job) -> Iterator[tuple[Member, int]]:
+def staying_for(state: State, job: Job) -> Iterator[tuple[Attempt, int]]:
     """Yield the members of services that end for a job once others serve, each with the ledger ms of its end."""
     if job.preempts is None or len(job.preempts) < 3:
         return
     hosts, _, stay = job.preempts
     for num, index, by_ms in zip(stay[::3], stay[1::3], stay[2::3], strict=True):
         row = victim.rows.get(index) if (victim := state.jobs.get(num)) is not None else None
-        if row is not None and row.member is not None and row.member.worker.num in hosts and row.state in MAY_END:
-            yield row.member, by_ms
+        if row is not None and row.attempt is not None and row.attempt.worker.num in hosts and row.state in MAY_END:
+            yield row.attempt, by_ms
 
 
 def is_serving(replica: Replica, request: Request) -> bool:
     """Return whether a replica is ready for calls; one whose request does not say how to see that, once it runs."""
-    if replica.state != RUNNING or replica.member is None:
+    if replica.state != RUNNING or replica.attempt is None:
         return False
-    return request.workload.ready is None or replica.member.ready
+    return request.workload.ready is None or replica.attempt.ready
 
 
-def _has_served(member: Member, request: Request) -> bool:
-    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as its job's story tells."""
+def _has_served(member: Attempt, request: Request) -> bool:
+    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as the history tells."""
     row = member.replica
     if request.service is None or row.state not in RUNS:
         return False
     if request.workload.ready is None or member.ready or row.state == FROZEN:
         return True
     return any(
-        (each[REPLICA], each[ATTEMPT], each[STATE]) == (row.index, row.attempt, NOT_READY) for each in row.job.story
+        (each[REPLICA], each[ATTEMPT], each[STATE]) == (row.index, row.attempt_no, NOT_READY)
+        for each in row.job.history
     )
 
 
 def _has_moved(job: Job, index: int) -> bool:
     """Return whether a replica was cancelled because another one serves in its place, not by anybody's order."""
-    cancels = (row[WHY] for row in job.story if row[REPLICA] == index and row[STATE] in (CANCELLING, CANCELLED))
+    cancels = (row[WHY] for row in job.history if row[REPLICA] == index and row[STATE] in (CANCELLING, CANCELLED))
     return any(why.startswith(MOVED) for why in cancels)
 
 
@@ -154,7 +155,7 @@ class Relocating:
         for each in leaves.values():
             self._begin(draft, each, moving)
 
-    def moves(self, member: Member) -> bool:
+    def moves(self, member: Attempt) -> bool:
         """Return whether a member serves, and may go on until another one does."""
         job = member.replica.job
         request = self._lifecycle.request_of(job)
@@ -169,7 +170,7 @@ class Relocating:
             if by_ms is not None or worker.flag == "draining":
                 why = f"{worker.id} is drained" if by_ms is None else f"{worker.id} was told to end"
                 by_ms = None if by_ms is None else by_ms - AHEAD_MS
-                current = (member for member in worker.members.values() if member.replica.member is member)
+                current = (member for member in worker.attempts.values() if member.replica.attempt is member)
                 yield from (Leaves(member, why, by_ms) for member in current)
         for job in self._state.preempting.values():
             for member, by_ms in staying_for(self._state, job):
@@ -227,7 +228,7 @@ class Relocating:
         back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
         return min([*back, *(first for first, _ in job.fresh[:1])], default=None)
 
-    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Member, Leaves]) -> None:
+    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Attempt, Leaves]) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(job, old), self._state_of(job, new)
@@ -247,7 +248,7 @@ class Relocating:
             else:
                 self._cancel(draft, job, old, f"{MOVED}{new}")
         elif was in MAY_END:
-            member = job.rows[old].member
+            member = job.rows[old].attempt
             assert member is not None
             leaves = leaving.get(member)
             if leaves is None or not self._moves(job, request):
@@ -288,7 +289,7 @@ class Relocating:
     def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
         """Write that a move is over, and take this number away, -1 for none: once the record of its end is stored."""
         state = job.state_of(gone) if gone >= 0 else CANCELLED
-        now = takewhile(lambda row: row[REV] > job.told, reversed(job.story))  # what this record says of the job
+        now = takewhile(lambda row: row[REV] > job.told, reversed(job.history))  # what this record says of the job
         if state is None or not IS_TERMINAL[state] or any(row[REPLICA] == gone for row in now):
             return
         draft.add(Relocated(job.num, gone))

@@ -39,9 +39,9 @@ class Retention:
 
         Then that job is compacted with this record or the next ones, after all that ended before it.
         """
-        if not job.over or not job.story:
+        if not job.over or not job.history:
             return False
-        if self._state.time_ms - job.story[-1][AT_MS] < self._config.finished_keep_ms:
+        if self._state.time_ms - job.history[-1][AT_MS] < self._config.finished_keep_ms:
             return False
         self._through = job.num
         return True

@@ -24,7 +24,7 @@ from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import FROZEN, Job, Member, State
+from moorage.scheduler.core.ledger.state import FROZEN, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
@@ -48,12 +48,12 @@ SILENT_MS: Final = 25_000
 _NO_CALLS: Final = 0.01
 
 
-def member_of(state: State, tenant: str, load: MemberLoad) -> Member | None:
+def member_of(state: State, tenant: str, load: MemberLoad) -> Attempt | None:
     """Return the attempt that says this of itself; None if it is none of the current ones."""
     job = state.job(tenant, load.job)
     row = job.rows.get(load.replica) if job is not None else None
-    member = None if row is None else row.member
-    if member is None or member.fence != load.fence or load.attempt not in (0, member.attempt):
+    member = None if row is None else row.attempt
+    if member is None or member.fence != load.fence or load.attempt not in (0, member.no):
         return None
     return member
 
@@ -153,7 +153,7 @@ class Scaling:
         bound: Callable[[Job, int], None],
         up_s: float,
         down_s: float,
-        refused: Callable[[Member], bool],
+        refused: Callable[[Attempt], bool],
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -250,7 +250,7 @@ class Scaling:
         """Return how many members a job has on workers that were not asked to end."""
         return sum(1 for _ in self._members(job))
 
-    def give_way(self, draft: Draft, job: Job, why: str, member: Member) -> None:
+    def give_way(self, draft: Draft, job: Job, why: str, member: Attempt) -> None:
         """End a member for the job that replaces this one; it waits until `come_back`."""
         request, service = self._lifecycle.request_of(job), self._services.get(job.num)
         count = self.count(job) if service is not None else wanted_of(job, request)
@@ -323,12 +323,12 @@ class Scaling:
             return True
         return False
 
-    def _can_freeze(self, members: list[Member], request: Request) -> bool:
+    def _can_freeze(self, members: list[Attempt], request: Request) -> bool:
         driver = request.workload.driver
         return any(each.worker.can(driver).get("freezes") and not self._refused(each) for each in members)
 
     def _needs(
-        self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int
+        self, request: Request, service: _Service, members: list[Attempt], wanted: int, mono_ms: int
     ) -> tuple[int, str, int]:
         """Return how many members the calls need, what is said of that, and how many answer calls now.
 
@@ -359,14 +359,14 @@ class Scaling:
             service.pressed = ""
         return min(max(needs, scale.min), scale.max), why, answering
 
-    def _members(self, job: Job) -> Iterator[Member]:
+    def _members(self, job: Job) -> Iterator[Attempt]:
         """Yield the members of a job on workers that were not asked to end, without one that is to replace another."""
         old, new = job.relocating or (-1, -1)
         leaves = job.rows.get(old)
-        if leaves is None or leaves.member is None or not self._lifecycle.is_on_worker(leaves.member):
+        if leaves is None or leaves.attempt is None or not self._lifecycle.is_on_worker(leaves.attempt):
             new = -1  # it has done so
         for replica in job.rows.values():
-            member = replica.member
+            member = replica.attempt
             if member is not None and replica.index != new and self._lifecycle.is_on_worker(member):
                 yield member
 
@@ -378,10 +378,10 @@ class Scaling:
         draft.add(Scale(job.num, wanted, why))
         self._bound(job, wanted)
 
-    def _end_fewest(self, draft: Draft, service: _Service, members: list[Member], count: int, why: str) -> None:
+    def _end_fewest(self, draft: Draft, service: _Service, members: list[Attempt], count: int, why: str) -> None:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
 
-        def calls(member: Member) -> tuple[int, int]:
+        def calls(member: Attempt) -> tuple[int, int]:
             heard = service.heard.get(member.name)
             return (-1 if heard is None else heard.load.running + heard.load.waiting, -member.replica.index)
 

@@ -22,8 +22,8 @@ from moorage.scheduler.core.ledger.state import (
     RUNNING,
     STATE,
     WHY,
+    Attempt,
     Job,
-    Member,
     Replica,
     State,
     Transition,
@@ -58,7 +58,7 @@ class Services:
     """
 
     def __init__(
-        self, state: State, lifecycle: Lifecycle, replacing: Callable[[Draft, Job, Job], list[Member] | None]
+        self, state: State, lifecycle: Lifecycle, replacing: Callable[[Draft, Job, Job], list[Attempt] | None]
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -206,7 +206,7 @@ class Services:
         members = self._replacing(draft, new, old)
         over = tenant.gpus + self._lifecycle.shape_of(new).gpus - tenant.gpus_max if tenant.gpus_max else 0
         if members == [] and over > 0:  # there is room for it, beyond the limit
-            current = (row.member for row in reversed(old.rows.values()))
+            current = (row.attempt for row in reversed(old.rows.values()))
             members = [each for each in current if each is not None and self._lifecycle.is_on_worker(each)][:1]
         if members and len(members) <= most and members[0].mask.bit_count() * most >= over:
             scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", members[0])
@@ -219,19 +219,19 @@ class Services:
     @staticmethod
     def _has_failed(job: Job) -> bool:
         """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
-        ended = [row for row in job.rows.values() if row.attempt and row.state == QUEUED]
+        ended = [row for row in job.rows.values() if row.attempt_no and row.state == QUEUED]
         if not ended and not job.bad:
             return False
         attempts: dict[tuple[int, int], list[Transition]] = {}
-        for row in job.story:
+        for row in job.history:
             attempts.setdefault((row[REPLICA], row[FENCE]), []).append(row)
         if any(_ended_by_itself(attempts.get((row.index, row.fence), ())) for row in ended):
             return True
-        return bool(job.bad) and not any(row[STATE] == READY for row in job.story)
+        return bool(job.bad) and not any(row[STATE] == READY for row in job.history)
 
     def _is_leaving(self, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""
-        return replica.member is not None and replica.state in LEAVING and not self._lifecycle.lingers(replica.member)
+        return replica.attempt is not None and replica.state in LEAVING and not self._lifecycle.lingers(replica.attempt)
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
@@ -268,4 +268,4 @@ def _is_put_off(job: Job) -> bool:
 
 def _is_ready(replica: Replica) -> bool:
     """Return whether a replica serves, as its worker has told."""
-    return replica.state == RUNNING and replica.member is not None and replica.member.ready
+    return replica.state == RUNNING and replica.attempt is not None and replica.attempt.ready

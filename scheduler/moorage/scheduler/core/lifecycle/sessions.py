@@ -26,7 +26,7 @@ from moorage.scheduler.core.ledger.state import (
     LEAVING,
     LOST_KEPT,
     RUNNING,
-    Member,
+    Attempt,
     State,
     Worker,
 )
@@ -37,26 +37,26 @@ from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
+from moorage.schemas.frames import Goodbye, Held, Hello, Join, Load, Renew, ReportAck, ReportFrame, Resized
 from moorage.schemas.hello_check import check_hello, devices_of
 from moorage.schemas.printable import stripped
 from moorage.schemas.release import RELEASE, release_problem
 
-#: after this many renewals in a row without a member, its worker is asked about it
+#: after this many renewals in a row without an attempt, its worker is asked about it
 MISSED_MAX: Final = 3
 #: fields that the scheduler adds to a recorded hello
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})
 #: a worker that joins so often in a row without a frame of its session counts as not heard from
 JOINS_UNPROVEN_MAX: Final = 2
 #: the tables of a term that are neither in the ledger nor reported again
-KNOWN: Final = ("former", "reports", "ahead", "hostless", "joins")
+KNOWN: Final = ("former", "renewals", "ahead", "hostless", "joins")
 _OVER: Final = frozenset({"exited", "ran", "refused", "withdrawn", "not-held"})
 
 
-class Report(NamedTuple):
-    """The members in a worker's last renewal that the ledger did not know; `twice`: also in the renewal before.
+class RenewalAudit(NamedTuple):
+    """The attempts in a worker's last renewal that the ledger did not know; `twice`: also in the renewal before.
 
-    Members that it shows as ended are left out.
+    Attempts that it shows as ended are left out.
     """
 
     unknown: frozenset[AttemptName]
@@ -77,7 +77,8 @@ class Sessions:
         self.release = RELEASE  # of this scheduler
         #: by worker number: the capabilities of the previous session, until the join that ended it is answered
         self.former: dict[int, dict[str, Any]] = {}
-        self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
+        #: by worker number, of workers that renewed in this term; for audits
+        self.renewals: dict[int, RenewalAudit] = {}
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not contain
         #: by worker number: since which monotonic ms it has a session and no host, as the core failed on it
         self.hostless: dict[int, int] = {}
@@ -90,14 +91,14 @@ class Sessions:
     def join(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | str:
         """Write a join, and return the id of a session (for a repeated join, the current one), or a problem.
 
-        One record first takes the reports of the old session, then adopts the members that the join lists, and then
+        One record first takes the reports of the old session, then adopts the attempts that the join lists, and then
         declares all others over.
         """
         apart = release_problem(frame.hello.release, self.release)
         if apart is not None:
             return apart
         elsewhere = frame.ledger not in ("", self.state.ledger_id) and not self.state.follows(frame.ledger)
-        if elsewhere and (frame.holding or frame.facts):
+        if elsewhere and (frame.holding or frame.reports):
             return problem(
                 "failed-precondition",
                 f"the worker has jobs of another ledger, {frame.ledger}, or reports about them; this scheduler's ledger"
@@ -192,14 +193,14 @@ class Sessions:
         return num
 
     def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
-        """End a known worker's last session: take its reports, adopt the listed members, declare the rest over.
+        """End a known worker's last session: take its reports, adopt the listed attempts, declare the rest over.
 
-        Return the worker's number; or a problem, and nothing is done, if listed members hold devices that have moved.
+        Return the worker's number; or a problem, and nothing is done, if listed attempts hold devices that have moved.
         """
         listed = frozenset(map(name_in, frame.holding))
         moved = moved_devices(worker, frame, listed)
-        over = {name_in(fact) for fact in frame.facts if fact.kind in _OVER}
-        alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
+        over = {name_in(report) for report in frame.reports if report.kind in _OVER}
+        alive = sorted(key for key in moved - over if worker.attempts[key].phase != AT_EXITED)
         if alive:
             # they cannot be adopted, as their masks would mean other devices; nor placed again, as they still run
             return problem(
@@ -214,9 +215,9 @@ class Sessions:
         if is_new:
             self.health.ask_anew(draft, worker)  # before its reports: what it refuses in these stands
         if _supervisor_died(worker, frame):
-            self.lifecycle.on_facts_of_dead_supervisor(draft, worker, frame.facts)
+            self.lifecycle.on_reports_of_dead_supervisor(draft, worker, frame.reports)
         else:
-            self.lifecycle.on_facts(draft, worker, frame.facts)
+            self.lifecycle.on_reports(draft, worker, frame.reports)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
         self.former[worker.num] = {"capabilities": worker.hello.get("capabilities", {})}
@@ -228,7 +229,7 @@ class Sessions:
 
     def forget(self, num: int) -> None:
         """Drop what is known of a worker that the ledger has forgotten."""
-        for table in (self.former, self.ahead, self.reports, self.joins):
+        for table in (self.former, self.ahead, self.renewals, self.joins):
             table.pop(num, None)
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
@@ -240,22 +241,24 @@ class Sessions:
         self.lifecycle.lose_worker(draft, worker, GOODBYE, frozenset())
         return None
 
-    def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
+    def joined(self, worker: Worker, attempts: Iterable[tuple[Attempt, Shape]], mono_ms: int) -> None:
         """Add the host to the fleet after the fold, as heard from just now.
 
         A worker that joins repeatedly without naming its session does not receive the answers: nothing is placed on it
         until a renewal proves that it does.
         """
-        host = self.fleet.join(worker, members)
+        host = self.fleet.join(worker, attempts)
         self.lending.joined(worker)
         joins = self.joins[worker.num] = self.joins.get(worker.num, 0) + 1
         host.heard = joins <= JOINS_UNPROVEN_MAX
         host.last_ms = mono_ms
         self.fleet.refresh(host)
 
-    # ------------------------------------------------------------------------------------------- facts
+    # ------------------------------------------------------------------------------------------- reports
 
-    def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
+    def reports(
+        self, draft: Draft, event: FromWorker, frame: ReportFrame, folded: dict[int, int]
+    ) -> Problem | ReportAck:
         """Handle a report frame and return its acknowledgement; a problem if its session is over or frames are missing.
 
         A frame that was handled before is only acknowledged again. `folded` is the number of the last frame handled in
@@ -267,7 +270,7 @@ class Sessions:
         self.joins.pop(worker.num, None)
         last = folded.get(worker.num, worker.no)
         if frame.no <= last:
-            return FactAck(last, self.state.epoch)
+            return ReportAck(last, self.state.epoch)
         if frame.no != last + 1:
             if not self.state.restored_epoch and self._is_ahead(
                 worker, f"{frame.no - 1} answered frames of its reports, and the ledger has {last}"
@@ -275,15 +278,15 @@ class Sessions:
                 return no_leader()
             return problem(
                 "gap",
-                f"fact frame {frame.no} came, {last + 1} is next",
+                f"report frame {frame.no} came, {last + 1} is next",
                 found=frame.no,
                 allowed=str(last + 1),
                 next=f"send frame {last + 1} again",
             )
-        self.lifecycle.on_facts(draft, worker, frame.facts)
+        self.lifecycle.on_reports(draft, worker, frame.reports)
         draft.count(worker, frame.no)
         folded[worker.num] = frame.no
-        return FactAck(frame.no, self.state.epoch)
+        return ReportAck(frame.no, self.state.epoch)
 
     @staticmethod
     def _is_current(worker: Worker | None, session: str) -> TypeGuard[Worker]:
@@ -337,8 +340,8 @@ class Sessions:
         return host
 
     def note_unknown(self, worker: Worker, unknown: list[Held]) -> None:
-        """Note the members in a worker's renewal that the ledger does not know, for audits."""
-        self.reports[worker.num] = reported(self.reports.get(worker.num), unknown)
+        """Note the attempts in a worker's renewal that the ledger does not know, for audits."""
+        self.renewals[worker.num] = audited(self.renewals.get(worker.num), unknown)
 
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
         """Return whether a worker first heard from in this term knows records that the ledger does not contain (H7).
@@ -448,35 +451,35 @@ class Sessions:
 
     def differences(
         self, worker: Worker, held: list[Held], no: int, resized: list[Resized]
-    ) -> tuple[list[Member], list[Held]]:
-        """Return the members to send to a worker again, and those in its list that the ledger does not know.
+    ) -> tuple[list[Attempt], list[Held]]:
+        """Return the attempts to send to a worker again, and those in its list that the ledger does not know.
 
-        `no` is the number of the last report frame that it knows to be answered. In each member that the list lacks,
+        `no` is the number of the last report frame that it knows to be answered. In each attempt that the list lacks,
         `missed` counts that renewal.
         """
         has = {name_in(each): each.n for each in resized}
         shown = {name_in(entry): entry for entry in held}
-        unknown = [entry for key, entry in shown.items() if key not in worker.members]
+        unknown = [entry for key, entry in shown.items() if key not in worker.attempts]
         again = []
-        for key, member in worker.members.items():
+        for key, attempt in worker.attempts.items():
             entry = shown.get(key)
             if entry is not None:
-                member.missed = 0
-                if wants_more(member, entry.phase) or _is_behind(member, has.get(key, 0)):
-                    again.append(member)
-            elif member.phase == AT_EXITED:
+                attempt.missed = 0
+                if wants_more(attempt, entry.phase) or _is_behind(attempt, has.get(key, 0)):
+                    again.append(attempt)
+            elif attempt.phase == AT_EXITED:
                 continue
             else:
                 if no >= worker.no:  # a larger number: a restored ledger lacks reports since its backup
-                    member.missed += 1
-                again.append(member)
+                    attempt.missed += 1
+                again.append(attempt)
         return again, unknown
 
 
-def reported(last: Report | None, unknown: list[Held]) -> Report:
-    """Return the report of a renewal that lists these unknown members; `last` is the report before, None for none."""
+def audited(last: RenewalAudit | None, unknown: list[Held]) -> RenewalAudit:
+    """Return the report of a renewal that lists these unknown attempts; `last` is the report before, None for none."""
     keys = frozenset(name_in(entry) for entry in unknown if entry.phase != "exited")
-    return Report(keys, keys & last.unknown if last is not None else frozenset())
+    return RenewalAudit(keys, keys & last.unknown if last is not None else frozenset())
 
 
 def _as_recorded(hello: Hello) -> dict[str, Any]:
@@ -490,21 +493,21 @@ def _as_recorded(hello: Hello) -> dict[str, Any]:
     return recorded
 
 
-def _is_behind(member: Member, has: int) -> bool:
+def _is_behind(attempt: Attempt, has: int) -> bool:
     """Return whether the job's part of its devices has changed since the order that the worker last applied."""
-    resizes = member.replica.job.resizes
+    resizes = attempt.replica.job.resizes
     return bool(resizes) and has < resizes[-1].seq
 
 
-def wants_more(member: Member, phase: str) -> bool:
-    """Return whether a worker reports a phase in which it must get its member's order again."""
-    if member.replica.state in LEAVING:
+def wants_more(attempt: Attempt, phase: str) -> bool:
+    """Return whether a worker reports a phase in which it must get its attempt's order again."""
+    if attempt.replica.state in LEAVING:
         return phase in ("claimed", "running", "frozen")
-    if member.replica.state == RUNNING and phase in ("running", "frozen"):
-        return member.freeze or phase == "frozen"
-    if member.replica.state == FROZEN:
-        return member.mask != 0
-    return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
+    if attempt.replica.state == RUNNING and phase in ("running", "frozen"):
+        return attempt.freeze or phase == "frozen"
+    if attempt.replica.state == FROZEN:
+        return attempt.mask != 0
+    return phase == "claimed" and attempt.replica.job.gang == GangPhase.STARTED
 
 
 def _supervisor_died(worker: Worker, frame: Join) -> bool:
@@ -528,23 +531,23 @@ def no_leader() -> Problem:
 
 def has_kept_jobs(worker: Worker) -> bool:
     """Return whether jobs wait for this machine to come back (on_partition keep)."""
-    current = (member.replica for member in worker.members.values() if member.replica.member is member)
+    current = (attempt.replica for attempt in worker.attempts.values() if attempt.replica.attempt is attempt)
     return any(replica.state == LOST_KEPT for replica in current)
 
 
 def lose_bytes(worker: Worker) -> int:
-    """Return the most bytes written by ending a session: two steps for each member and each rank of its gangs."""
+    """Return the most bytes written by ending a session: two steps for each attempt and each rank of its gangs."""
     return sum(
-        2 * STEP_BYTES * (member.replica.job.size if member.replica.job.gang else 1)
-        for member in worker.members.values()
+        2 * STEP_BYTES * (attempt.replica.job.size if attempt.replica.job.gang else 1)
+        for attempt in worker.attempts.values()
     )
 
 
 def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
     """Return whether the record has room for the most that this frame may write; an empty record always has."""
     frame, size = event.frame, 0
-    if isinstance(frame, FactFrame | Join):
-        size = 2 * STEP_BYTES * len(frame.facts)
+    if isinstance(frame, ReportFrame | Join):
+        size = 2 * STEP_BYTES * len(frame.reports)
     if isinstance(frame, Join | Goodbye):
         worker = state.workers.get(event.worker)
         size += lose_bytes(worker) if worker is not None else 0
@@ -552,7 +555,7 @@ def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[AttemptName]) -> frozenset[AttemptName]:
-    """Return the listed members on a slot that has another device (vendor, uuid), or none, in the new session."""
+    """Return the listed attempts on a slot that has another device (vendor, uuid), or none, in the new session."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
-    return frozenset(key for key in listed if key in worker.members and worker.members[key].home & ~same)
+    return frozenset(key for key in listed if key in worker.attempts and worker.attempts[key].home & ~same)

@@ -33,7 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     SLOTS,
     STATE,
     WHY,
-    Member,
+    Attempt,
     State,
     Transition,
 )
@@ -72,7 +72,7 @@ class _Heard:
         "told", "told_ms", "vain",
     )  # fmt: skip
 
-    def __init__(self, member: Member, load: MemberLoad | None, mono_ms: int) -> None:
+    def __init__(self, member: Attempt, load: MemberLoad | None, mono_ms: int) -> None:
         self.member = member
         self.load = load  # None: it has said nothing yet, as one that loads its model
         self.called_ms = mono_ms  # when it had a call last, or was heard first
@@ -136,7 +136,7 @@ class Sleeping:
         ends_turn = heard.has_ended and not member.freeze and member.replica.state == RUNNING
         self.is_called |= ends_turn or (member.wakes and heard.is_called)
 
-    def waking(self, member: Member, began_ms: int = 0) -> str:
+    def waking(self, member: Attempt, began_ms: int = 0) -> str:
         """Return what it takes to have a frozen member's memory back on its GPUs, of which `began_ms` are over; "" if
         nothing is known of it."""
         swap = self.swaps.of(member.replica.job.num)
@@ -144,7 +144,7 @@ class Sleeping:
         takes = f"about {max(1, math.ceil((swap.in_ms - began_ms) / 1000))} s" if swap.in_ms > began_ms else ""
         return f"waking: {', '.join(filter(None, (size, takes)))}" if size or takes else ""
 
-    def waits(self, member: Member) -> Wait:
+    def waits(self, member: Attempt) -> Wait:
         """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long from now."""
         swap, waking, job = self.swaps.of(member.replica.job.num), self.waking(member), member.replica.job
         if job.hold is not None or self._state.read_tenant(job.tenant).hold is not None:
@@ -167,7 +167,7 @@ class Sleeping:
             and not (other.freeze or other.mask)
             and (mask or _since(other) < _since(member))
         )
-        holders = [other for other in host.worker.members.values() if other.mask & member.home & ~mask]
+        holders = [other for other in host.worker.attempts.values() if other.mask & member.home & ~mask]
         if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
             return Wait(None, "waits for the end of the job on its GPUs")
         refused = [other for other in holders if not self.could_freeze(other)]
@@ -186,7 +186,7 @@ class Sleeping:
         first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
         return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
 
-    def _left_ms(self, member: Member) -> int:
+    def _left_ms(self, member: Attempt) -> int:
         """Return for how long a member keeps its GPUs from another one that sleeps and is called; 0 if unknown.
 
         One that is waking has its turn first.
@@ -205,27 +205,27 @@ class Sleeping:
             least_ms += round(1000 * request.workload.grace_s)
         return max(0, least_ms - awake_ms)
 
-    def _out_ms(self, member: Member) -> int:
+    def _out_ms(self, member: Attempt) -> int:
         """Return how long a member takes to leave its GPUs, less what is over of it."""
         heard, out_ms = self._heard.get(member.name), self.swaps.of(member.replica.job.num).out_ms
         since_ms = heard.freezes_ms if heard is not None and member.freeze else None
         return out_ms if since_ms is None else max(0, out_ms - (self._looked_ms - since_ms))
 
-    def _wakes_ms(self, member: Member) -> int:
+    def _wakes_ms(self, member: Attempt) -> int:
         """Return for how long a member that is to run on has had its GPUs again."""
         return max(0, self._state.time_ms - (_leased_ms(member) or self._state.time_ms))
 
-    def _turn_ms(self, member: Member) -> int:
+    def _turn_ms(self, member: Attempt) -> int:
         """Return how long a turn of a frozen member takes, from its resume to the next one's."""
         swap, request = self.swaps.of(member.replica.job.num), self._lifecycle.request_of(member.replica.job)
         return swap.in_ms + swap.out_ms + round(1000 * (request.service.awake_s if request.service else 0))
 
-    def refused(self, member: Member) -> bool:
+    def refused(self, member: Attempt) -> bool:
         """Return whether a member without calls runs on because its worker could not freeze it."""
         heard = self._heard.get(member.name)
         return heard is not None and not heard.is_called and bool(self.stays_awake(member))
 
-    def stays_awake(self, member: Member) -> str:
+    def stays_awake(self, member: Attempt) -> str:
         """Return why a member runs on that was to be frozen since its last call; "" if it was not, or is to be yet."""
         heard = self._heard.get(member.name)
         if heard is None or not heard.asked or member.freeze:
@@ -261,7 +261,7 @@ class Sleeping:
     def _find_silent(self, mono_ms: int) -> None:
         """Follow members, too, that have said nothing yet, once others wait for their devices."""
         for host in self._fleet.with_frozen.values():
-            for member in host.worker.members.values() if host.needed & ~host.free else ():
+            for member in host.worker.attempts.values() if host.needed & ~host.free else ():
                 sleeps = self._lifecycle.request_of(member.replica.job).sleeps
                 if sleeps and member.name not in self._heard and self._is_needed(member):
                     self._heard[member.name] = _Heard(member, None, mono_ms)
@@ -335,7 +335,7 @@ class Sleeping:
             return False
         return mono_ms - heard.awake_ms >= 1000 * spec.awake_s
 
-    def _used_mib(self, member: Member) -> int:
+    def _used_mib(self, member: Attempt) -> int:
         """Return the memory that a member uses on its GPUs; 0 if its worker does not say."""
         host = self._fleet.hosts.get(member.worker.num)
         use = None if host is None else host.use.get(member.name)
@@ -352,37 +352,37 @@ class Sleeping:
             return ""
         return f"no call for {many(quiet_ms // 1000, 'second')}"
 
-    def _is_needed(self, member: Member) -> bool:
+    def _is_needed(self, member: Attempt) -> bool:
         """Return whether a frozen member that is to run on waits for devices that this one has."""
         host = self._fleet.hosts.get(member.worker.num)
         return host is not None and bool(member.mask & host.needed)
 
-    def _is_guest(self, member: Member) -> bool:
+    def _is_guest(self, member: Attempt) -> bool:
         """Return whether one that waits for the devices of this member was placed there before it."""
         mask = member.mask
         frozen = self._fleet.hosts[member.worker.num].frozen.values()
         waiting = [other for other in frozen if mask & other.home and not other.freeze]
         return any(other.fence < member.fence for other in waiting)
 
-    def could_freeze(self, member: Member) -> bool:
+    def could_freeze(self, member: Attempt) -> bool:
         """Return whether a member was frozen when it was last to be, or was not asked to be."""
         heard = self._heard.get(member.name)
         return heard is None or not heard.vain or member.freeze
 
 
-def _since(member: Member) -> int:
+def _since(member: Attempt) -> int:
     """Return what those that wait for their GPUs are ordered by: the record that gave them to it last."""
     return max(member.fence, member.leased)
 
 
-def _last_row(member: Member, word: int) -> Transition | None:
-    """Return the last row of a member with this word in its job's story; None if the story has it no more."""
+def _last_row(member: Attempt, word: int) -> Transition | None:
+    """Return the last row of a member with this word in its job's history; None if the history has it no more."""
     of = member.replica.index, member.fence, word
-    return next((r for r in reversed(member.replica.job.story) if (r[REPLICA], r[FENCE], r[STATE]) == of), None)
+    return next((r for r in reversed(member.replica.job.history) if (r[REPLICA], r[FENCE], r[STATE]) == of), None)
 
 
-def _leased_ms(member: Member) -> int | None:
-    """Return the ledger ms at which a member that was frozen got its devices; None if its job's story has it no more.
+def _leased_ms(member: Attempt) -> int | None:
+    """Return the ledger ms at which a member that was frozen got its devices; None if its job's history has it no more.
 
     It has been resumed since.
     """
@@ -390,11 +390,11 @@ def _leased_ms(member: Member) -> int | None:
     return row[AT_MS] if row is not None and row[SLOTS] else None
 
 
-def _why_not(member: Member) -> str:
-    """Return why a member could not be frozen when it was last to be; "" if its job's story has it no more."""
+def _why_not(member: Attempt) -> str:
+    """Return why a member could not be frozen when it was last to be; "" if its job's history has it no more."""
     row = _last_row(member, NOT_FROZEN)
     return row[WHY] if row is not None else ""
 
 
-def _write(draft: Draft, member: Member, word: int, why: str) -> None:
+def _write(draft: Draft, member: Attempt, word: int, why: str) -> None:
     draft.add(Freeze(member.replica.job.num, member.replica.index, word, BY_WORKER, why))

@@ -17,7 +17,7 @@ from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.ledger.state import RUNNING, Job, Member, State
+from moorage.scheduler.core.ledger.state import RUNNING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import AttemptUse, DeviceUse, Stalled
@@ -33,7 +33,7 @@ GANG: Final = -1
 class Still(NamedTuple):
     """A running attempt that shows no sign of work, as its worker said last."""
 
-    member: Member
+    attempt: Attempt
     use: AttemptUse
 
 
@@ -84,15 +84,15 @@ class Stalls:
             return
         stalled, told_now = self._stalled(), dict[int, dict[int, Stall]]()
         for (num, which), ranks in stalled.items():
-            job = ranks[0].member.replica.job
-            attempts = frozenset(each.member.name for each in ranks)
+            job = ranks[0].attempt.replica.job
+            attempts = frozenset(each.attempt.name for each in ranks)
             told = _words(ranks, which)
             known = self.told.get(num, {}).get(which)
             run = self._lifecycle.request_of(job).workload
             if run.on_stall == "end":
                 why = f"stalled: no output and no work of its GPUs for {run.stall_s:g} s; {told.why}"
                 if draft.bytes + 2 * STEP_BYTES * len(job.rows) <= RECORD_BYTES_MAX // 2 or draft.empty:
-                    self._lifecycle.leave(draft, ranks[0].member, why, Count.RETRY, notice_s=0)
+                    self._lifecycle.leave(draft, ranks[0].attempt, why, Count.RETRY, notice_s=0)
                 continue  # without room it is ended a second later
             if known is None or known.attempts != attempts:
                 draft.stalls.append((job, told))
@@ -110,19 +110,19 @@ class Stalls:
             if num not in self._fleet.hosts:
                 del self._still[num]
                 continue
-            for member in self._state.worker_by_num[num].members.values():
-                use = still.get(member.name)
-                if use is None or member.replica.state != RUNNING or member.replica.member is not member:
+            for attempt in self._state.worker_by_num[num].attempts.values():
+                use = still.get(attempt.name)
+                if use is None or attempt.replica.state != RUNNING or attempt.replica.attempt is not attempt:
                     continue  # of one that has ended, a later attempt may run, elsewhere
-                job = member.replica.job
+                job = attempt.replica.job
                 stall_s = self._lifecycle.request_of(job).workload.stall_s
                 if stall_s is not None and use.still_s >= stall_s:
-                    key = (job.num, GANG if job.gang else member.replica.index)
-                    found.setdefault(key, []).append(Still(member, use))
+                    key = (job.num, GANG if job.gang else attempt.replica.index)
+                    found.setdefault(key, []).append(Still(attempt, use))
         for key, ranks in list(found.items()):
-            if len(ranks) < ranks[0].member.replica.job.size and key[1] == GANG:
+            if len(ranks) < ranks[0].attempt.replica.job.size and key[1] == GANG:
                 del found[key]  # a rank works, and the others wait for it
-            ranks.sort(key=lambda each: each.member.replica.index)
+            ranks.sort(key=lambda each: each.attempt.replica.index)
         return found
 
     def _take_back(self, draft: Draft, num: int, which: int, stall: Stall) -> None:
@@ -131,7 +131,7 @@ class Stalls:
         if job is None:
             return
         replicas = [replica for replica in job.rows.values() if which in (GANG, replica.index)]
-        attempts = frozenset(replica.member.name for replica in replicas if replica.member is not None)
+        attempts = frozenset(replica.attempt.name for replica in replicas if replica.attempt is not None)
         if attempts == stall.attempts and all(replica.state == RUNNING for replica in replicas):
             draft.stalls.append((job, msgspec.structs.replace(stall.told, seconds=0, why="it moves again")))
 
@@ -157,11 +157,11 @@ def _words(ranks: Sequence[Still], which: int) -> Stalled:
 
 
 def _rank(ranks: Sequence[Still]) -> int:
-    return ranks[0].member.replica.index
+    return ranks[0].attempt.replica.index
 
 
 def _named(ranks: Sequence[Still]) -> str:
-    first, rest = ranks[0].member, len(ranks) - 1
+    first, rest = ranks[0].attempt, len(ranks) - 1
     more = f" and {many(rest, 'other rank')}" if rest else ""
     return f"rank {first.replica.index} on {first.worker.id}{more} differ{'' if rest else 's'}"
 

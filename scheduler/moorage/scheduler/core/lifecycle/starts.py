@@ -17,10 +17,10 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Flag, Shut
 from moorage.scheduler.core.ledger.began import began_ms
-from moorage.scheduler.core.ledger.state import Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import Attempt, Job, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.schemas.attempt import name_in
-from moorage.schemas.frames import Fact
+from moorage.schemas.frames import Report
 from moorage.schemas.printable import shown
 from moorage.schemas.reasons import STARTS_FAIL
 
@@ -62,15 +62,15 @@ class Starts:
         """Whether starts must be told to `heard`: some host has failed to start a job since its last start."""
         return bool(self.known.failed or self.known.times)
 
-    def heard(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+    def heard(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
-        for fact in facts:
-            if fact.kind not in ("started", "ran"):
+        for report in reports:
+            if report.kind not in ("started", "ran"):
                 continue
-            member = worker.members.get(name_in(fact))
-            if member is not None:
+            attempt = worker.attempts.get(name_in(report))
+            if attempt is not None:
                 self.left(worker)
-                self._started(draft, member.replica.job)
+                self._started(draft, attempt.replica.job)
 
     def _started(self, draft: Draft, job: Job) -> None:
         for num, row in list(self.known.failed.items()):
@@ -79,11 +79,11 @@ class Starts:
                 row[job.num] = failed._replace(started=True)
                 self._judge(draft, self._state.worker_by_num[num])
 
-    def failed(self, draft: Draft, member: Member, why: str) -> None:
-        """Note that a member failed to start on its worker, if that took no longer than `SOON_MS`."""
-        if draft.time_ms - began_ms(member, 0) > SOON_MS:
+    def failed(self, draft: Draft, attempt: Attempt, why: str) -> None:
+        """Note that an attempt failed to start on its worker, if that took no longer than `SOON_MS`."""
+        if draft.time_ms - began_ms(attempt, 0) > SOON_MS:
             return
-        worker, job = member.worker, member.replica.job
+        worker, job = attempt.worker, attempt.replica.job
         row = self.known.failed.setdefault(worker.num, {})
         row[job.num] = row.pop(job.num) if job.num in row else _Failed(job.tenant)
         if len(row) > FAILED_KEPT_MAX:

@@ -43,8 +43,8 @@ from moorage.scheduler.core.ledger.state import (
     SUCCEEDED,
     TIMED_OUT,
     WHY,
+    Attempt,
     Job,
-    Member,
     Replica,
     Worker,
 )
@@ -62,7 +62,7 @@ from moorage.schemas.frames import (
     NOT_HERE,
     SETUP_FAILED,
     START_FAILED,
-    Fact,
+    Report,
     result_of,
     used_of,
 )
@@ -108,24 +108,24 @@ def _first(job: Job) -> Replica:
 def _streak(draft: Draft, replica: Replica) -> int:
     """Return how many restarts of a replica have followed one another before the one that its attempt's end leads to.
 
-    An attempt that ran for long ends such a row. One whose start has left the job's story did not run for long, as far
-    as anybody knows.
+    An attempt that ran for long ends such a row. One whose start has left the job's history did not run for long, as
+    far as anybody knows.
     """
-    for row in reversed(replica.job.story):
+    for row in reversed(replica.job.history):
         if row[REPLICA] == replica.index and row[FENCE] == replica.fence and row[STATE] == RUNNING:
             return 0 if draft.time_ms - row[AT_MS] >= RESTART_RESET_MS else replica.streak
     return replica.streak
 
 
-def _note_used(draft: Draft, member: Member, fact: Fact) -> None:
+def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
     """Record what an attempt used of its GPUs, as measured by its worker; do nothing if the report does not say."""
-    used = used_of(fact.detail)
+    used = used_of(report.detail)
     if used is not None:
-        draft.add(Used(member.replica.job.num, *used))
+        draft.add(Used(attempt.replica.job.num, *used))
 
 
-def _code(fact: Fact) -> int:
-    return min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
+def _code(report: Report) -> int:
+    return min(max(report.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
 
 
 class Lifecycle:
@@ -150,103 +150,103 @@ class Lifecycle:
         self.shape_of = shape_of
         self.requeue = requeue
         self.failing: dict[Job, None] = {}  # jobs of which replicas have failed, to be looked at by `give_up`
-        self._with_supervisor: frozenset[Member] = frozenset()  # by the facts that are taken now
-        self._charged: frozenset[Member] = frozenset()
+        self._with_supervisor: frozenset[Attempt] = frozenset()  # by the reports that are taken now
+        self._charged: frozenset[Attempt] = frozenset()
 
-    # ------------------------------------------------------------------------------------------- facts
+    # ------------------------------------------------------------------------------------------- reports
 
-    def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-        """Take a report frame of a worker's current session. Those about unknown members change nothing."""
-        members = worker.members
+    def on_reports(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
+        """Take a report frame of a worker's current session. Those about unknown attempts change nothing."""
+        attempts = worker.attempts
         if self.starts.watches:
-            self.starts.heard(draft, worker, facts)
-        freed: list[Member] = []
-        for fact in facts:
-            member = members.get((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence))
-            if member is None:
+            self.starts.heard(draft, worker, reports)
+        freed: list[Attempt] = []
+        for report in reports:
+            attempt = attempts.get((report.tenant, report.job, report.replica, report.attempt, report.fence))
+            if attempt is None:
                 continue
-            if fact.detail and fact.kind == "freed":
-                _note_used(draft, member, fact)
-            if fact.kind == "freed":
-                if member.phase == AT_EXITED:
-                    draft.free(member)
-                    freed.append(member)
+            if report.detail and report.kind == "freed":
+                _note_used(draft, attempt, report)
+            if report.kind == "freed":
+                if attempt.phase == AT_EXITED:
+                    draft.free(attempt)
+                    freed.append(attempt)
             else:
-                self._on_fact(draft, member, fact)
+                self._on_report(draft, attempt, report)
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(member.replica.job, member.mask) for member in freed]
+                jobs = [(attempt.replica.job, attempt.mask) for attempt in freed]
                 self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
 
-    def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+    def on_reports_of_dead_supervisor(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
-        self._with_supervisor = lost_with_supervisor(worker.members, facts)
+        self._with_supervisor = lost_with_supervisor(worker.attempts, reports)
         self._charged = charged(draft, self._with_supervisor)
         try:
-            self.on_facts(draft, worker, facts)
+            self.on_reports(draft, worker, reports)
         finally:
             self._with_supervisor = self._charged = frozenset()
 
-    def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
-        kind, replica = fact.kind, member.replica
-        phase = member.phase
+    def _on_report(self, draft: Draft, attempt: Attempt, report: Report) -> None:
+        kind, replica = report.kind, attempt.replica
+        phase = attempt.phase
         if phase == AT_EXITED:
             if kind == "quarantined":
-                self._quarantined(draft, member, fact.detail)
+                self._quarantined(draft, attempt, report.detail)
             return
         state = replica.state
         if kind == "claimed":
             if state == PLACED:
-                self._claimed(draft, replica, fact.detail)
+                self._claimed(draft, replica, report.detail)
         elif kind == "started":
-            self._started(draft, replica, state, address=fact.detail)
+            self._started(draft, replica, state, address=report.detail)
         elif kind == "ran":
-            self._ran(draft, replica, member, state, fact)
+            self._ran(draft, replica, attempt, state, report)
         elif kind == "idle":
             if state == RUNNING:
-                draft.idle.append((member, fact))
+                draft.idle.append((attempt, report))
         elif kind in READINESS:
-            on_readiness(draft, member, fact)
+            on_readiness(draft, attempt, report)
         elif kind in FREEZING:
-            on_freezing(draft, self.fleet, member, fact)
+            on_freezing(draft, self.fleet, attempt, report)
         elif kind == "exited":
-            self._exited(draft, replica, member, state, _code(fact), fact.detail)
+            self._exited(draft, replica, attempt, state, _code(report), report.detail)
         elif kind == "refused":
-            self._refused(draft, member, state, fact)
+            self._refused(draft, attempt, state, report)
         elif kind == "withdrawn":
-            count = self._withdrawn(replica, fact)
-            self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
+            count = self._withdrawn(replica, report)
+            self._never_ran(draft, Op.WITHDRAW, replica, attempt, state, report.detail or "withdrawn", count)
         elif kind == "not-held":
-            self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
+            self._never_ran(draft, Op.LOSE, replica, attempt, state, "not held by its worker", Count.LOSS)
 
     @staticmethod
-    def _withdrawn(replica: Replica, fact: Fact) -> Count:
+    def _withdrawn(replica: Replica, report: Report) -> Count:
         """Return what a withdrawal counts as: a loss only if the work had begun, of a gang by any of its ranks."""
         state = replica.state
         if state in LEAVING:
             return Count.NONE
         begun = state not in STARTING or replica.job.gang == GangPhase.STARTED
-        return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
+        return Count.LOSS if begun and report.detail != "supervisor-died" else Count.REFUSAL
 
-    def _refused(self, draft: Draft, member: Member, state: int, fact: Fact) -> None:
+    def _refused(self, draft: Draft, attempt: Attempt, state: int, report: Report) -> None:
         """Take a refusal: its reason says whether the request, this worker, its rules or the moment are at fault."""
-        replica, why = member.replica, fact.detail or "refused"
-        said = fact.code if 0 < fact.code < 256 else CODE_CANNOT_RUN
+        replica, why = attempt.replica, report.detail or "refused"
+        said = report.code if 0 < report.code < 256 else CODE_CANNOT_RUN
         code = said if why.startswith((CANNOT_RUN, SETUP_FAILED)) else 0
-        if fact.code or why.startswith(START_FAILED):
-            self.starts.failed(draft, member, why)
+        if report.code or why.startswith(START_FAILED):
+            self.starts.failed(draft, attempt, why)
         if not why.startswith(ABOUT_THE_JOB):
-            self._mark_busy(member)
+            self._mark_busy(attempt)
         elif not code:
-            draft.avoid(replica.job, member.worker, every_slot(member.worker))
+            draft.avoid(replica.job, attempt.worker, every_slot(attempt.worker))
             # without a code no start was tried: a worker with that handler may still be to come
-            if why.startswith(NOT_HERE) and said == fact.code:
-                draft.lacks(replica.job, member.worker)
-                over = None if state in LEAVING else self.lacking.why_over(draft, member, why)
+            if why.startswith(NOT_HERE) and said == report.code:
+                draft.lacks(replica.job, attempt.worker)
+                over = None if state in LEAVING else self.lacking.why_over(draft, attempt, why)
                 if over is not None:
                     why, code = over, said
-        self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
+        self._never_ran(draft, Op.REFUSE, replica, attempt, state, why, Count.REFUSAL, code)
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
             self._end_waiting(draft, replica.job, FAILED, why, code)
 
@@ -264,16 +264,16 @@ class Lifecycle:
         if state == CLAIMED and not (replica.job.gang and replica.job.gang == GangPhase.HOLDING):
             draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
 
-    def _ran(self, draft: Draft, replica: Replica, member: Member, state: int, fact: Fact) -> None:
-        job, ran_ms, result = replica.job, min(max(fact.ran_ms, 0), RAN_MS_MAX), result_of(fact.detail)
-        well = fact.code == 0 and (fact.detail in _WELL or result is not None)
+    def _ran(self, draft: Draft, replica: Replica, attempt: Attempt, state: int, report: Report) -> None:
+        job, ran_ms, result = replica.job, min(max(report.ran_ms, 0), RAN_MS_MAX), result_of(report.detail)
+        well = report.code == 0 and (report.detail in _WELL or result is not None)
         if well and state == PLACED and not job.gang and not self._always(job):
             draft.ran(replica, ran_ms, result)
             return
         self._started(draft, replica, state, ran_ms)
-        self._exited(draft, replica, member, replica.state, _code(fact), fact.detail)
+        self._exited(draft, replica, attempt, replica.state, _code(report), report.detail)
 
-    def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
+    def _exited(self, draft: Draft, replica: Replica, attempt: Attempt, state: int, code: int, detail: str) -> None:
         job, result, told = replica.job, None, detail
         detail = reason_of(detail)
         if code == 0 and result_of(detail) is not None:
@@ -282,10 +282,10 @@ class Lifecycle:
         why = "" if detail in _WELL and CHECKPOINT_NOT_STORED not in told else told
         cause = self._cause(detail)
         if detail.startswith(START_FAILED):
-            self.starts.failed(draft, member, detail)
-        if member in self._with_supervisor:
+            self.starts.failed(draft, attempt, detail)
+        if attempt in self._with_supervisor:
             why = WITH_SUPERVISOR
-            cause = Count.LOSS if member in self._charged else Count.NONE
+            cause = Count.LOSS if attempt in self._charged else Count.NONE
         if state == PLACED:
             self._claimed(draft, replica, "")
             state = CLAIMED
@@ -318,7 +318,7 @@ class Lifecycle:
         return Count.LOSS if detail in _LOST_REASONS else Count.RETRY
 
     def _never_ran(
-        self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int, code: int = 0
+        self, draft: Draft, op: int, replica: Replica, attempt: Attempt, state: int, why: str, count: int, code: int = 0
     ) -> None:
         """Write REFUSE, WITHDRAW or LOSE: the attempt is over and holds nothing any more. A `code` fails the replica.
 
@@ -343,7 +343,7 @@ class Lifecycle:
             to = FAILED if code else self._next_after(replica, count)
             draft.over(op, replica, to, why, code)
             self._back_to_queue(draft, replica, to, count)
-        self._give(member)
+        self._give(attempt)
 
     def _always(self, job: Job) -> bool:
         """Return whether another attempt follows even one that ended well."""
@@ -401,22 +401,22 @@ class Lifecycle:
             return backoff_ms(REFUSAL_BACKOFF_MS, replica.refusals, REFUSAL_BACKOFF_MS_MAX)
         return 0
 
-    def _quarantined(self, draft: Draft, member: Member, detail: str) -> None:
+    def _quarantined(self, draft: Draft, attempt: Attempt, detail: str) -> None:
         named = {part.strip() for part in detail.split(",")}
-        mask = sum(1 << slot for slot in range(64) if str(slot) in named) & member.home
-        host = self.fleet.hosts.get(member.worker.num)
-        if not member.mask and host is not None:  # its worker had resumed it, so that it could end
-            if member.home & ~host.free:
+        mask = sum(1 << slot for slot in range(64) if str(slot) in named) & attempt.home
+        host = self.fleet.hosts.get(attempt.worker.num)
+        if not attempt.mask and host is not None:  # its worker had resumed it, so that it could end
+            if attempt.home & ~host.free:
                 return
-            self.fleet.resume(host, member)
-        before = member.worker.out
-        draft.quarantine(member, mask or member.home)
-        self.fleet.out_changed(member.worker, before)
+            self.fleet.resume(host, attempt)
+        before = attempt.worker.out
+        draft.quarantine(attempt, mask or attempt.home)
+        self.fleet.out_changed(attempt.worker, before)
 
     # ------------------------------------------------------------------------------------------- gangs
 
     def _fail_gang(self, draft: Draft, replica: Replica, op: int, code: int, why: str, count: int) -> None:
-        """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
+        """End a whole gang: the first attempt that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, _first(replica.job)
         if count == Count.LOSS and job.gang == GangPhase.HOLDING:
             count = Count.REFUSAL  # no rank was started yet, so no work was lost
@@ -439,9 +439,11 @@ class Lifecycle:
 
         A rank that was asked to end is no failure.
         """
-        attempt, codes, why = job.attempt, dict[int, int](), ""
+        attempt, codes, why = job.attempt_no, dict[int, int](), ""
         ends = [
-            (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
+            (row[REPLICA], row[CODE], row[WHY])
+            for row in job.history
+            if row[STATE] == EXITED and row[ATTEMPT] == attempt
         ]
         for index, code, detail in ends:
             codes[index] = code
@@ -546,29 +548,29 @@ class Lifecycle:
         return did
 
     @staticmethod
-    def is_on_worker(member: Member) -> bool:
-        """Return whether a member is placed, claimed, running or frozen, and was not asked to end yet."""
-        return member.replica.member is member and member.replica.state in MAY_END
+    def is_on_worker(attempt: Attempt) -> bool:
+        """Return whether an attempt is placed, claimed, running or frozen, and was not asked to end yet."""
+        return attempt.replica.attempt is attempt and attempt.replica.state in MAY_END
 
     @staticmethod
-    def lingers(member: Member) -> bool:
-        """Return whether a member has ended, and keeps devices in quarantine, perhaps until an operator's word."""
-        return member.phase == AT_EXITED and bool(member.worker.quarantined & member.home)
+    def lingers(attempt: Attempt) -> bool:
+        """Return whether an attempt has ended, and keeps devices in quarantine, perhaps until an operator's word."""
+        return attempt.phase == AT_EXITED and bool(attempt.worker.quarantined & attempt.home)
 
     def notice_s(self, job: Job) -> int:
         """Return how many seconds before its end a job wants its checkpoint signal; 0 without such a signal."""
         run = self.request_of(job).workload
         return math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
 
-    def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
-        """Evict a member from its worker (a gang with all its ranks), to be queued for a new attempt.
+    def leave(self, draft: Draft, attempt: Attempt, why: str, count: int, notice_s: int | None = None) -> None:
+        """Evict an attempt from its worker (a gang with all its ranks), to be queued for a new attempt.
 
         It gets its checkpoint signal `notice_s` before it is asked to end; None stands for the request's own
         `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`, and if
         these are used up the replica fails; with NONE, for reasons that are not the job's, it counts against nothing,
         and neither does a gang of which no rank was started. With RETRY it counts as a failure.
         """
-        replica, job = member.replica, member.replica.job
+        replica, job = attempt.replica, attempt.replica.job
         if job.gang == GangPhase.HOLDING:
             count = Count.NONE
         notice_s = min(self.notice_s(job) if notice_s is None else notice_s, NOTICE_S_MAX)
@@ -616,26 +618,26 @@ class Lifecycle:
         self._end_waiting(draft, job, EXPIRED, "start_within_s passed")
 
     def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[AttemptName]) -> None:
-        """End a worker's session: members that no new session adopts are over (ledger-rules H8, H20).
+        """End a worker's session: attempts that no new session adopts are over (ledger-rules H8, H20).
 
         `listed` are those that the new session adopts; none when the worker is lost or says goodbye. If `why` is
-        `lost`, members that may live on there are kept, not over. A worker counts as lost only after lease + grace +
+        `lost`, attempts that may live on there are kept, not over. A worker counts as lost only after lease + grace +
         margin, when nothing else of the old session can run any more: so a new attempt never overlaps with the old one.
         """
         draft.end_session(worker, why)
         self.starts.left(worker)
-        for name, member in list(worker.members.items()):
-            replica = member.replica
+        for name, attempt in list(worker.attempts.items()):
+            replica = attempt.replica
             state = replica.state
             if name in listed:
-                if state == LOST_KEPT and replica.member is member:  # the worker of a kept job is back
-                    if member.mask == member.home:
-                        draft.start(replica, address=member.address)
+                if state == LOST_KEPT and replica.attempt is attempt:  # the worker of a kept job is back
+                    if attempt.mask == attempt.home:
+                        draft.start(replica, address=attempt.address)
                     else:
                         draft.freeze(replica, FROZEN)
                 continue
-            if member.phase == AT_EXITED:
-                draft.free(member)
+            if attempt.phase == AT_EXITED:
+                draft.free(attempt)
                 continue
             if state == LOST_KEPT:
                 if why != "lost":
@@ -645,7 +647,7 @@ class Lifecycle:
             elif why == "lost" and (kept := self._may_live_on(draft, replica, state, worker)):
                 draft.keep_lost(replica, f"worker lost, {kept}: waits for the worker or an operator")
             else:
-                self._never_ran(draft, Op.LOSE, replica, member, state, f"worker {worker.id}: {why}", Count.LOSS)
+                self._never_ran(draft, Op.LOSE, replica, attempt, state, f"worker {worker.id}: {why}", Count.LOSS)
 
     def _may_live_on(self, draft: Draft, replica: Replica, state: int, worker: Worker) -> str:
         """Return why a replica of a lost worker may live on there, so that it must not be placed again; else "".
@@ -666,35 +668,35 @@ class Lifecycle:
         return why if state in MAY_END else ""
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
-        member = replica.member
-        if member is not None:
+        attempt = replica.attempt
+        if attempt is not None:
             draft.over(Op.LOSE, replica, to, why)
 
     # ------------------------------------------------------------------------------------ the soft view
 
-    def _give(self, member: Member) -> None:
-        host = self.fleet.hosts.get(member.worker.num)
+    def _give(self, attempt: Attempt) -> None:
+        host = self.fleet.hosts.get(attempt.worker.num)
         if host is not None:
-            self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
+            self.fleet.give(host, self.shape_of(attempt.replica.job), attempt.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
-        """Free the members whose quarantined devices an operator has declared healthy (`mask`). Return how many.
+        """Free the attempts whose quarantined devices an operator has declared healthy (`mask`). Return how many.
 
-        Members with another device that stays in quarantine are not freed.
+        Attempts with another device that stays in quarantine are not freed.
         """
         lingering = [
-            member
-            for member in worker.members.values()
-            if member.phase == AT_EXITED and (kept := member.mask & worker.quarantined) and not kept & ~mask
+            attempt
+            for attempt in worker.attempts.values()
+            if attempt.phase == AT_EXITED and (kept := attempt.mask & worker.quarantined) and not kept & ~mask
         ]
-        for member in lingering:
-            draft.free(member)
-            self._give(member)
+        for attempt in lingering:
+            draft.free(attempt)
+            self._give(attempt)
         return len(lingering)
 
-    def _mark_busy(self, member: Member) -> None:
-        """Count the slots of a refused member as busy, until a renewal reports which ones are (H41)."""
-        host = self.fleet.hosts.get(member.worker.num)
-        if host is not None and member.phase == AT_PLACED:
-            host.keep(member.mask)
+    def _mark_busy(self, attempt: Attempt) -> None:
+        """Count the slots of a refused attempt as busy, until a renewal reports which ones are (H41)."""
+        host = self.fleet.hosts.get(attempt.worker.num)
+        if host is not None and attempt.phase == AT_PLACED:
+            host.keep(attempt.mask)
             self.fleet.refresh(host)

@@ -19,7 +19,7 @@ from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.ledger.state import Member, State, Window, Worker
+from moorage.scheduler.core.ledger.state import Attempt, State, Window, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas import actors
@@ -94,16 +94,16 @@ class Windows:
         if left_s > NOTICE_S_MAX:
             return
         why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
-        for member in list(worker.members.values()):
-            if not self.lifecycle.is_on_worker(member) or left_s > self._told_before_s(member):
+        for attempt in list(worker.attempts.values()):
+            if not self.lifecycle.is_on_worker(attempt) or left_s > self._told_before_s(attempt):
                 continue
-            size = 4 * STEP_BYTES * len(member.replica.job.rows)
+            size = 4 * STEP_BYTES * len(attempt.replica.job.rows)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
                 return  # the rest follow a second later
-            self.lifecycle.leave(draft, member, why, Count.NONE, math.ceil(left_s))
+            self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(left_s))
 
-    def _told_before_s(self, member: Member) -> float:
-        run = self.lifecycle.request_of(member.replica.job).workload
+    def _told_before_s(self, attempt: Attempt) -> float:
+        run = self.lifecycle.request_of(attempt.replica.job).workload
         return run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
 
     # -------------------------------------------------------------------------------------------------- placement

@@ -61,7 +61,7 @@ class Changing:
         said = _words(before, wanted, had, priority)
         if said:
             self._record(draft, job, event, (before, wanted), (had, priority), said)
-        members = sum(replica.member is not None for replica in job.rows.values())
+        attempts = sum(replica.attempt is not None for replica in job.rows.values())
         answer = Changed(
             job=job.name,
             changed=bool(said),
@@ -69,7 +69,7 @@ class Changing:
             priority=priority,
             max_running=wanted.max_running,
             timeout_s=wanted.workload.timeout_s,
-            members=members,
+            members=attempts,
         )
         return Answer("change", 0, answer)
 
@@ -117,7 +117,7 @@ def _ceiling(job: Job) -> int:
 
 
 def _words(before: Request, wanted: Request, had: int, priority: int) -> list[str]:
-    """Return what changes, for the job's story; [] if nothing does."""
+    """Return what changes, for the job's history; [] if nothing does."""
     said = [f"max_running {wanted.max_running}"] if wanted.max_running != before.max_running else []
     said += [f"priority {priority}"] if priority != had else []
     limit_s = wanted.workload.timeout_s

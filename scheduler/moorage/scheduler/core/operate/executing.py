@@ -10,7 +10,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Execute
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.state import AT_RUNNING, FROZEN, RUNNING, Job, Member, State
+from moorage.scheduler.core.ledger.state import AT_RUNNING, FROZEN, RUNNING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Exec, ExecGiven
@@ -19,16 +19,16 @@ from moorage.schemas.names import word_of
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
 
-#: characters of a command in the job's story
+#: characters of a command in the job's history
 COMMAND_CHARS: Final = 160
-#: what the story says in place of a command where a caller took the job's terminal
+#: what the history says in place of a command where a caller took the job's terminal
 ATTACHED: Final = "the terminal is held"
 
 
 class Executing(NamedTuple):
-    """A command to run: the order to the worker of this member, and the answer to its caller."""
+    """A command to run: the order to the worker of this attempt, and the answer to its caller."""
 
-    member: Member
+    attempt: Attempt
     order: Exec
     given: ExecGiven
 
@@ -61,16 +61,16 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             next=f"moorage shell {word_of(job.name)} opens a shell beside it",
         )
     row = job.rows.get(index)
-    member = None if row is None else row.member
+    attempt = None if row is None else row.attempt
     now = job.state_of(index) if row is None else row.state
-    if member is None or now != RUNNING or member.phase != AT_RUNNING:
+    if attempt is None or now != RUNNING or attempt.phase != AT_RUNNING:
         return _not_running(job, index, now)
     driver = request.workload.driver
-    can = member.worker.can(driver)
+    can = attempt.worker.can(driver)
     if not can.get("execs"):
         return problem(
             "failed-precondition",
-            f"no command can be run in job {job.name}: the driver {driver} of worker {member.worker.id} runs none",
+            f"no command can be run in job {job.name}: the driver {driver} of worker {attempt.worker.id} runs none",
             found=driver,
             allowed="a driver whose worker reports execs",
             job=job.name,
@@ -78,12 +78,12 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
         )
     said = ATTACHED if asked.attach else _one_line(carried(shlex.join(asked.argv)))
     draft.add(acts.Exec(job.num, index, event.by, said))
-    order = Exec(*member.name, event.stream, asked.argv, asked.tty, asked.term)
-    return Executing(member, order, ExecGiven(job.name, index, member.attempt, member.worker.id, event.stream))
+    order = Exec(*attempt.name, event.stream, asked.argv, asked.tty, asked.term)
+    return Executing(attempt, order, ExecGiven(job.name, index, attempt.no, attempt.worker.id, event.stream))
 
 
 def _one_line(command: str) -> str:
-    """Return the first line of a command, as a story has one line for each entry: a program may be an argument."""
+    """Return the first line of a command, as a history has one line for each entry: a program may be an argument."""
     line, newline, _ = command[:COMMAND_CHARS].partition("\n")
     return f"{line}…" if newline else line
 

@@ -21,8 +21,8 @@ from moorage.scheduler.core.ledger.state import (
     FREEZE,
     RESUME,
     RUNS,
+    Attempt,
     Job,
-    Member,
     StandingOrder,
     State,
     Tenant,
@@ -168,28 +168,28 @@ class Orders:
         """Ask a job's workers to freeze or resume it; the answer says only that they are asked."""
         on, verb = isinstance(asked, FreezeAct), "freeze" if isinstance(asked, FreezeAct) else "resume"
         running = [
-            replica.member for replica in job.rows.values() if replica.member is not None and replica.state in RUNS
+            replica.attempt for replica in job.rows.values() if replica.attempt is not None and replica.state in RUNS
         ]
-        changed = any(member.freeze != on or member.wakes for member in running)
+        changed = any(attempt.freeze != on or attempt.wakes for attempt in running)
         if on and (why := self._why_not_frozen(job, running)) is not None:
             return why
         if changed:
             draft.add(acts.Freeze(job.num, -1, FREEZE if on else RESUME, by, asked.why))
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
 
-    def _why_not_frozen(self, job: Job, running: list[Member]) -> Problem | None:
+    def _why_not_frozen(self, job: Job, running: list[Attempt]) -> Problem | None:
         shape, driver = self.shape_of(job), self.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.together > 1 or job.gang:
             found = "it is a gang, whose ranks share memory and wait for each other"
         elif not running:
             found, allowed = f"it is {job.state}", "a job of which something runs"
-        elif any(not member.home for member in running):
+        elif any(not attempt.home for attempt in running):
             found = "it has no GPUs"
-        elif any(member.mode != Mode.EXCLUSIVE for member in running):
+        elif any(attempt.mode != Mode.EXCLUSIVE for attempt in running):
             found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
-            for worker in (member.worker for member in running):
+            for worker in (attempt.worker for attempt in running):
                 if not worker.can(driver).get("freezes"):
                     found = f"the driver {driver} of worker {worker.id} freezes no jobs"
                     allowed = "the driver process with NVIDIA's driver 570 or newer"
@@ -278,8 +278,8 @@ class Orders:
         return Done(verb, changed, tenant=tenant, gpus=self.state.read_tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
     def _done(self, verb: str, job: Job, changed: bool, **now: object) -> Done:
-        members = sum(replica.member is not None for replica in job.rows.values())
-        return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
+        attempts = sum(replica.attempt is not None for replica in job.rows.values())
+        return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=attempts, **now)  # type: ignore[arg-type]
 
     def _priority(self, job: Job) -> int:
         given = job.priority

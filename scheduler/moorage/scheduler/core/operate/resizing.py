@@ -14,7 +14,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.records import MODE_NAMES
-from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
+from moorage.scheduler.core.ledger.state import AT_EXITED, Attempt, Job, State
 from moorage.scheduler.core.outputs.outputs import slots_of, takes_parts
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.request_reader import RequestReader
@@ -64,33 +64,35 @@ class Resizing:
             before[0] if asked.memory_mib is None else asked.memory_mib,
             before[1] if asked.compute_percent is None else asked.compute_percent,
         )
-        members = job.members
-        attempts = self._attempts(job, members, asked)
+        attempts = job.attempts
+        counts = self._counts(job, attempts, asked)
         if part == before:
-            return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)
+            return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, counts)
         old = self._reader.shape_of(job)
         new = self._reader.shape_with(job, request.with_part(part))
-        refused = self._fixed(job, members, before, part) or self._too_large(job, members, old, new)
+        refused = self._fixed(job, attempts, before, part) or self._too_large(job, attempts, old, new)
         if refused is not None:
             return refused
-        for member in members:
-            host = self._fleet.hosts.get(member.worker.num)
+        for attempt in attempts:
+            host = self._fleet.hosts.get(attempt.worker.num)
             if host is not None:
-                self._fleet.give(host, old, member.mask)
-                self._fleet.take(host, new, member.mask)
+                self._fleet.give(host, old, attempt.mask)
+                self._fleet.take(host, new, attempt.mask)
         rate_milli = self._order.rates.of(new)
         written = 0 if rate_milli == GPU_MILLI * new.count else rate_milli
         draft.add(acts.Resize(job.num, *part, written, by, asked.why))
         job.shape = new
-        return Resized(*part, draft.time_ms, attempts)
+        return Resized(*part, draft.time_ms, counts)
 
-    def _fixed(self, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]) -> Problem | None:
+    def _fixed(
+        self, job: Job, attempts: list[Attempt], before: tuple[int, int], part: tuple[int, int]
+    ) -> Problem | None:
         """Return a refusal if a worker cannot change the share of an attempt that it has, or is not connected."""
-        for member in members:
-            if member.phase == AT_EXITED:
+        for attempt in attempts:
+            if attempt.phase == AT_EXITED:
                 continue
-            name, hello = member.worker.id, member.worker.hello
-            if member.worker.num not in self._fleet.hosts:
+            name, hello = attempt.worker.id, attempt.worker.hello
+            if attempt.worker.num not in self._fleet.hosts:
                 return _refused(
                     job,
                     f"worker {name} is not connected, so it is not known what room its GPUs have",
@@ -98,24 +100,24 @@ class Resizing:
                     "connected workers",
                     "resize it again when moorage fleet shows that worker as up",
                 )
-            if not takes_parts(member):
+            if not takes_parts(attempt):
                 why = f"worker {name} is of a release that cannot change the part of a running attempt"
                 return _refused(job, why, name, "workers of release 0.3", _WHILE_IT_WAITS)
             driver = self._reader.request_of(job).workload.driver
-            memory = mode_enforced(hello, driver, MODE_NAMES[member.mode]).memory
-            by_mps = memory_and_compute(takes_parts(member))[0] == NEXT_ATTEMPT
+            memory = mode_enforced(hello, driver, MODE_NAMES[attempt.mode]).memory
+            by_mps = memory_and_compute(takes_parts(attempt))[0] == NEXT_ATTEMPT
             fixed = by_mps or level_number(memory) == level_number("hard")
             if fixed and part[0] != before[0]:
                 message = f"MPS sets the memory of an attempt on {name} when the attempt starts"
                 return _refused(job, message, f"{part[0]} MiB", f"{before[0]} MiB while it runs", _WHILE_IT_WAITS)
         return None
 
-    def _too_large(self, job: Job, members: list[Member], old: Shape, new: Shape) -> Problem | None:
+    def _too_large(self, job: Job, attempts: list[Attempt], old: Shape, new: Shape) -> Problem | None:
         """Return a refusal if the new share does not fit beside the other sharers. A smaller share always fits."""
         count: dict[tuple[int, int], int] = {}
-        for member in members:
-            for slot in slots_of(member.mask):
-                count[member.worker.num, slot] = count.get((member.worker.num, slot), 0) + 1
+        for attempt in attempts:
+            for slot in slots_of(attempt.mask):
+                count[attempt.worker.num, slot] = count.get((attempt.worker.num, slot), 0) + 1
         for (num, slot), times in count.items():
             host = self._fleet.hosts.get(num)
             device = host.shared.get(slot) if host is not None else None
@@ -133,7 +135,7 @@ class Resizing:
                 return _refused(job, f"{where} has not that much memory free", f"{new.share_mib} MiB", room, _SMALLER)
         return None
 
-    def _attempts(self, job: Job, members: list[Member], asked: ResizeAct) -> dict[str, int]:
+    def _counts(self, job: Job, attempts: list[Attempt], asked: ResizeAct) -> dict[str, int]:
         """Return how many attempts take the new share, by the way in which they do: two words for memory and compute
         if both were asked for and differ.
 
@@ -142,14 +144,14 @@ class Resizing:
         gpu = self._reader.requests.read(job.body)[1].request.effective_gpu
         first = 0 if gpu and gpu.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
         found: dict[str, int] = {}
-        for member in members:
-            if member.phase == AT_EXITED:
+        for attempt in attempts:
+            if attempt.phase == AT_EXITED:
                 continue
-            pool = member.worker.hello.get("gpu_pool", ())
-            words = memory_and_compute(takes_parts(member))
+            pool = attempt.worker.hello.get("gpu_pool", ())
+            words = memory_and_compute(takes_parts(attempt))
             parts = (asked.memory_mib, asked.compute_percent)
             own = [word for word, part in zip(words, parts, strict=True) if part is not None]
-            if member.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(member.mask)):
+            if attempt.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(attempt.mask)):
                 own = [COUNTED if word == LIVE else word for word in own]
             how = " ".join(dict.fromkeys(own))
             found[how] = found.get(how, 0) + 1

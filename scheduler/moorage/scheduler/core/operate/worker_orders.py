@@ -32,9 +32,9 @@ class WorkerOrders:
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
             return self._unknown(name)
-        by, members = event.by, worker.members
-        ending = sum(m.replica.member is m and m.replica.state in LEAVING for m in members.values())
-        done = Done(event.verb, False, worker=name, members=len(members), ending=ending)
+        by, attempts = event.by, worker.attempts
+        ending = sum(m.replica.attempt is m and m.replica.state in LEAVING for m in attempts.values())
+        done = Done(event.verb, False, worker=name, members=len(attempts), ending=ending)
         if isinstance(act, ReleaseAct):
             named = sum(1 << slot for slot in set(act.slots or ()))
             slots = self._health.release(draft, worker, named, by, act.why)

@@ -13,13 +13,13 @@ from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import Mode
-from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import AT_EXITED, Attempt, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on, event_of
 from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Event, Exec, Fact, Held, Idle, Join, Joined, Renew, Resized, Stalled
+from moorage.schemas.frames import Accepted, Event, Exec, Held, Idle, Join, Joined, Renew, Report, Resized, Stalled
 from moorage.schemas.job import STATES, Request
 
 #: the most digits of a number that a worker reports
@@ -39,7 +39,7 @@ class InFlight:
     joined: list[tuple[FromWorker, str]] = field(default_factory=list)
     renewed: list[tuple[FromWorker, Renew, Host]] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    execs: list[tuple[Member, Exec]] = field(default_factory=list)  # commands to run in running members
+    execs: list[tuple[Attempt, Exec]] = field(default_factory=list)  # commands to run in running attempts
     awaiting: list[int] = field(default_factory=list)  # numbers of new jobs that wait for something else than a host
     # requests of batches whose answer this record decides, other than new jobs
     answered: list[tuple[Batch, int]] = field(default_factory=list)
@@ -147,23 +147,23 @@ class OutputWriter:
         former = self._sessions.former.pop(worker.num, None)
         if former is None:
             return
-        for member in worker.members.values():
-            if member.mode <= Mode.EXCLUSIVE or member.phase == AT_EXITED:
+        for attempt in worker.attempts.values():
+            if attempt.mode <= Mode.EXCLUSIVE or attempt.phase == AT_EXITED:
                 continue
-            job = member.replica.job
+            job = attempt.replica.job
             request = self._request_of(job)
             now = enforced_on(worker.hello, request)
             if now != enforced_on(former, request):
                 event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
-    def tell_idle(self, reports: list[tuple[Member, Fact]], out: Outputs) -> None:
+    def tell_idle(self, reports: list[tuple[Attempt, Report]], out: Outputs) -> None:
         """Add events for jobs, if not over, whose GPUs are idle. These are no transitions, and not in the ledger."""
-        for member, fact in reports:
-            job = member.replica.job
+        for attempt, report in reports:
+            job = attempt.replica.job
             if job.over:
                 continue
-            idle = Idle(_seconds(str(fact.code)), _seconds(fact.detail), member.replica.index)
+            idle = Idle(_seconds(str(report.code)), _seconds(report.detail), attempt.replica.index)
             event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
             out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
@@ -177,14 +177,14 @@ class OutputWriter:
     def want_differences(
         self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]
     ) -> list[Held]:
-        """Repeat frames for differences between ledger and a worker's list; return the members unknown to the ledger.
+        """Repeat frames for differences between ledger and a worker's list; return the attempts unknown to the ledger.
 
-        Unknown members that have not exited are asked to end.
+        Unknown attempts that have not exited are asked to end.
         """
         again, unknown = self._sessions.differences(worker, held, no, resized)
         frozen = {name_in(entry) for entry in held if entry.phase == "frozen"}
-        for member in again:
-            wanted.add(member, is_frozen=member.name in frozen)
+        for attempt in again:
+            wanted.add(attempt, is_frozen=attempt.name in frozen)
         for entry_ in unknown:
             if entry_.phase != "exited":
                 wanted.end_unknown(worker, entry_)

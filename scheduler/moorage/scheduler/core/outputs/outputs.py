@@ -13,6 +13,7 @@ from moorage.scheduler.core.ledger.state import (
     ENDING,
     FENCE,
     FROZEN,
+    HISTORY_WORDS,
     IS_TERMINAL,
     LEAVING,
     LISTED_MAX,
@@ -22,11 +23,10 @@ from moorage.scheduler.core.ledger.state import (
     RANGE,
     RUNNING,
     STATE,
-    STORY_WORDS,
     SUCCEEDED,
     WORKER,
+    Attempt,
     Job,
-    Member,
     State,
     Transition,
     Worker,
@@ -68,10 +68,10 @@ class Outputs:
 
     answers: list[tuple[str, bytes]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    turns: list[Message] = field(default_factory=list)  # for members that sleep
+    turns: list[Message] = field(default_factory=list)  # for attempts that sleep
     started: list[Job] = field(default_factory=list)  # jobs of which a replica runs with this record for the first time
     ended: list[Job] = field(default_factory=list)  # jobs that ended with this record
-    woken: list[tuple[str, str]] = field(default_factory=list)  # tenant and service whose first member it starts
+    woken: list[tuple[str, str]] = field(default_factory=list)  # tenant and service whose first attempt it starts
     fleet: list[FleetEvent] = field(default_factory=list)  # what it did to the fleet
     # tenant, job, event as JSON, whether also on its own subject
     events: list[tuple[str, str, bytes, bool]] = field(default_factory=list)
@@ -101,18 +101,18 @@ class WantedFrames:
         self._bytes[worker.num] += size
         return frames[-1]
 
-    def placed(self, members: list[Member]) -> None:
-        """Add members that a record has just placed."""
+    def placed(self, attempts: list[Attempt]) -> None:
+        """Add attempts that a record has just placed."""
         bytes_of, frames_of = self._bytes, self._frames
-        for member in members:
-            worker, replica = member.worker, member.replica
+        for attempt in attempts:
+            worker, replica = attempt.worker, attempt.replica
             num = worker.num
             if replica.state != PLACED or not worker.session:  # the same record moved it on
-                self.add(member)
+                self.add(attempt)
                 continue
             try:
-                body = _body_for(member)
-                place = self._place(member, body)
+                body = _body_for(attempt)
+                place = self._place(attempt, body)
             except Exception as raised:
                 self._failed(worker, raised)
                 continue
@@ -124,13 +124,13 @@ class WantedFrames:
                 frame = self._frame(worker, len(body) + 200)
             frame.place.append(place)
 
-    def _place(self, member: Member, body: bytes) -> Place:
-        replica = member.replica
+    def _place(self, attempt: Attempt, body: bytes) -> Place:
+        replica = attempt.replica
         job = replica.job
         return Place(
-            *member.name,
-            slots_of(member.mask),
-            MODE_NAMES[member.mode],
+            *attempt.name,
+            slots_of(attempt.mask),
+            MODE_NAMES[attempt.mode],
             job.gang == GangPhase.HOLDING,
             body,
             job.traceparent,
@@ -139,36 +139,36 @@ class WantedFrames:
             job.accepted_ms,
         )
 
-    def add(self, member: Member, *, is_frozen: bool = False) -> None:
-        """Add what the ledger wants of a member now, if anything; `is_frozen` is what its worker last reported."""
+    def add(self, attempt: Attempt, *, is_frozen: bool = False) -> None:
+        """Add what the ledger wants of an attempt now, if anything; `is_frozen` is what its worker last reported."""
         try:
-            self._add(member, is_frozen)
+            self._add(attempt, is_frozen)
         except Exception as raised:
-            self._failed(member.worker, raised)
+            self._failed(attempt.worker, raised)
 
-    def _add(self, member: Member, is_frozen: bool) -> None:
-        worker, replica, job = member.worker, member.replica, member.replica.job
-        if not worker.session or replica.member is not member:
+    def _add(self, attempt: Attempt, is_frozen: bool) -> None:
+        worker, replica, job = attempt.worker, attempt.replica, attempt.replica.job
+        if not worker.session or replica.attempt is not attempt:
             return  # it is over: the state is that of the replica's next attempt, which may be elsewhere
         state = replica.state
         if state in LEAVING:
-            notice_s = float(member.notice_s) if state == ENDING else 0.0
-            self._frame(worker, 200).end.append(End(*member.name, why=STATES[state].lower(), notice_s=notice_s))
+            notice_s = float(attempt.notice_s) if state == ENDING else 0.0
+            self._frame(worker, 200).end.append(End(*attempt.name, why=STATES[state].lower(), notice_s=notice_s))
         elif state == PLACED:
-            self.placed([member])
-        elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
+            self.placed([attempt])
+        elif job.gang == GangPhase.STARTED and attempt.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
-            self._frame(worker, 200).start.append(Start(*member.name, address, int(port or 0), job.size))
-        elif state in MAY_END and member.missed >= MISSED_MAX:
-            self._frame(worker, 200).end.append(End(*member.name, why="account for it: not in your renewals"))
+            self._frame(worker, 200).start.append(Start(*attempt.name, address, int(port or 0), job.size))
+        elif state in MAY_END and attempt.missed >= MISSED_MAX:
+            self._frame(worker, 200).end.append(End(*attempt.name, why="account for it: not in your renewals"))
         elif state == FROZEN:
-            if member.mask:
-                self._frame(worker, 200).freeze.append(Freeze(*member.name, on=False, n=member.leased))
-        elif state == RUNNING and (member.freeze or is_frozen):
-            self._frame(worker, 200).freeze.append(Freeze(*member.name, on=member.freeze))
-        elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
-            body = _body_for(member)
-            self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
+            if attempt.mask:
+                self._frame(worker, 200).freeze.append(Freeze(*attempt.name, on=False, n=attempt.leased))
+        elif state == RUNNING and (attempt.freeze or is_frozen):
+            self._frame(worker, 200).freeze.append(Freeze(*attempt.name, on=attempt.freeze))
+        elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(attempt):
+            body = _body_for(attempt)
+            self._frame(worker, len(body) + 200).resize.append(self._place(attempt, body))
 
     def execs(self, worker: Worker, order: Exec) -> None:
         """Add a command to run, once: a caller that hears nothing of it asks again."""
@@ -184,9 +184,9 @@ class WantedFrames:
         self._bytes.setdefault(worker.num, 400)
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
-        """Ask a worker to end a member that it has and the ledger does not know (ledger-rules H11)."""
+        """Ask a worker to end an attempt that it has and the ledger does not know (ledger-rules H11)."""
         if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
-            return  # no member can have such numbers, and msgpack cannot encode them
+            return  # no attempt can have such numbers, and msgpack cannot encode them
         self._frame(worker, 200).end.append(End(*name_in(held), why="unknown to the ledger"))
 
     def messages(self) -> list[Message]:
@@ -204,18 +204,18 @@ def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message
     return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
 
 
-def takes_parts(member: Member) -> str:
-    """Return how a worker can change a running member's share of its devices; "" if it cannot."""
-    driver = _read_request(member.replica.job.body)[1].request.workload.driver
-    return mode_resizes(member.worker.hello, driver, MODE_NAMES[member.mode])
+def takes_parts(attempt: Attempt) -> str:
+    """Return how a worker can change a running attempt's share of its devices; "" if it cannot."""
+    driver = _read_request(attempt.replica.job.body)[1].request.workload.driver
+    return mode_resizes(attempt.worker.hello, driver, MODE_NAMES[attempt.mode])
 
 
-def _body_for(member: Member) -> bytes:
+def _body_for(attempt: Attempt) -> bytes:
     """Return a job's request as its worker reads it, with its current share of a device and the attempt's limit."""
-    job, worker = member.replica.job, member.worker
+    job, worker = attempt.replica.job, attempt.worker
     if job.resizes or job.bounds:
         request = decode_request(job.body).with_part(job.part)
-        return encode(request.with_bounds(*job.bounds_at(member.fence)), json=worker.in_json)
+        return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.in_json)
     return json_body(job.body) if worker.in_json else job.body
 
 
@@ -254,9 +254,9 @@ def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
 def enforced_of(job: Job) -> Enforced | None:
     """Return the weakest enforcement of a job's shares over its present workers; None without shared devices."""
     sharing = [
-        replica.member.worker
+        replica.attempt.worker
         for replica in job.rows.values()
-        if replica.member is not None and replica.member.mode > Mode.EXCLUSIVE
+        if replica.attempt is not None and replica.attempt.mode > Mode.EXCLUSIVE
     ]
     if not sharing:
         return None
@@ -286,7 +286,7 @@ def changes_since(
     state: State, job: Job, rev: int, of_many: Callable[[Transition], bool] = is_exception
 ) -> list[Change]:
     """Return a job's transitions after a revision, as far as they are in memory; `of_many` chooses among very many."""
-    count, rows = job.rev - rev, job.story
+    count, rows = job.rev - rev, job.history
     if count <= 0:
         return []
     if count < len(rows):
@@ -320,7 +320,7 @@ def changes_since(
         else:
             changes.append(
                 Change(
-                    number, time, index, attempt, STORY_WORDS[to],
+                    number, time, index, attempt, HISTORY_WORDS[to],
                     code=code or None, why=why, fence=fence, by=by, said=said,
                     through=mask if worker_num == RANGE else None,
                 )
@@ -346,11 +346,11 @@ def event_of(state: State, job: Job) -> Event:
         del changes[fitting(changes) :]
     job.told = job.rev
     if job.size > LISTED_MAX:
-        simulated = were_simulated(state, job.story[-min(new, SIMULATED_LOOKS) :])
+        simulated = were_simulated(state, job.history[-min(new, SIMULATED_LOOKS) :])
         replicas = Replicas(job.size, job.counts, after if len(changes) == all_of_it else job.rev)
         name = job.tenant, job.name, job.rev, job.state, state.seq
         return Event(*name, changes, _why(changes), simulated, replicas=replicas)
-    simulated = were_simulated(state, job.story[-len(changes) :])
+    simulated = were_simulated(state, job.history[-len(changes) :])
     is_placed = job.rows and "PLACED" in [change.state for change in changes]
     enforced = enforced_of(job) if is_placed else None
     return Event(

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import QUEUED, Job, Member
+from moorage.scheduler.core.ledger.state import QUEUED, Attempt, Job
 from moorage.schemas.ranges import NOTHING, Ranges, count_of, is_in
 
 #: how many replicas a job may place that has no bound of its own
@@ -57,7 +57,7 @@ class Group:
         self.cleared = 0  # where the next part begins
         self.verdict = VOID
         self.has_more = False  # jobs were added since the verdict
-        self.resumes: Member | None = None  # a frozen member that is to be resumed: its job is the only one
+        self.resumes: Attempt | None = None  # a frozen attempt that is to be resumed: its job is the only one
 
     def __lt__(self, other: Group) -> bool:
         """Return whether this group comes before another with an equal key: a fixed order.

@@ -18,7 +18,7 @@ from moorage.scheduler.core.containment import PLACING, PREEMPTING, RESERVING
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.ledger.state import Attempt
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
@@ -103,7 +103,7 @@ class Planner:
         self._unprepared = False  # the ranker is not ready to choose
         self.serving: Group | None = None  # the group being served, for containment when a pass fails
         self._in_vain_max = IN_VAIN_MAX
-        #: in this pass, by worker number: the slots for which frozen members wait that are to be resumed first
+        #: in this pass, by worker number: the slots for which frozen attempts wait that are to be resumed first
         self._claimed: dict[int, int] = {}
         self._waiting = 0  # groups that the last pass had to serve
         self._knows_limits = False  # which jobs wait for the limits of their tenants, as of the last pass
@@ -173,7 +173,7 @@ class Planner:
         return min(part.next_ms() for part in parts)
 
     def _add_frozen(self, ready: list[Ready]) -> None:
-        """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
+        """Add the frozen attempts that are to be resumed to a heap of groups: each before others of its priority.
 
         Among these, the one that has been without its devices for longest goes first: they may take turns on them. So
         members of services that sleep have one key on each host, the first of theirs: neither priority nor share lets
@@ -181,37 +181,37 @@ class Planner:
         """
         policy = self.preempting.policy
         self._claimed.clear()
-        groups = list[tuple[Key, Group, Member]]()
+        groups = list[tuple[Key, Group, Attempt]]()
         firsts: dict[int, Key] = {}
-        for member in self.frozen.waiting():
-            job = member.replica.job
+        for attempt in self.frozen.waiting():
+            job = attempt.replica.job
             if job.hold is None:
                 group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])
-                group.resumes = member
-                key, host = self.order.key(group), member.worker.num
-                groups.append((key, group, member))
+                group.resumes = attempt
+                key, host = self.order.key(group), attempt.worker.num
+                groups.append((key, group, attempt))
                 if group.shape.sleeps:
                     firsts[host] = min(key, firsts.get(host, key))
-        for key, group, member in groups:
-            first = firsts[member.worker.num] if group.shape.sleeps else key
-            heappush(ready, (first, max(member.fence, member.leased) - LEDGER_END, group))
+        for key, group, attempt in groups:
+            first = firsts[attempt.worker.num] if group.shape.sleeps else key
+            heappush(ready, (first, max(attempt.fence, attempt.leased) - LEDGER_END, group))
 
-    def _resume(self, draft: Draft, group: Group, member: Member) -> None:
-        """Resume a frozen member if its devices are free, and its tenant may have them now.
+    def _resume(self, draft: Draft, group: Group, attempt: Attempt) -> None:
+        """Resume a frozen attempt if its devices are free, and its tenant may have them now.
 
-        What it waits for is not given to a later one in parts: members that need fewer devices would starve it. But it
-        is if no turn gives the member all of it: some is in other use or unwell, or has a member that stays awake.
+        What it waits for is not given to a later one in parts: attempts that need fewer devices would starve it. But it
+        is if no turn gives the attempt all of it: some is in other use or unwell, or has an attempt that stays awake.
         """
-        host, refused = member.worker.num, self.frozen.refused
-        refused.discard(member.name)
+        host, refused = attempt.worker.num, self.frozen.refused
+        refused.discard(attempt.name)
         if self.order.may(group):
             claimed = self._claimed.get(host, 0)
             closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
-            if (member.home & claimed or not self.frozen.resume(draft, member)) and not member.home & closed:
-                self._claimed[host] = claimed | member.home
+            if (attempt.home & claimed or not self.frozen.resume(draft, attempt)) and not attempt.home & closed:
+                self._claimed[host] = claimed | attempt.home
             return
         if group.shape.gpus <= self.order.room_of(group.tenant):
-            refused.add(member.name)
+            refused.add(attempt.name)
         if self._holds_up(draft, group):
             self.order.over_limit(group)
 

@@ -12,10 +12,10 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, LOST_KEPT, Member, State
+from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, LOST_KEPT, Attempt, State
 from moorage.scheduler.core.schedule.runtime import Estimates
 
-#: ledger ms between two counts: one for each worker, since a count reads all members, and at most so many
+#: ledger ms between two counts: one for each worker, since a count reads all attempts, and at most so many
 COUNT_MS: Final = 1_000
 
 
@@ -44,20 +44,20 @@ class Endless:
     def _count(self, state: State, now_ms: int) -> dict[str, int]:
         limited = {tenant.name for tenant in state.tenants.values() if tenant.gpus_max}
         found = dict.fromkeys(limited, 0)
-        for member in state.members():
-            tenant = member.replica.job.tenant
-            if tenant in limited and member.mask and not self._ends(member, now_ms):
-                found[tenant] += member.mask.bit_count()
+        for attempt in state.attempts():
+            tenant = attempt.replica.job.tenant
+            if tenant in limited and attempt.mask and not self._ends(attempt, now_ms):
+                found[tenant] += attempt.mask.bit_count()
         return found
 
-    def _ends(self, member: Member, now_ms: int) -> bool:
-        if member.phase == AT_EXITED:
-            return not member.worker.quarantined & member.home  # else it keeps all it has until an operator's word
-        if member.replica.state == LOST_KEPT:
+    def _ends(self, attempt: Attempt, now_ms: int) -> bool:
+        if attempt.phase == AT_EXITED:
+            return not attempt.worker.quarantined & attempt.home  # else it keeps all it has until an operator's word
+        if attempt.replica.state == LOST_KEPT:
             return False  # its worker may never come back
-        if member.replica.state in LEAVING:
+        if attempt.replica.state in LEAVING:
             return True
-        return self._estimates.end_ms(member, now_ms) is not None
+        return self._estimates.end_ms(attempt, now_ms) is not None
 
 
 def _pause_ms(state: State) -> int:

@@ -32,9 +32,9 @@ from moorage.schemas.reasons import Reason
 
 
 def _full_until_ms(job: Job, most: int) -> int:
-    """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or in no story."""
+    """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or in no history."""
     count = job.on_workers
-    for row in reversed(job.story) if count < most else ():
+    for row in reversed(job.history) if count < most else ():
         if row[STATE] == PLACED:
             count -= 1
         elif row[FENCE] and row[STATE] >= 0 and row[STATE] not in ON_WORKER:  # an attempt's end
@@ -104,7 +104,7 @@ class Indexing:
         for worker in standing:
             try:
                 host = self.fleet.join(
-                    worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.members.values()]
+                    worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.attempts.values()]
                 )
             except Exception as raised:
                 self._failed(worker, raised)

@@ -213,7 +213,7 @@ class Placing:
             used = self._spread[num] = {}
             job = self._order.state.jobs.get(num)
             for replica in job.rows.values() if job is not None else ():
-                member = replica.member
-                if member is not None:
-                    used[member.worker.num] = used.get(member.worker.num, 0) + 1
+                attempt = replica.attempt
+                if attempt is not None:
+                    used[attempt.worker.num] = used.get(attempt.worker.num, 0) + 1
         return used

@@ -238,12 +238,12 @@ def _starts_before(known: Known, claim: Claim) -> Iterator[tuple[int, bool]]:
     """Yield when each running job for whole hosts that goes before a claim started, and whether it asks alike."""
     num, group = claim.num, claim.group
     for host in known.fleet.hosts.values():
-        for member in host.worker.members.values():
-            job = member.replica.job
+        for attempt in host.worker.attempts.values():
+            job = attempt.replica.job
             if job.num < num and known.priority_of(job) >= group.priority:
-                runs_as = known.estimates.runs_as(member)
+                runs_as = known.estimates.runs_as(attempt)
                 if runs_as.shape.gpus >= len(host.cls.devices):
-                    since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, 0)
+                    since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(attempt, 0)
                     yield since_ms, runs_as.shape is group.shape
 
 

@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt, Stays
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, WEIGHT_DEFAULT
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
+from moorage.scheduler.core.ledger.state import LEAVING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.relocating import staying_for
 from moorage.scheduler.core.lifecycle.scaling import Scaling, Yields
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -44,18 +44,18 @@ FOLLOWED_MAX: Final = 10_000
 Kind = tuple[int, int, str]
 
 
-def leaving_for(state: State, job: Job) -> Iterator[Member]:
-    """Yield the members that still have to leave the hosts reserved for a job; other members may run on there."""
+def leaving_for(state: State, job: Job) -> Iterator[Attempt]:
+    """Yield the attempts that still have to leave the hosts reserved for a job; other attempts may run on there."""
     if job.preempts is None:
         return
     hosts, jobs = job.preempts[0], set(job.preempts[1])
     for num in hosts:
-        for member in state.worker_by_num[num].members.values():
-            replica = member.replica
-            if replica.job.num in jobs and (replica.member is not member or replica.state in LEAVING):
-                yield member
-    for member, _ in staying_for(state, job):
-        yield member
+        for attempt in state.worker_by_num[num].attempts.values():
+            replica = attempt.replica
+            if replica.job.num in jobs and (replica.attempt is not attempt or replica.state in LEAVING):
+                yield attempt
+    for attempt, _ in staying_for(state, job):
+        yield attempt
 
 
 class Candidate(NamedTuple):
@@ -90,7 +90,8 @@ class Preempting:
     Any job that is not preemptible itself may end preemptible ones. Jobs of at least `priority` may preempt jobs of
     lower priority; above 100, none may. With `reclaim`, jobs may also end others to get their tenant's guaranteed GPUs
     back. `knows_fleet` says whether every worker was heard from in this term, or had time to renew: a worker not heard
-    from may have room. `stays` says whether a member serves until another one does in its place, or its grace is over.
+    from may have room. `stays` says whether an attempt serves until another one does in its place, or its grace is
+    over.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Preempting:
         priority: int,
         reclaim: bool,
         knows_fleet: Callable[[], bool],
-        stays: Callable[[Member], bool],
+        stays: Callable[[Attempt], bool],
         scaling: Callable[[], Scaling],
     ) -> None:
         self.state = state
@@ -117,7 +118,7 @@ class Preempting:
         #: by the kind of the group: ledger ms of the last search without result
         self._in_vain: dict[Kind, int] = {}
         self._void: dict[int, int] = {}  # job number -> ledger ms since which all its victims have ended
-        #: numbers of jobs asked to end that may not have ended; None if all members must be read to find them
+        #: numbers of jobs asked to end that may not have ended; None if all attempts must be read to find them
         self._asked: set[int] | None = None
 
     def allowed(self) -> bool:
@@ -213,7 +214,7 @@ class Preempting:
         After a search that left nothing out, that is when a job has run for long enough to be a victim.
         """
         if self.state.preempting or self.scaling().above:
-            return self.state.time_ms  # what ends now is followed, and members above `min` follow their load
+            return self.state.time_ms  # what ends now is followed, and attempts above `min` follow their load
         if not self.allowed():
             return math.inf
         if self._seen != self._view():
@@ -224,7 +225,7 @@ class Preempting:
         """Return a value that differs whenever a search may differ for a reason other than time."""
         return self.state.digest, self.policy.fleet.version, self.policy.fleet.changes
 
-    def replacing(self, draft: Draft, new: Job, old: Job) -> list[Member] | None:
+    def replacing(self, draft: Draft, new: Job, old: Job) -> list[Attempt] | None:
         """Return the members of the old version of a service whose end makes room for a replica of the new one.
 
         None if it could not start then either; none are needed if there is room for it.
@@ -232,7 +233,7 @@ class Preempting:
         shape, right = self.policy.shape_of(new), Right(new, ABOVE + 1, reclaims=False, only=old)
         with self.policy.fleet.avoiding(shape.avoid):
             found = self.policy.choose(draft, shape, right, shape.refusing, {})
-        return None if found is None else [victim.members[0] for victim in found.victims]
+        return None if found is None else [victim.attempts[0] for victim in found.victims]
 
     def _taken_now(self, found: Mapping[Kind, set[int]], kind: Kind) -> set[int]:
         """Return the hosts that jobs got in this pass, but those where another of this kind may end more.
@@ -243,7 +244,7 @@ class Preempting:
         return {num for other, nums in found.items() for num in nums if other != kind or hosts[num].open}
 
     def asked_to_end(self, jobs: set[int]) -> None:
-        """Note the jobs (by number) with members that this record asks to end, for any reason.
+        """Note the jobs (by number) with attempts that this record asks to end, for any reason.
 
         Their tenants have less to give back, although they still lease those GPUs.
         """
@@ -261,15 +262,15 @@ class Preempting:
         """Return the GPUs that are awaited and that are ending, by tenant."""
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
-            leaving = sum(member.mask.bit_count() for member in leaving_for(draft.state, job))
+            leaving = sum(attempt.mask.bit_count() for attempt in leaving_for(draft.state, job))
             found.awaited[job.tenant] += max(self.policy.shape_of(job).gpus, leaving)
         if self._asked is None:
-            members = (m for worker in draft.state.workers.values() for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if m.replica.state in LEAVING}
+            attempts = (m for worker in draft.state.workers.values() for m in worker.attempts.values())
+            self._asked = {m.replica.job.num for m in attempts if m.replica.state in LEAVING}
         self._asked |= draft.ends
         for job in draft.state.preempting.values():
-            for member, _ in staying_for(draft.state, job):
-                found.ending[member.replica.job.tenant] += member.home.bit_count()
+            for attempt, _ in staying_for(draft.state, job):
+                found.ending[attempt.replica.job.tenant] += attempt.home.bit_count()
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(jobs.get(num)))
             if gpus:
@@ -279,8 +280,8 @@ class Preempting:
         return found
 
     @staticmethod
-    def _ending_of(job: Job | None) -> list[Member]:
-        held = [replica.member for replica in job.rows.values()] if job is not None else []
+    def _ending_of(job: Job | None) -> list[Attempt]:
+        held = [replica.attempt for replica in job.rows.values()] if job is not None else []
         return [m for m in held if m is not None and m.replica.state in LEAVING]
 
     def _rights(self, job: Job, candidate: Candidate, under_way: UnderWay, yielding: list[Yields]) -> list[Right]:
@@ -305,7 +306,7 @@ class Preempting:
         return rights
 
     def _given(self, job: Job, key: Key, under_way: UnderWay, yielding: Iterable[Yields]) -> dict[int, int]:
-        """Return by job number how many members above `min` may end for a job that comes before them.
+        """Return by job number how many attempts above `min` may end for a job that comes before them.
 
         Where only their shares put one tenant before the other, a tenant gives no more than leaves it, for its weight,
         with as much as the other one has then. So the one that got them is not the one to give them back.
@@ -329,15 +330,15 @@ class Preempting:
         victims = sorted({victim.job.num for victim in found.victims})
         draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
-            member = victim.members[0]
-            if victim.priority != ABOVE and self.stays(member):
+            attempt = victim.attempts[0]
+            if victim.priority != ABOVE and self.stays(attempt):
                 by_ms = draft.time_ms + int(self.lifecycle.request_of(victim.job).workload.grace_s * 1000)
-                draft.add(Stays(right.job.num, victim.job.num, member.replica.index, by_ms))
-                self.policy.ending.add(member)
+                draft.add(Stays(right.job.num, victim.job.num, attempt.replica.index, by_ms))
+                self.policy.ending.add(attempt)
                 continue
             why = self._why(right, victim.job, victim.priority)
             # ends its gang too, with the notice that the request asks for
-            self.lifecycle.leave(draft, member, why, Count.NONE)
+            self.lifecycle.leave(draft, attempt, why, Count.NONE)
 
     @staticmethod
     def _why(right: Right, victim: Job, priority: int) -> str:
@@ -345,7 +346,7 @@ class Preempting:
         mine = right.job.tenant == victim.tenant
         if priority == ABOVE:
             whom = "an earlier or more urgent job" if mine else f"tenant {right.job.tenant}"
-            return f"{whom} waits for what a member has, and comes first"
+            return f"{whom} waits for what an attempt has, and comes first"
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
         if priority == LOWEST:
             return f"preempted by {whom}: it is preemptible"

@@ -40,8 +40,8 @@ from moorage.scheduler.core.ledger.state import (
     STATE,
     WORKED,
     WORKER,
+    Attempt,
     Job,
-    Member,
 )
 from moorage.scheduler.core.request_reader import STAYS, workload_of
 from moorage.schemas.job import Request
@@ -124,7 +124,7 @@ class Durations:
         return len(self._runs)
 
     def observe(self, tenant: str, workload: str, shape: Shape, ms: int, accepted_ms: int = 0) -> None:
-        """Record that a member ran for `ms` milliseconds, from its start to the end of its process tree.
+        """Record that an attempt ran for `ms` milliseconds, from its start to the end of its process tree.
 
         `accepted_ms` is the ledger ms at which its job was accepted.
         """
@@ -150,7 +150,7 @@ class Durations:
         accepted_ms: int | None = None,
         percent: int = 50,
     ) -> tuple[int, int] | None:
-        """Return (ms in which `percent` of the members that have run for `elapsed_ms` end, number of runs known).
+        """Return (ms in which `percent` of the attempts that have run for `elapsed_ms` end, number of runs known).
 
         `limit_ms` is the request's time limit: no estimate exceeds it, and with nothing learned it is the estimate (an
         upper bound, as in EASY backfill). With `accepted_ms`, the time at which the job was accepted, runs of siblings
@@ -190,7 +190,7 @@ class Durations:
         """
         ends: dict[tuple[int, int], int] = {}
         ran: dict[tuple[int, int], int] = {}
-        for row in job.story[: -ROWS_MAX - 1 : -1]:
+        for row in job.history[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
             if state in WORKED and row[WORKER] >= 0:
                 ends[key] = row[AT_MS]
@@ -207,9 +207,9 @@ class Durations:
 
         It may run for long, and what starts beside it is planned by how long its replicas take.
         """
-        ends = (row for row in islice(reversed(job.story), new) if row[STATE] in WORKED and row[WORKER] >= 0)
+        ends = (row for row in islice(reversed(job.history), new) if row[STATE] in WORKED and row[WORKER] >= 0)
         for end in list(islice(ends, LEARNED_A_RECORD)):
-            for row in reversed(job.story):
+            for row in reversed(job.history):
                 if row[REPLICA] != end[REPLICA] or row[ATTEMPT] != end[ATTEMPT]:
                     continue
                 if row[STATE] == FROZEN:
@@ -262,7 +262,7 @@ class Estimates:
         self.durations = durations
 
     def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
-        """Return how long a member holds its devices at most, including grace and freeing of memory; None if unknown.
+        """Return how long an attempt holds its devices at most, including grace and freeing of memory; None if unknown.
 
         By its time limit, else as nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
@@ -273,31 +273,31 @@ class Estimates:
         found = self.durations.left_ms(groups, accepted_ms=accepted_ms, percent=90)
         return found[0] + after if found is not None else None
 
-    def end_ms(self, member: Member, now_ms: int) -> int | None:
-        """Return the ledger ms at which a member is expected to end; None if unknown."""
-        runs_as = self.runs_as(member)
-        began = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, now_ms)
+    def end_ms(self, attempt: Attempt, now_ms: int) -> int | None:
+        """Return the ledger ms at which an attempt is expected to end; None if unknown."""
+        runs_as = self.runs_as(attempt)
+        began = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(attempt, now_ms)
         elapsed = now_ms - began if now_ms > began else 0
-        accepted_ms = member.replica.job.accepted_ms
+        accepted_ms = attempt.replica.job.accepted_ms
         found = self.durations.left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
         return None if found is None else now_ms + found[0]
 
-    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int, int, int]]:
-        """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each member; `FOREVER_MS` for an unknown end."""
+    def ends_of(self, attempts: Iterable[Attempt], now_ms: int) -> list[tuple[int, int, int, int]]:
+        """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each attempt; `FOREVER_MS` for an unknown end."""
         found: list[tuple[int, int, int, int]] = []
-        for member in members:
-            end_ms, asked = self.end_ms(member, now_ms), self.runs_as(member).shape
-            found.append((FOREVER_MS if end_ms is None else end_ms, member.mask, asked.cpu_milli, asked.memory_mib))
+        for attempt in attempts:
+            end_ms, asked = self.end_ms(attempt, now_ms), self.runs_as(attempt).shape
+            found.append((FOREVER_MS if end_ms is None else end_ms, attempt.mask, asked.cpu_milli, asked.memory_mib))
         return found
 
-    def runs_as(self, member: Member) -> RunsAs:
-        """Return the data that a member's estimate needs; computed once per member and shape."""
-        job = member.replica.job
-        found: RunsAs | None = member.runs_as
+    def runs_as(self, attempt: Attempt) -> RunsAs:
+        """Return the data that an attempt's estimate needs; computed once per attempt and shape."""
+        job = attempt.replica.job
+        found: RunsAs | None = attempt.runs_as
         if found is None or found.shape is not job.shape:
-            found = member.runs_as = self._read(job, member.fence)
-        if found.since_ms < 0 and member.phase >= AT_RUNNING:
-            found.since_ms = began_ms(member, -1)
+            found = attempt.runs_as = self._read(job, attempt.fence)
+        if found.since_ms < 0 and attempt.phase >= AT_RUNNING:
+            found.since_ms = began_ms(attempt, -1)
         return found
 
     def _read(self, job: Job, fence: int) -> RunsAs:
@@ -318,9 +318,9 @@ def after_ms(request: Request) -> int:
 
 
 class RunsAs:
-    """What the estimate of a member's end needs, cached because one scan reads thousands of members.
+    """What the estimate of an attempt's end needs, cached because one scan reads thousands of attempts.
 
-    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its story does not say.
+    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its history does not say.
     """
 
     __slots__ = ("groups", "limit_ms", "shape", "since_ms")

@@ -87,23 +87,23 @@ def _busy(host: Host) -> tuple[int, int]:
 
 
 def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterator[_Room]:
-    """Yield how many replicas fit from when on, as the members whose end is known leave one after the other."""
+    """Yield how many replicas fit from when on, as the attempts whose end is known leave one after the other."""
     now, emptied, num, host = row
     if now:
         yield now_ms, num, now
     if emptied <= now:
         return
-    members = host.worker.members.values()
-    ends = sorted(estimates.ends_of(members, now_ms))
+    attempts = host.worker.attempts.values()
+    ends = sorted(estimates.ends_of(attempts, now_ms))
     if shape.mode > EXCLUSIVE:
         if ends and ends[-1][0] < FOREVER_MS:  # shared devices: only once all have left
             yield ends[-1][0], num, emptied
         return
     mask, last = host.cls.fit(shape).mask, now
     opens, ended = mask & host.lent & ~(host.shut | host.awaited), 0
-    # by member the slots that later ends leave: a device with several sharers is free once the last of them has left
+    # by attempt the slots that later ends leave: a device with several sharers is free once the last of them has left
     later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
-    # not what the host has free: that counts a member that leaves in this record, which is among the ends, too
+    # not what the host has free: that counts an attempt that leaves in this record, which is among the ends, too
     cpu = host.cpu_milli - sum(row[2] for row in ends)
     memory = host.memory_mib - sum(row[3] for row in ends)
     for (at, slots, cpu_milli, memory_mib), held in zip(ends, later, strict=True):

@@ -21,7 +21,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
-from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Job, Member, State
+from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Attempt, Job, State
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -42,8 +42,8 @@ class Right(NamedTuple):
     """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
     With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once.
-    `yields` are jobs that stand behind it in the queue, with the number of their members above `min`. `only` is the job
-    that it replaces, of which alone members end.
+    `yields` are jobs that stand behind it in the queue, with the number of their attempts above `min`. `only` is the
+    job that it replaces, of which alone attempts end.
     """
 
     job: Job
@@ -55,24 +55,24 @@ class Right(NamedTuple):
 
 
 class Victim:
-    """What ends together: one member, or a whole gang.
+    """What ends together: one attempt, or a whole gang.
 
-    `cost` is the GPU milliseconds of work lost. A frozen member, which is not in use, costs nothing.
+    `cost` is the GPU milliseconds of work lost. A frozen attempt, which is not in use, costs nothing.
     """
 
-    __slots__ = ("cost", "gpus", "job", "members", "priority")
+    __slots__ = ("attempts", "cost", "gpus", "job", "priority")
 
-    def __init__(self, members: tuple[Member, ...], priority: int, lost_ms: list[int]) -> None:
-        self.members = members
-        self.job = members[0].replica.job
+    def __init__(self, attempts: tuple[Attempt, ...], priority: int, lost_ms: list[int]) -> None:
+        self.attempts = attempts
+        self.job = attempts[0].replica.job
         self.priority = priority
-        self.gpus = sum(member.home.bit_count() for member in members)
-        self.cost = sum(max(1, m.home.bit_count()) * max(0, ms) for m, ms in zip(members, lost_ms, strict=True))
+        self.gpus = sum(attempt.home.bit_count() for attempt in attempts)
+        self.cost = sum(max(1, m.home.bit_count()) * max(0, ms) for m, ms in zip(attempts, lost_ms, strict=True))
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
         """The sort key of victims: lowest priority first, then least work lost, then number; of a service the last."""
-        index = self.members[0].replica.index
+        index = self.attempts[0].replica.index
         return (self.priority, self.cost, self.job.num, -index if self.priority == ABOVE else index)
 
 
@@ -106,26 +106,26 @@ class Preemption:
         self.ageing = ageing
         self.compared_max = COMPARED_MAX
         self.read_max = READ_MAX
-        self.ending: set[Member] = set()  # members of services that end already, once others serve
+        self.ending: set[Attempt] = set()  # members of services that end already, once others serve
         # by worker number; departed hosts are removed once there are more entries than hosts
         self._read: dict[int, _Read] = {}
-        #: numbers of workers with members whose priority has changed since they were read
+        #: numbers of workers with attempts whose priority has changed since they were read
         self._reprioritized: set[int] = set()
         self.lags = False  # whether the last search left changed hosts for the next one
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
-    def defended(self, member: Member, began_ms: int) -> int:
-        """Return the priority that another job has to exceed to end a member that started at `began_ms`."""
-        if member.preemptible:
+    def defended(self, attempt: Attempt, began_ms: int) -> int:
+        """Return the priority that another job has to exceed to end an attempt that started at `began_ms`."""
+        if attempt.preemptible:
             return LOWEST
-        job = member.replica.job
+        job = attempt.replica.job
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.may_start_ms)
 
     def reprioritize(self, draft: Draft) -> None:
         """Have the hosts read again on which the jobs run that get another priority with this record."""
         jobs = [draft.state.jobs[num] for num in draft.reprioritized]
-        self._reprioritized.update(member.worker.num for job in jobs for member in job.members)
+        self._reprioritized.update(attempt.worker.num for job in jobs for attempt in job.attempts)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
         """Return by worker number what may be ended on each host; None until every host was read once.
@@ -159,23 +159,23 @@ class Preemption:
     def next_ms(self, state: State) -> float:
         """Return the ledger ms at which the next job has run for long enough to be a victim; infinity for never."""
         begins = _Begins(state.time_ms)
-        ends = (begins.of(member) + self.runtime_ms for member in state.members())
+        ends = (begins.of(attempt) + self.runtime_ms for attempt in state.attempts())
         return min((end_ms for end_ms in ends if end_ms > state.time_ms), default=math.inf)
 
     def _read_anew(self, host: Host, begins: _Begins) -> _Read:
         settled, found = True, dict[tuple[int, str], tuple[int, int]]()
-        for member in host.worker.members.values():
-            job = member.replica.job
-            if member.mode > EXCLUSIVE:
+        for attempt in host.worker.attempts.values():
+            job = attempt.replica.job
+            if attempt.mode > EXCLUSIVE:
                 continue
-            if member.replica.state not in RUNS:
-                settled = settled and member.replica.state in LEAVING
+            if attempt.replica.state not in RUNS:
+                settled = settled and attempt.replica.state in LEAVING
                 continue
-            began = begins.of(member)
-            priority = self.priority_of(job) if job.gang else self.defended(member, began)
+            began = begins.of(attempt)
+            priority = self.priority_of(job) if job.gang else self.defended(attempt, began)
             key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
-            found[key] = (mask | member.home, min(first, began))
+            found[key] = (mask | attempt.home, min(first, began))
         return _Read(host, settled, sorted((*key, *row) for key, row in found.items()))
 
     def choose(
@@ -204,7 +204,7 @@ class Preemption:
 class _Read:
     """What may be ended on a host, as sorted rows (priority, tenant, devices, start).
 
-    No member of a row defends a lower priority, and none started earlier. A `settled` read holds while the host has
+    No attempt of a row defends a lower priority, and none started earlier. A `settled` read holds while the host has
     this version; others are read again with the next search.
     """
 
@@ -218,9 +218,9 @@ class _Read:
 
 
 class _Begins:
-    """Caches `began_ms` for many running members: the story of a job with several replicas is read once.
+    """Caches `began_ms` for many running attempts: the history of a job with several replicas is read once.
 
-    A member that starts with the record being built starts now: the story does not have it yet.
+    An attempt that starts with the record being built starts now: the history does not have it yet.
     """
 
     __slots__ = ("_now_ms", "_of_job")
@@ -229,16 +229,16 @@ class _Begins:
         self._now_ms = now_ms
         self._of_job: dict[int, dict[tuple[int, int], int]] = {}
 
-    def of(self, member: Member) -> int:
-        job = member.replica.job
-        if member.replica.state not in RUNS:
+    def of(self, attempt: Attempt) -> int:
+        job = attempt.replica.job
+        if attempt.replica.state not in RUNS:
             return self._now_ms
         if job.size == 1:
-            return began_ms(member, self._now_ms)
+            return began_ms(attempt, self._now_ms)
         found = self._of_job.get(job.num)
         if found is None:
             found = self._of_job[job.num] = begins_of(job)
-        return found.get((member.replica.index, member.fence), self._now_ms)
+        return found.get((attempt.replica.index, attempt.fence), self._now_ms)
 
 
 class _Search:
@@ -280,13 +280,13 @@ class _Search:
         self.room = sum(self.rooms.values())
 
     def _given(self) -> dict[int, int]:
-        """Return by worker number the devices of the members that end whatever they defend; 0 for no devices."""
+        """Return by worker number the devices of the attempts that end whatever they defend; 0 for no devices."""
         given, jobs = dict[int, int](), [self.draft.state.jobs[num] for num in self.right.yields]
         for job in jobs if self.right.only is None else [self.right.only]:
-            for member in job.members:
-                host = self.hosts.get(member.worker.num)
+            for attempt in job.attempts:
+                host = self.hosts.get(attempt.worker.num)
                 if host is not None:
-                    given[host.worker.num] = given.get(host.worker.num, 0) | member.home
+                    given[host.worker.num] = given.get(host.worker.num, 0) | attempt.home
         return given
 
     def run(self, read: Mapping[int, _Read]) -> Choice | None:
@@ -359,7 +359,7 @@ class _Search:
         return None
 
     def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
-        """Return whether a member of this tenant with this defended priority and start may be ended."""
+        """Return whether an attempt of this tenant with this defended priority and start may be ended."""
         if priority == ABOVE or self.right.only is not None:
             return priority == ABOVE
         if priority == LOWEST:
@@ -382,26 +382,26 @@ class _Search:
         return found
 
     def _beyond_guarantee(self, tenant: str) -> int:
-        """Return the same, computed anew. What its frozen members wait for counts: no other job gets that."""
+        """Return the same, computed anew. What its frozen attempts wait for counts: no other job gets that."""
         row, hosts = self.draft.state.read_tenant(tenant), self.policy.fleet.with_frozen.values()
-        frozen = (member for host in hosts for member in host.frozen.values() if member.replica.job.tenant == tenant)
-        waits = sum(member.home.bit_count() for member in frozen)
+        frozen = (attempt for host in hosts for attempt in host.frozen.values() if attempt.replica.job.tenant == tenant)
+        waits = sum(attempt.home.bit_count() for attempt in frozen)
         return row.gpus + waits - row.guaranteed - self.taken.get(tenant, 0)
 
     def _room(self, host: Host, victims: Iterable[Victim]) -> int:
         """Return how many replicas fit on a host once these victims have left it."""
-        shape, mine = self.shape, [m for v in victims for m in v.members if m.worker is host.worker]
+        shape, mine = self.shape, [m for v in victims for m in v.attempts if m.worker is host.worker]
         room = 1 << 30
         if shape.count:
             freed, fit = 0, host.cls.fit(shape).mask
-            for member in mine:
-                freed |= member.mask
+            for attempt in mine:
+                freed |= attempt.mask
             if shape.mode > EXCLUSIVE:  # what a sharer leaves on a device is enough for another one, as far as is known
                 slots = fit & host.lent & ~host.shut
-                room = sum(bool(member.home & slots) for member in mine)
+                room = sum(bool(attempt.home & slots) for attempt in mine)
             else:
                 for slot, device in host.shared.items() if freed else ():
-                    if sum(member.mask >> slot & 1 for member in mine) < device.users:
+                    if sum(attempt.mask >> slot & 1 for attempt in mine) < device.users:
                         freed &= ~(1 << slot)
                 room = host.cls.rooms(fit & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
@@ -413,7 +413,7 @@ class _Search:
         return min(max(0, room), self.wanted)
 
     def _refresh(self, victim: Victim) -> None:
-        for num in {member.worker.num for member in victim.members} & self.hosts.keys():
+        for num in {attempt.worker.num for attempt in victim.attempts} & self.hosts.keys():
             self.room -= self.rooms[num]
             self.rooms[num] = self._room(self.hosts[num], self.chosen_on.get(num, {}).values())
             self.room += self.rooms[num]
@@ -422,7 +422,7 @@ class _Search:
         """Return ((highest priority, cost), host, victims) for one more replica on a host; None if impossible."""
         host, chosen = self.hosts[num], list(self.chosen_on.get(num, {}).values())
         room = self._room(host, chosen)
-        able = [v for member in host.worker.members.values() if (v := self._victim(member)) is not None]
+        able = [v for attempt in host.worker.attempts.values() if (v := self._victim(attempt)) is not None]
         more: list[Victim] = []
         for victim in sorted({id(v): v for v in able}.values(), key=lambda victim: victim.rank):
             if _key(victim) in self.chosen or not self._may_take(victim, more):
@@ -438,34 +438,34 @@ class _Search:
                 more = rest
         return (max(v.priority for v in more), sum(v.cost for v in more)), num, more
 
-    def _victim(self, member: Member) -> Victim | None:
-        job = member.replica.job
-        key = (job.num, -1 if job.gang else member.replica.index)
+    def _victim(self, attempt: Attempt) -> Victim | None:
+        job = attempt.replica.job
+        key = (job.num, -1 if job.gang else attempt.replica.index)
         if key not in self.known:
-            self.known[key] = self._may_end(job, member)
+            self.known[key] = self._may_end(job, attempt)
         return self.known[key]
 
-    def _may_end(self, job: Job, member: Member) -> Victim | None:
+    def _may_end(self, job: Job, attempt: Attempt) -> Victim | None:
         draft, right, policy = self.draft, self.right, self.policy
-        members = tuple(r.member for r in job.rows.values() if r.member is not None) if job.gang else (member,)
-        if job is right.job or not members or member in policy.ending:
+        attempts = tuple(r.attempt for r in job.rows.values() if r.attempt is not None) if job.gang else (attempt,)
+        if job is right.job or not attempts or attempt in policy.ending:
             return None
         is_given = job is right.only or job.num in right.yields
         states = MAY_END if is_given else RUNS
         if any(
-            m.replica.member is not m or m.replica.state not in states or (m.mode > EXCLUSIVE and not is_given)
-            for m in ((*members, member) if job.gang else members)
+            m.replica.attempt is not m or m.replica.state not in states or (m.mode > EXCLUSIVE and not is_given)
+            for m in ((*attempts, attempt) if job.gang else attempts)
         ):
             return None  # it has ended, is ending, or shares a device
-        lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
-        priority = ABOVE if is_given else policy.defended(member, draft.time_ms - max(lasted_ms))
+        lasted_ms = [draft.time_ms - self.begins.of(m) for m in attempts]
+        priority = ABOVE if is_given else policy.defended(attempt, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
         if is_given:
-            lasted_ms = [1 for _ in members]  # calls are no work that is lost: as few as possible end
-        elif member.replica.state == FROZEN:  # a gang is never frozen
+            lasted_ms = [1 for _ in attempts]  # calls are no work that is lost: as few as possible end
+        elif attempt.replica.state == FROZEN:  # a gang is never frozen
             lasted_ms = [0]
-        return Victim(members, priority, lasted_ms)
+        return Victim(attempts, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
         """Return whether a victim may end with those `beside`: its service keeps `min`, its tenant its guarantee."""
@@ -486,14 +486,14 @@ class _Search:
     def _choose(self, victim: Victim) -> None:
         key = _key(victim)
         self.chosen[key] = victim
-        for member in victim.members:
-            self.chosen_on.setdefault(member.worker.num, {})[key] = victim
+        for attempt in victim.attempts:
+            self.chosen_on.setdefault(attempt.worker.num, {})[key] = victim
         self._refresh(victim)
 
     def _leave_out(self, victim: Victim) -> None:
         key = _key(victim)
         del self.chosen[key]
-        for num in {member.worker.num for member in victim.members}:
+        for num in {attempt.worker.num for attempt in victim.attempts}:
             del self.chosen_on[num][key]
         self._refresh(victim)
 
@@ -516,4 +516,4 @@ class _Search:
 
 
 def _key(victim: Victim) -> tuple[int, int]:
-    return (victim.job.num, -1 if victim.job.gang else victim.members[0].replica.index)
+    return (victim.job.num, -1 if victim.job.gang else victim.attempts[0].replica.index)

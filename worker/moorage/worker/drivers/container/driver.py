@@ -1,7 +1,7 @@
 """Run containers through an engine, which starts them; the supervisor ends them and proves that they are over.
 
 First a container is created, then the supervisor gets its id, then it is started (start.py). Its output is stored while
-it runs (follow.py). After its end the engine removes it (removal.py). The member's end is reported once the supervisor
+it runs (follow.py). After its end the engine removes it (removal.py). The attempt's end is reported once the supervisor
 has seen that no process of the container is left. `docker.py` and `podman.py` are the two drivers.
 """
 
@@ -40,7 +40,7 @@ from moorage.worker.drivers.container.entry import PROGRAM_AT, VARIABLES_AT
 from moorage.worker.drivers.container.exec_command import ContainerExecution
 from moorage.worker.drivers.container.faults import CannotStart, fault_of, start_fault
 from moorage.worker.drivers.container.follow import CODE_S_MAX, Follower
-from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
+from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
 from moorage.worker.drivers.container.output import LiveOutput, clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
@@ -51,7 +51,7 @@ from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.setups import Setups, until_deadline
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.session.member_messages import (
+from moorage.worker.session.attempt_messages import (
     Ended,
     MpsNotAsked,
     NotStarted,
@@ -67,7 +67,7 @@ from moorage.worker.supervisor.protocol import Event, Unproven
 
 log = logging.getLogger("moorage.worker")
 
-#: how long the members' tasks have to finish at a close: a task that starts a container may first have to end it
+#: how long the attempts' tasks have to finish at a close: a task that starts a container may first have to end it
 CLOSE_S_MAX: Final = 10.0
 
 
@@ -150,19 +150,19 @@ class ContainerDriver(Driver):
                 next="run the agent as root, or a rootless engine as its user",
             )
         self._look_after.append(asyncio.get_running_loop().create_task(self._watch.run()))
-        # awaited last: an end that comes between this list and the members below would reach no member
+        # awaited last: an end that comes between this list and the attempts below would reach no attempt
         listed = await host.link.open(host.owner, self)
         self.boot = host.link.boot
         living: list[Living] = []
         for key, state, event in listed:
-            member = Member(name_of(key))
-            member.is_known = True
-            host.members[member.name] = member
+            attempt = Attempt(name_of(key))
+            attempt.is_known = True
+            host.attempts[attempt.name] = attempt
             if isinstance(event, ChildEnded):
-                member.over.set_result(event)
-            # an end is reported once its output and exit code are known: until then the member counts as running
-            living.append(Living(member.name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
-        known = list(host.members.values())
+                attempt.over.set_result(event)
+            # an end is reported once its output and exit code are known: until then the attempt counts as running
+            living.append(Living(attempt.name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
+        known = list(host.attempts.values())
         clear_marks(host.link.state, host.owner, [host.key(each.name) for each in known])
         self._starter.entries.clear()
         self._ports.begin(host.key(each.name) for each in known)
@@ -172,8 +172,8 @@ class ContainerDriver(Driver):
             self.limits.begin(each.name for each in known)
         self._setups.begin()
         self._removal.begin(self._removal.sweep())
-        for member in known:
-            self._run(member, self._adopt(member))
+        for attempt in known:
+            self._run(attempt, self._adopt(attempt))
         return living
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class ContainerDriver(Driver):
             await asyncio.wait(
                 self._removal.later, timeout=RETRY_S
             )  # else the next agent has to remove these containers
-        tasks = {each.task for each in self._host.members.values() if each.task is not None} | self._removal.later
+        tasks = {each.task for each in self._host.attempts.values() if each.task is not None} | self._removal.later
         tasks |= {*self._look_after, *self._host.tasks}
         ends_s = asyncio.get_running_loop().time() + CLOSE_S_MAX
         while tasks and asyncio.get_running_loop().time() < ends_s:
@@ -224,21 +224,21 @@ class ContainerDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
-            member = self._host.members[assignment.name] = Member(assignment.name)
-            self._run(member, self._start(member, assignment))
+            attempt = self._host.attempts[assignment.name] = Attempt(assignment.name)
+            self._run(attempt, self._start(attempt, assignment))
 
     def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         self.end_with_notice(name, grace_s, why, 0.0)
 
     def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
-        member = self._host.members.get(name)
-        if member is None or self._files.hurry(name, grace_s):
+        attempt = self._host.attempts.get(name)
+        if attempt is None or self._files.hurry(name, grace_s):
             return
-        member.is_ending = True
-        if member.is_known:
+        attempt.is_ending = True
+        if attempt.is_known:
             self._host.link.end(self._host.key(name), grace_s, why, notice_s)
-        elif member.task is not None and member.has_begun:
-            member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
+        elif attempt.task is not None and attempt.has_begun:
+            attempt.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
 
     def resizes(self, mode: str) -> str:
         return COUNTED if self.limits is None else LIVE
@@ -255,15 +255,15 @@ class ContainerDriver(Driver):
 
     def can_measure(self) -> bool:
         # an earlier agent may have started a container whose id the engine has not reported yet
-        return all(member.container for member in self._host.members.values() if member.is_known)
+        return all(attempt.container for attempt in self._host.attempts.values() if attempt.is_known)
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
-        members = {member.container: name for name, member in self._host.members.items() if member.container}
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+        attempts = {attempt.container: name for name, attempt in self._host.attempts.items() if attempt.container}
         found: dict[int, AttemptName | None] = {}
-        for pid in pids if members else ():
+        for pid in pids if attempts else ():
             for container in containers_of(pid):
-                if container in members:
-                    found[pid] = members[container]
+                if container in attempts:
+                    found[pid] = attempts[container]
         return found
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
@@ -277,9 +277,9 @@ class ContainerDriver(Driver):
         there = {name_of(key) for key, state, _ in listed if state != "ended"}
         missing: list[AttemptName] = []
         for name in names:
-            member = host.members.get(name)
-            works = member is not None and (not member.is_known or member.over.done())
-            if works and member is not None and member.task is not None and not member.task.done():
+            attempt = host.attempts.get(name)
+            works = attempt is not None and (not attempt.is_known or attempt.over.done())
+            if works and attempt is not None and attempt.task is not None and not attempt.task.done():
                 there.add(name)  # it pulls an image, say, or reads the output of an ended container
             elif name not in there:
                 missing.append(name)
@@ -294,13 +294,13 @@ class ContainerDriver(Driver):
         return there
 
     def give_up(self, name: AttemptName) -> None:
-        member = self._host.members.get(name)
-        if member is None:
+        attempt = self._host.attempts.get(name)
+        if attempt is None:
             super().give_up(name)
             return
-        if member.task is not None:
-            member.task.cancel()
-        self._release(member, Ended([(name, CODE_LOST, LOST)]))
+        if attempt.task is not None:
+            attempt.task.cancel()
+        self._release(attempt, Ended([(name, CODE_LOST, LOST)]))
         self._removal.begin(self._removal.remove_unknown(name))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
@@ -308,7 +308,7 @@ class ContainerDriver(Driver):
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)
-        is_over = ask.ended_ms > 0 and name not in self._host.members
+        is_over = ask.ended_ms > 0 and name not in self._host.attempts
         page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
         return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
 
@@ -317,30 +317,30 @@ class ContainerDriver(Driver):
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
         name = name_in(asked)
-        member = self._host.members.get(name)
+        attempt = self._host.attempts.get(name)
         if not asked.argv:
-            if member is None or member.terminal is None:
+            if attempt is None or attempt.terminal is None:
                 raise refuse("failed-precondition", "the attempt is starting or over", job=asked.job)
-            return member.terminal.hold(asked.job, size)
-        if member is None or not member.container or member.is_ending:
+            return attempt.terminal.hold(asked.job, size)
+        if attempt is None or not attempt.container or attempt.is_ending:
             raise refuse("failed-precondition", "the attempt is starting or ending", job=asked.job)
         self._policy.check_program(asked.tenant, msgspec.structs.replace(request.workload, argv=asked.argv))
         if any(isinstance(value, Secret) for value in request.workload.env.values()):  # as the container's own program
             asked = msgspec.structs.replace(asked, argv=[PROGRAM_AT, VARIABLES_AT, *asked.argv])
-        return await ContainerExecution.begin(self._host, member.container, asked, size)
+        return await ContainerExecution.begin(self._host, attempt.container, asked, size)
 
     # -- events of the supervisor (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
-        member = self._host.members.get(name_of(key))
-        if member is None:
+        attempt = self._host.attempts.get(name_of(key))
+        if attempt is None:
             return
-        if isinstance(event, ChildEnded) and not member.over.done():
+        if isinstance(event, ChildEnded) and not attempt.over.done():
             if event.mps_not_asked:
-                self.report(MpsNotAsked([(member.name, event.mps_not_asked)]))
-            member.over.set_result(event)
+                self.report(MpsNotAsked([(attempt.name, event.mps_not_asked)]))
+            attempt.over.set_result(event)
         elif isinstance(event, Unproven):
-            self.report(Stuck([member.name]))
+            self.report(Stuck([attempt.name]))
 
     def on_events_over(self) -> None:
         """Do nothing: `on_event` handles each event by itself."""
@@ -350,100 +350,100 @@ class ContainerDriver(Driver):
         self.report(Replaced(self.name))
 
     def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
-        members = self._host.members
-        missing = {name for name, member in members.items() if member.is_known and not member.over.done()}
+        attempts = self._host.attempts
+        missing = {name for name, attempt in attempts.items() if attempt.is_known and not attempt.over.done()}
         for key, state, event in listed:
             missing.discard(name_of(key))
             if event is not None:
                 self.on_event(key, event)
-            member = members.get(name_of(key))
-            if state == "waiting" and member is not None and member.pid is not None:
-                self._host.ran(member, member.pid)
-            if member is not None and member.is_removed and not member.over.done():
-                self._removal.removed(member)
+            attempt = attempts.get(name_of(key))
+            if state == "waiting" and attempt is not None and attempt.pid is not None:
+                self._host.ran(attempt, attempt.pid)
+            if attempt is not None and attempt.is_removed and not attempt.over.done():
+                self._removal.removed(attempt)
         for name in missing:  # the next supervisor does not know it, so it never reached a journal
             key = self._host.key(name)
-            members[name].over.set_result(ChildEnded(key=key, reason="supervisor-died", proof="never-ran"))
+            attempts[name].over.set_result(ChildEnded(key=key, reason="supervisor-died", proof="never-ran"))
 
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
-        """Do nothing: it is never called, because this driver starts members by `contain`."""
+        """Do nothing: it is never called, because this driver starts attempts by `contain`."""
 
-    # -- inside: the life of one member
+    # -- inside: the life of one attempt
 
-    def _run(self, member: Member, way: Coroutine[Any, Any, None]) -> None:
+    def _run(self, attempt: Attempt, way: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
             try:
                 await way
-            except Exception:  # a defect of moorage: the member's devices stay quarantined, other members run on
-                log.exception("the state of the container of job %s is lost", member.name[1])
-                self.report(Stuck([member.name]))
+            except Exception:  # a defect of moorage: the attempt's devices stay quarantined, other attempts run on
+                log.exception("the state of the container of job %s is lost", attempt.name[1])
+                self.report(Stuck([attempt.name]))
 
-        member.task = asyncio.get_running_loop().create_task(run())
+        attempt.task = asyncio.get_running_loop().create_task(run())
 
-    async def _start(self, member: Member, assignment: Assignment) -> None:
-        name = member.name
-        member.has_begun = True
+    async def _start(self, attempt: Attempt, assignment: Assignment) -> None:
+        name = attempt.name
+        attempt.has_begun = True
         try:
-            if member.is_ending:
+            if attempt.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
             if assignment.run.setup is not None:
-                assignment = await self._set_up(member, assignment)
-            await self._starter.start(member, assignment)
+                assignment = await self._set_up(attempt, assignment)
+            await self._starter.start(attempt, assignment)
         except asyncio.CancelledError:
-            if not member.is_ending:
+            if not attempt.is_ending:
                 raise  # the agent stops: the next agent finds what is left
-            await self._not_started(member, CannotStart(None, ENDED_FIRST))
+            await self._not_started(attempt, CannotStart(None, ENDED_FIRST))
         except CannotStart as refused:
-            await self._not_started(member, refused)
+            await self._not_started(attempt, refused)
         except EngineError as error:
-            await self._not_started(member, start_fault(error, member.is_known))
+            await self._not_started(attempt, start_fault(error, attempt.is_known))
         except EngineDown as error:
-            if not member.is_known:
-                await self._not_started(member, CannotStart(None, f"the container engine does not answer: {error}"))
+            if not attempt.is_known:
+                await self._not_started(attempt, CannotStart(None, f"the container engine does not answer: {error}"))
                 return
             log.warning("job %s: the container engine ended while the job started: %s", name[1], error)
             self._host.link.end(self._host.key(name), 0.0, "its engine went away during its start")
-            await self._removal.remove(member)  # until then it may still be started
-            await member.over
-            self._release(member, Ended([(name, CODE_LOST, "end" if member.is_ending else "lost")]))
+            await self._removal.remove(attempt)  # until then it may still be started
+            await attempt.over
+            self._release(attempt, Ended([(name, CODE_LOST, "end" if attempt.is_ending else "lost")]))
         else:
             self.report(Started([name]))
             self._notes.started(name, self._ports.of(self._host.key(name)))
-            await self._follow(member)
+            await self._follow(attempt)
 
-    async def _set_up(self, member: Member, assignment: Assignment) -> Assignment:
+    async def _set_up(self, attempt: Attempt, assignment: Assignment) -> Assignment:
         """Wait until the job's setup has run here, in its image as it is now. Raises as the start does."""
         began_s = asyncio.get_running_loop().time()
-        image_id = await self._starter.image_id(member, assignment)
+        image_id = await self._starter.image_id(attempt, assignment)
         assignment = until_deadline(assignment, began_s)
         try:
             return await self._setups.ready(self._setups.placed(assignment, image_id))
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def _not_started(self, member: Member, refused: CannotStart) -> None:
+    async def _not_started(self, attempt: Attempt, refused: CannotStart) -> None:
         """Report a start that failed, and remove its container.
 
         If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
         """
-        name, code, why, reason = member.name, refused.code, refused.why, "exit"
-        if member.is_known:
-            await self._removal.remove(member)
-            reason = (await member.over).reason
-        elif member.container:
+        name, code, why, reason = attempt.name, refused.code, refused.why, "exit"
+        if attempt.is_known:
+            await self._removal.remove(attempt)
+            reason = (await attempt.over).reason
+        elif attempt.container:
             self._removal.begin(
-                self._removal.remove(member)
+                self._removal.remove(attempt)
             )  # it was never started, so its removal need not be awaited
         elif code is None:
             self._removal.begin(self._removal.remove_unknown(name))
-        if member.is_ending or reason in ("timeout", "fence"):
-            self._release(member, Ended([(name, CODE_LOST, "end" if reason == "exit" else reason)]))
+        if attempt.is_ending or reason in ("timeout", "fence"):
+            self._release(attempt, Ended([(name, CODE_LOST, "end" if reason == "exit" else reason)]))
         elif code is None or refused.mark:
-            self._release(member, NotStarted([(name, why)], code or 0))
+            self._release(attempt, NotStarted([(name, why)], code or 0))
         else:
-            self._release(member, StartFailed([(name, code, why)]))
+            self._release(attempt, StartFailed([(name, code, why)]))
 
-    async def _adopt(self, member: Member) -> None:
+    async def _adopt(self, attempt: Attempt) -> None:
         """Follow a container of an earlier agent to its end; remove it if it was created but never started.
 
         One that is over waits for an engine that is down as one of this agent does: it alone knows the exit code.
@@ -451,53 +451,53 @@ class ContainerDriver(Driver):
         loop, until_s = asyncio.get_running_loop(), math.inf
         while True:
             try:
-                member.container = await self._host.container_of(member.name)
-                state = await self._host.engine.state(member.container) if member.container else None
+                attempt.container = await self._host.container_of(attempt.name)
+                state = await self._host.engine.state(attempt.container) if attempt.container else None
                 break
             except (EngineDown, EngineError) as error:
-                log.warning("job %s: the container engine failed: %s", member.name[1], error)
-                if member.over.done() and until_s == math.inf:
-                    until_s = loop.time() + (CODE_S_MAX if member.over.result().reason == "exit" else ENGINE_S)
+                log.warning("job %s: the container engine failed: %s", attempt.name[1], error)
+                if attempt.over.done() and until_s == math.inf:
+                    until_s = loop.time() + (CODE_S_MAX if attempt.over.result().reason == "exit" else ENGINE_S)
                 if loop.time() >= until_s:
-                    await self._follow(member)
+                    await self._follow(attempt)
                     return
-                if member.over.done():
+                if attempt.over.done():
                     await asyncio.sleep(RETRY_S)
                 else:
-                    await asyncio.wait((member.over,), timeout=RETRY_S)
+                    await asyncio.wait((attempt.over,), timeout=RETRY_S)
         if state is not None and state.is_new:
-            await self._not_started(member, CannotStart(None, "its agent ended before its start"))
+            await self._not_started(attempt, CannotStart(None, "its agent ended before its start"))
             return
         if state is None:
-            self._removal.removed(member)
+            self._removal.removed(attempt)
         else:
-            self._host.ran(member, state.pid)
-            member.has_terminal = state.has_terminal
+            self._host.ran(attempt, state.pid)
+            attempt.has_terminal = state.has_terminal
             if state.has_terminal and not state.is_over:
-                member.terminal = self._host.terminal(member)
-                await member.terminal.resume()
-        await self._follow(member)
+                attempt.terminal = self._host.terminal(attempt)
+                await attempt.terminal.resume()
+        await self._follow(attempt)
 
-    async def _follow(self, member: Member) -> None:
+    async def _follow(self, attempt: Attempt) -> None:
         """Follow a container until it is over, store the files to be kept of its folder, and report its end."""
-        name = member.name
-        ended, code, why = await self._follower.follow(member)
-        if member.terminal is not None:
-            member.terminal.end(code)
+        name = attempt.name
+        ended, code, why = await self._follower.follow(attempt)
+        if attempt.terminal is not None:
+            attempt.terminal.end(code)
         if self._files.wants_store(name) and ended.proof != "never-ran":
             code, why = await self._files.store(name, code, why, ended.reason != "exit")
-        self._release(member, Ended([(name, code, why)]))
+        self._release(attempt, Ended([(name, code, why)]))
 
-    def _release(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
-        """Report the end of a member of which only its folder is left, and release its ports, folder and limit."""
-        if self._host.members.pop(member.name, None) is None:
+    def _release(self, attempt: Attempt, report: Ended | NotStarted | StartFailed) -> None:
+        """Report the end of an attempt of which only its folder is left, and release its ports, folder and limit."""
+        if self._host.attempts.pop(attempt.name, None) is None:
             return  # given up meanwhile
-        self._notes.forget(member.name)
-        if member.terminal is not None:
-            member.terminal.end(CODE_LOST)
-        self._ports.give_back(self._host.key(member.name))
+        self._notes.forget(attempt.name)
+        if attempt.terminal is not None:
+            attempt.terminal.end(CODE_LOST)
+        self._ports.give_back(self._host.key(attempt.name))
         with contextlib.suppress(OSError):
-            self._folders.attempt_ended(member.name)
+            self._folders.attempt_ended(attempt.name)
         if self.limits is not None:
-            self.limits.remove(member.name)
+            self.limits.remove(attempt.name)
         self.report(report)

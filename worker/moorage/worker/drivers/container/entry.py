@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.worker.attempt.memory_folder import MemoryFolder, NoMemory
-from moorage.worker.supervisor.capped_output import member_digest
+from moorage.worker.supervisor.capped_output import key_digest
 from moorage.worker.supervisor.launcher_client import open_compiled
 
 #: where the build hook (worker/build_hook.py) puts the program, compiled from entry.c
@@ -34,10 +34,10 @@ class Entries:
     """The files of secrets of one driver: `owner` is its name from `owner_of`, `mark` that of its state folder."""
 
     def __init__(self, owner: str, mark: str) -> None:
-        self.folder: Final = MemoryFolder(f"moorage-secrets-{member_digest(f'{mark}|{owner}')}")
+        self.folder: Final = MemoryFolder(f"moorage-secrets-{key_digest(f'{mark}|{owner}')}")
 
     def write(self, key: str, variables: Mapping[str, str]) -> Path:
-        """Write the variables of a member and return their file, which every user of its container may read.
+        """Write the variables of an attempt and return their file, which every user of its container may read.
 
         Raises NoEntry.
         """
@@ -46,7 +46,7 @@ class Entries:
             raise NoEntry(f"{why}; a job with secrets needs it")
         os.close(descriptor)
         try:
-            path = self.folder.open() / member_digest(key)
+            path = self.folder.open() / key_digest(key)
             path.unlink(missing_ok=True)
             text = b"".join(f"{name}={value}".encode() + b"\0" for name, value in variables.items())
             number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -60,9 +60,9 @@ class Entries:
         return path
 
     def remove(self, key: str) -> None:
-        """Remove the file of a member, if there is one: its container has read it, or never will."""
+        """Remove the file of an attempt, if there is one: its container has read it, or never will."""
         with contextlib.suppress(OSError):
-            (self.folder.path / member_digest(key)).unlink(missing_ok=True)
+            (self.folder.path / key_digest(key)).unlink(missing_ok=True)
         self.folder.close()
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from moorage.worker.drivers.container.engine import EngineDown, EngineError, State
-from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
+from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, opened, read_out
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.verdict import verdict
@@ -33,19 +33,19 @@ class Follower:
         self._cap_bytes = cap_bytes
         self.live = live
 
-    async def follow(self, member: Member) -> tuple[ChildEnded, int, str]:
+    async def follow(self, attempt: Attempt) -> tuple[ChildEnded, int, str]:
         """Store and publish a container's output until it is over, then remove the container.
 
         Return the supervisor's proof of the end, and the code and the reason to report.
         """
-        name, key = member.name, self._host.key(member.name)
+        name, key = attempt.name, self._host.key(attempt.name)
         output = await opened(self._host.link.state, key, self._cap_bytes)
         loop = asyncio.get_running_loop()
-        reading = loop.create_task(self._read(member, output))
-        outcome = loop.create_task(self._outcome(member))
+        reading = loop.create_task(self._read(attempt, output))
+        outcome = loop.create_task(self._outcome(attempt))
         state: State | None = None
         try:
-            ended = await member.over
+            ended = await attempt.over
             done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
             if not done and ended.reason == "exit":
                 log.info("%s: waiting for the container engine, which knows its exit code", name[1])
@@ -62,26 +62,26 @@ class Follower:
             for task in (reading, outcome):
                 task.cancel()
             await asyncio.wait((reading, outcome))
-        await self._removal.remove(member)
+        await self._removal.remove(attempt)
         self.live.end(name, output, ended, is_whole=is_whole)
         return ended, *verdict(ended, state)
 
-    async def _outcome(self, member: Member) -> State | None:
+    async def _outcome(self, attempt: Attempt) -> State | None:
         """Return the container's last state once the supervisor and the engine have seen its end.
 
         Return None if the engine does not have it, and a state that is wrong if the engine does not see the end.
         """
-        await asyncio.wait((member.over,))
+        await asyncio.wait((attempt.over,))
         loop, delay_s = asyncio.get_running_loop(), LOOK_S_MIN
         wrong_since_s: float | None = None
-        while member.container:
+        while attempt.container:
             try:
-                state = await self._host.engine.state(member.container)
+                state = await self._host.engine.state(attempt.container)
                 if state is None or state.is_over:
                     return state
                 wrong_since_s = loop.time() if wrong_since_s is None else wrong_since_s
                 if loop.time() >= wrong_since_s + WRONG_S_MAX:
-                    log.warning("%s: its container is over, but its engine says that it runs", member.name[1])
+                    log.warning("%s: its container is over, but its engine says that it runs", attempt.name[1])
                     return state
             except (EngineDown, EngineError):
                 wrong_since_s = None
@@ -89,24 +89,24 @@ class Follower:
             delay_s = min(RETRY_S, 2 * delay_s)
         return None
 
-    async def _read(self, member: Member, output: ContainerOutput) -> None:
+    async def _read(self, attempt: Attempt, output: ContainerOutput) -> None:
         """Store the container's output to the end; when the engine comes back, go on from the last position."""
-        while member.container:
+        while attempt.container:
             try:
-                await self._read_on(member, output, follow=True)
-                state = await self._host.engine.state(member.container)
+                await self._read_on(attempt, output, follow=True)
+                state = await self._host.engine.state(attempt.container)
                 if state is None or state.is_over:
-                    await self._read_on(member, output, follow=False)  # a following stream may end a little too early
+                    await self._read_on(attempt, output, follow=False)  # a following stream may end a little too early
                     return
             except (EngineDown, EngineError) as error:
-                log.debug("%s: its output: %s", member.name[1], error)
+                log.debug("%s: its output: %s", attempt.name[1], error)
             await asyncio.sleep(RETRY_S)
 
-    async def _read_on(self, member: Member, output: ContainerOutput, follow: bool) -> None:
+    async def _read_on(self, attempt: Attempt, output: ContainerOutput, follow: bool) -> None:
         engine = self._host.engine
-        if member.has_terminal is None:
-            state = await engine.state(member.container)
-            member.has_terminal = state is not None and state.has_terminal
-        is_terminal = member.has_terminal
-        pieces = engine.output(member.container, output.since, follow, is_terminal=is_terminal)
-        await self.live.keep(member.name, output, pieces)
+        if attempt.has_terminal is None:
+            state = await engine.state(attempt.container)
+            attempt.has_terminal = state is not None and state.has_terminal
+        is_terminal = attempt.has_terminal
+        pieces = engine.output(attempt.container, output.since, follow, is_terminal=is_terminal)
+        await self.live.keep(attempt.name, output, pieces)

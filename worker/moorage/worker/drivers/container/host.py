@@ -11,7 +11,7 @@ from moorage.worker.drivers.container.engine import Engine
 from moorage.worker.drivers.container.output import left_path
 from moorage.worker.drivers.container.terminal import ContainerTerminal
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
-from moorage.worker.supervisor.capped_output import member_digest
+from moorage.worker.supervisor.capped_output import key_digest
 from moorage.worker.supervisor.protocol import MARK_NAME
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
@@ -22,7 +22,7 @@ LABEL: Final = "moorage.member"
 LABEL_STATE: Final = "moorage.state"
 
 
-class Member:
+class Attempt:
     """A container of this host, from its placement until its end is reported."""
 
     def __init__(self, name: AttemptName) -> None:
@@ -53,7 +53,7 @@ class ContainerHost:
         self.link = link
         self.worker = worker
         self.owner = owner_of(worker, driver)
-        self.members: dict[AttemptName, Member] = {}
+        self.attempts: dict[AttemptName, Attempt] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         """What goes on in the background until the driver closes."""
         self._mark = ""
@@ -71,10 +71,10 @@ class ContainerHost:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def terminal(self, member: Member) -> ContainerTerminal:
+    def terminal(self, attempt: Attempt) -> ContainerTerminal:
         """Return a new terminal of a created container."""
-        left = left_path(self.link.state, self.key(member.name))
-        made = ContainerTerminal(self.engine, member.container, left, self._terminals.discard)
+        left = left_path(self.link.state, self.key(attempt.name))
+        made = ContainerTerminal(self.engine, attempt.container, left, self._terminals.discard)
         self._terminals.add(made)
         return made
 
@@ -87,8 +87,8 @@ class ContainerHost:
         return key_of(self.owner, name)
 
     def container_name(self, name: AttemptName) -> str:
-        """Return the container name for a member: a second container with the same name cannot be created."""
-        return f"moorage-{member_digest(f'{self.mark}|{self.key(name)}')}"
+        """Return the container name for an attempt: a second container with the same name cannot be created."""
+        return f"moorage-{key_digest(f'{self.mark}|{self.key(name)}')}"
 
     def labels(self, name: AttemptName) -> dict[str, str]:
         tenant, job, replica, attempt, _ = name
@@ -98,25 +98,25 @@ class ContainerHost:
             "moorage.tenant": tenant,
             "moorage.job": job,
             "moorage.replica": str(replica),
-            "moorage.attempt": str(attempt),
+            "moorage.member": str(attempt),
         }
 
-    def ran(self, member: Member, pid: int) -> None:
-        """Record that the engine has started a member's container, and inform the supervisor."""
-        member.pid = pid
-        self.link.ran(self.key(member.name), pid)
+    def ran(self, attempt: Attempt, pid: int) -> None:
+        """Record that the engine has started an attempt's container, and inform the supervisor."""
+        attempt.pid = pid
+        self.link.ran(self.key(attempt.name), pid)
 
     async def container_of(self, name: AttemptName) -> str:
-        """Return the id of a member's container, "" if the engine has none. Raises EngineDown, EngineError."""
+        """Return the id of an attempt's container, "" if the engine has none. Raises EngineDown, EngineError."""
         found = await self.engine.labelled(f"{LABEL}={self.key(name)}")
         return next((each for each, labels in found if labels.get(LABEL_STATE) == self.mark), "")
 
     async def left_behind(self) -> list[str]:
-        """Return the ids of containers that earlier agents left and that belong to no member here."""
+        """Return the ids of containers that earlier agents left and that belong to no attempt here."""
         found = await self.engine.labelled(f"{LABEL_STATE}={self.mark}")
         return [container for container, labels in found if self._is_left(labels)]
 
     def _is_left(self, labels: Mapping[str, str]) -> bool:
         key = labels.get(LABEL, "")
-        is_here = any(self.key(name) == key for name in self.members)  # that member handles its container itself
+        is_here = any(self.key(name) == key for name in self.attempts)  # that attempt handles its container itself
         return key.partition("|")[0] == self.owner and not is_here

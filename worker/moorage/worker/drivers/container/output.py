@@ -27,7 +27,7 @@ from moorage.worker.supervisor.capped_output import (
     ArrivalOrder,
     OutputPump,
     cut_notice,
-    member_digest,
+    key_digest,
     order_path,
     output_path,
 )
@@ -221,7 +221,7 @@ class LiveOutput:
         self._flush: asyncio.TimerHandle | None = None
 
     async def keep(self, name: AttemptName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
-        """Store all of these pieces of a member's output, and publish them if the worker does that."""
+        """Store all of these pieces of an attempt's output, and publish them if the worker does that."""
         count = 0
         async for piece in pieces:
             event = output.add(piece)
@@ -246,7 +246,7 @@ class LiveOutput:
             self._publish(name, payload)
 
     def end(self, name: AttemptName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
-        """Publish that both streams of a member are over, and close its files, with a notice if they are incomplete."""
+        """Publish that both streams of an attempt are over, and close its files, with a notice if some is missing."""
         self.tell()  # the collected pieces first: the ends of the streams come last
         out, err = output.sizes
         self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
@@ -268,12 +268,12 @@ async def read_out(reading: asyncio.Task[Any], output: ContainerOutput, quiet_s:
 
 
 def mark_path(state: Path, key: str) -> Path:
-    """Return the file with the position in a member's output."""
-    return state / FOLDER / f"{_mark_prefix(key.partition('|')[0])}{member_digest(key)}"
+    """Return the file with the position in an attempt's output."""
+    return state / FOLDER / f"{_mark_prefix(key.partition('|')[0])}{key_digest(key)}"
 
 
 def left_path(state: Path, key: str) -> Path:
-    """Return the file that is there while a caller has left a member's terminal by its own will."""
+    """Return the file that is there while a caller has left an attempt's terminal by its own will."""
     return state / FOLDER / f"{mark_path(state, key).name}-left"
 
 
@@ -288,4 +288,4 @@ def clear_marks(state: Path, owner: str, keys: Collection[str]) -> None:
 
 
 def _mark_prefix(owner: str) -> str:
-    return f"{member_digest(owner)[:16]}-"
+    return f"{key_digest(owner)[:16]}-"

@@ -1,6 +1,6 @@
-"""Assign ports of this host to members from the range of their tenant.
+"""Assign ports of this host to attempts from the range of their tenant.
 
-Each member has a file below the supervisor's state folder with its ports. The next agent reads it, and the drivers of
+Each attempt has a file below the supervisor's state folder with its ports. The next agent reads it, and the drivers of
 this host that share the folder assign no port twice.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.rendezvous import is_free_port, own_address
-from moorage.worker.supervisor.capped_output import member_digest
+from moorage.worker.supervisor.capped_output import key_digest
 
 #: below the state folder
 FOLDER: Final = "ports"
@@ -51,11 +51,11 @@ class Ports:
 
     def __init__(self, state: Path, owner: str, address: str | None) -> None:
         self._folder = state / FOLDER
-        self._prefix = f"{member_digest(owner)[:16]}-"
+        self._prefix = f"{key_digest(owner)[:16]}-"
         self._address = address
 
     def begin(self, known: Iterable[str]) -> None:
-        """Release the ports of all members of this driver except those with these keys."""
+        """Release the ports of all attempts of this driver except those with these keys."""
         paths = {self._path(key) for key in known}
         for path in self._folder.glob(f"{self._prefix}*"):
             if path not in paths:
@@ -83,17 +83,17 @@ class Ports:
         return found
 
     def of(self, key: str) -> dict[str, str]:
-        """Return where a member is reached, by its own ports; empty if it publishes none, or is over."""
+        """Return where an attempt is reached, by its own ports; empty if it publishes none, or is over."""
         found = _read(self._path(key))
         return found.addresses if found is not None else {}
 
     def give_back(self, key: str) -> None:
-        """Release the ports of a member of which nothing runs."""
+        """Release the ports of an attempt of which nothing runs."""
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{self._prefix}{member_digest(key)}"
+        return self._folder / f"{self._prefix}{key_digest(key)}"
 
 
 def _read(path: Path) -> Published | None:

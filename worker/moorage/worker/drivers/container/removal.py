@@ -10,7 +10,7 @@ from typing import Any
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
-from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
+from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
 
 log = logging.getLogger("moorage.worker")
 
@@ -31,30 +31,30 @@ class Removal:
         self.later.add(task)
         task.add_done_callback(self.later.discard)
 
-    async def remove(self, member: Member) -> None:
-        """Remove a member's container, if it has one, and inform the supervisor. Retry until that succeeds.
+    async def remove(self, attempt: Attempt) -> None:
+        """Remove an attempt's container, if it has one, and inform the supervisor. Retry until that succeeds.
 
         Once no process of the container is left, return even if it is not removed: the removal goes on in the
         background, and the supervisor is not informed.
         """
         delay_s = RETRY_S
-        while member.container:
+        while attempt.container:
             try:
-                await self._host.engine.remove(member.container)
+                await self._host.engine.remove(attempt.container)
                 break
             except (EngineDown, EngineError) as error:
-                log.warning("the container of job %s cannot be removed yet: %s", member.name[1], error)
-                if member.over.done():
-                    self.begin(self._retry(member.container))
+                log.warning("the container of job %s cannot be removed yet: %s", attempt.name[1], error)
+                if attempt.over.done():
+                    self.begin(self._retry(attempt.container))
                     return
-                await asyncio.wait((member.over,), timeout=delay_s)
+                await asyncio.wait((attempt.over,), timeout=delay_s)
                 delay_s = min(2 * delay_s, ENGINE_S)
-        self.removed(member)
+        self.removed(attempt)
 
-    def removed(self, member: Member) -> None:
+    def removed(self, attempt: Attempt) -> None:
         """Record that the engine has removed the container, and inform the supervisor."""
-        member.is_removed = True
-        self._host.link.removed(self._host.key(member.name))
+        attempt.is_removed = True
+        self._host.link.removed(self._host.key(attempt.name))
 
     async def remove_unknown(self, name: AttemptName) -> None:
         """Remove, after `ENGINE_S` seconds, a container that an engine may have created although it did not answer."""

@@ -44,7 +44,7 @@ from moorage.worker.drivers.container.config import (
 from moorage.worker.drivers.container.engine import About, EngineDown, EngineError
 from moorage.worker.drivers.container.entry import Entries, NoEntry
 from moorage.worker.drivers.container.faults import CannotStart, config_fault, fault_of, lacks, pull_fault
-from moorage.worker.drivers.container.host import ContainerHost, Member
+from moorage.worker.drivers.container.host import Attempt, ContainerHost
 from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
@@ -55,7 +55,7 @@ from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
 from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.containers import containers_of
-from moorage.worker.supervisor.protocol import MpsDaemon, StartMember
+from moorage.worker.supervisor.protocol import MpsDaemon, StartAttempt
 
 #: containers that are created at the same time; an engine creates them one after the other anyway
 STARTS_MAX: Final = 16
@@ -65,7 +65,7 @@ PULL_S_MAX: Final = 1800.0
 #: a file of images whose C library is musl, and a file of images with glibc
 MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
-#: why a member did not start that was asked to end meanwhile
+#: why an attempt did not start that was asked to end meanwhile
 ENDED_FIRST: Final = "it was asked to end before its start"
 
 #: the file of a whole NVIDIA GPU
@@ -125,41 +125,41 @@ class Starter:
             return None
         return self.about
 
-    async def start(self, member: Member, assignment: Assignment) -> None:
+    async def start(self, attempt: Attempt, assignment: Assignment) -> None:
         """Start a container, and return once it runs.
 
-        Once `member.is_known` is set, the supervisor may know it, and then the supervisor proves its end.
+        Once `attempt.is_known` is set, the supervisor may know it, and then the supervisor proves its end.
         """
-        began_s, name = asyncio.get_running_loop().time(), member.name
+        began_s, name = asyncio.get_running_loop().time(), attempt.name
         secrets = self._check(assignment)
-        image = await self._image(member, assignment.request.image)
+        image = await self._image(attempt, assignment.request.image)
         mps = await self._join_daemon(assignment)
         try:
             async with self._starts:
                 limit = self._limit(assignment)
                 config, nodes = await self._config(assignment, image, secrets, limit, mps)
-                await self._create(member, config)
+                await self._create(attempt, config)
             user = config["User"] or image.user
             if self._limits is not None and limit is not None:
-                await self._give_limit(self._limits, member, user)
-            await self._fill_folder(member, assignment, user)
+                await self._give_limit(self._limits, attempt, user)
+            await self._fill_folder(attempt, assignment, user)
             assignment = until_deadline(assignment, began_s)
-            member.is_known = True
+            attempt.is_known = True
             daemon = None
             if assignment.mode == MPS and not self._simulated:
                 daemon = daemon_of(dict(each.split("=", 1) for each in config["Env"]))
-            await self._inform_supervisor(member, assignment, daemon)
-            if member.is_ending:
+            await self._inform_supervisor(attempt, assignment, daemon)
+            if attempt.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
-            member.has_terminal = assignment.run.stdin == "stream"
-            if member.has_terminal:  # after the supervisor knows it: podman makes a process for it
-                member.terminal = self._host.terminal(member)
-                await member.terminal.connect()
+            attempt.has_terminal = assignment.run.stdin == "stream"
+            if attempt.has_terminal:  # after the supervisor knows it: podman makes a process for it
+                attempt.terminal = self._host.terminal(attempt)
+                await attempt.terminal.connect()
             async with self._starts:
-                await self._host.engine.start(member.container)
-                state = await self._host.engine.state(member.container)
-            self._host.ran(member, state.pid if state is not None else 0)
-            if missing := await asyncio.to_thread(missing_nodes, member.container, member.pid or 0, nodes):
+                await self._host.engine.start(attempt.container)
+                state = await self._host.engine.state(attempt.container)
+            self._host.ran(attempt, state.pid if state is not None else 0)
+            if missing := await asyncio.to_thread(missing_nodes, attempt.container, attempt.pid or 0, nodes):
                 raise CannotStart(None, f"the engine has not given {', '.join(missing)} to the container")
         finally:
             if secrets:
@@ -179,12 +179,12 @@ class Starter:
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def image_id(self, member: Member, assignment: Assignment) -> str:
+    async def image_id(self, attempt: Attempt, assignment: Assignment) -> str:
         """Return the id of the image that a container would have now. Raises CannotStart, EngineDown, EngineError."""
         self._check(assignment)
-        return (await self._image(member, assignment.request.image)).id
+        return (await self._image(attempt, assignment.request.image)).id
 
-    async def _image(self, member: Member, name: str) -> Image:
+    async def _image(self, attempt: Attempt, name: str) -> Image:
         """Return the image, pulled first if the setting `pull` says so. Raises CannotStart if it cannot be had."""
         pull = self._own.pull
         if pull != "always" and (found := await self._host.engine.image(name)) is not None:
@@ -192,26 +192,26 @@ class Starter:
         if pull == "never":
             raise lacks(f"there is no image {name}, and this worker does not pull it")
         if self._pulls.locked():
-            self._notes.say(member.name, f"waiting to pull the image {name}")
+            self._notes.say(attempt.name, f"waiting to pull the image {name}")
         async with self._pulls:
             found = None if pull == "always" else await self._host.engine.image(name)  # another job may have pulled it
             if found is None:
-                await self._pull(member, name)
+                await self._pull(attempt, name)
                 found = await self._host.engine.image(name)
         if found is None:
             raise CannotStart(None, f"image {name} was pulled, but the engine does not have it")
         return Image.of(found)
 
-    async def _pull(self, member: Member, name: str) -> None:
+    async def _pull(self, attempt: Attempt, name: str) -> None:
         login = login_for(name, self._own, self._settings.secrets_dir)
-        log.info("%s: pulling the image %s", member.name[1], name)
+        log.info("%s: pulling the image %s", attempt.name[1], name)
         progress = PullProgress(name)
-        self._notes.say(member.name, progress.text)
+        self._notes.say(attempt.name, progress.text)
         try:
             async with asyncio.timeout(PULL_S_MAX):
                 async for message in self._host.engine.pull(name, login):
                     progress.add(message)
-                    self._notes.say(member.name, progress.text)
+                    self._notes.say(attempt.name, progress.text)
         except TimeoutError:
             why = f"image {name} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
             raise CannotStart(None, why) from None
@@ -242,19 +242,19 @@ class Starter:
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def _give_limit(self, limits: Limits, member: Member, user: str) -> None:
+    async def _give_limit(self, limits: Limits, attempt: Attempt, user: str) -> None:
         """Give the segment to the container's user. Raises CannotStart, also if the image cannot load the library."""
         engine = self._host.engine
-        if await engine.read_file(member.container, MUSL) and not await engine.read_file(member.container, GLIBC):
+        if await engine.read_file(attempt.container, MUSL) and not await engine.read_file(attempt.container, GLIBC):
             why = "limiter: the image's C library is musl, and a job with a share needs glibc here"
             raise CannotStart(CODE_CANNOT_START, why)
         try:
-            limits.give(member.name, await self._ids(member, user), all_users=True)
+            limits.give(attempt.name, await self._ids(attempt, user), all_users=True)
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def _ids(self, member: Member, user: str) -> tuple[int, int]:
-        ids = ids_of(user) or ids_in(await self._host.engine.read_file(member.container, "/etc/passwd"), user)
+    async def _ids(self, attempt: Attempt, user: str) -> tuple[int, int]:
+        ids = ids_of(user) or ids_in(await self._host.engine.read_file(attempt.container, "/etc/passwd"), user)
         if ids is None:
             raise CannotStart(CODE_CANNOT_START, f"the image has no user {user}")
         return ids
@@ -318,17 +318,17 @@ class Starter:
                 raise CannotStart(None, "; ".join([str(error), *known.faults, mend])) from None
         return [node for each in nvidia for node in self._nodes.get(each.uuid, ()) if _GPU.fullmatch(node)]
 
-    async def _create(self, member: Member, config: dict[str, Any]) -> None:
+    async def _create(self, attempt: Attempt, config: dict[str, Any]) -> None:
         try:
-            member.container = await self._host.engine.create(config, self._host.container_name(member.name))
+            attempt.container = await self._host.engine.create(config, self._host.container_name(attempt.name))
         except EngineError as error:
             if error.status == 400:  # an error in the request, such as a relative folder
                 raise CannotStart(CODE_CANNOT_START, error.message) from None
             raise
 
-    async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
+    async def _fill_folder(self, attempt: Attempt, assignment: Assignment, user: str) -> None:
         name, cwd = assignment.name, assignment.run.cwd
-        ids = None if self._host.engine.gives_folders else await self._ids(member, user)
+        ids = None if self._host.engine.gives_folders else await self._ids(attempt, user)
         try:
             if brings(name, assignment.run):
                 await self._files.bring(name, assignment.run, assignment.accepted_ms, ids)
@@ -344,14 +344,14 @@ class Starter:
         except OSError as error:
             raise CannotStart(None, f"{assignment.setup}: {error.strerror or error}") from None
 
-    async def _inform_supervisor(self, member: Member, assignment: Assignment, mps: MpsDaemon | None) -> None:
+    async def _inform_supervisor(self, attempt: Attempt, assignment: Assignment, mps: MpsDaemon | None) -> None:
         """Inform the supervisor of a created container, and of the MPS daemon that it is a client of.
 
-        Raises CannotStart; `member.is_known` then says whether the supervisor may know the container all the same.
+        Raises CannotStart; `attempt.is_known` then says whether the supervisor may know the container all the same.
         """
         run = assignment.run
-        start = StartMember(
-            key=self._host.key(member.name),
+        start = StartAttempt(
+            key=self._host.key(attempt.name),
             argv=(),
             env={},
             timeout_s=run.timeout_s,
@@ -363,10 +363,10 @@ class Starter:
             mps=mps,
         )
         try:
-            await self._host.link.contain(start, member.container)
+            await self._host.link.contain(start, attempt.container)
         except SupervisorError as error:
             # a supervisor that died may have recorded it; then the next one reports its end
-            member.is_known = isinstance(error, SupervisorGone)
+            attempt.is_known = isinstance(error, SupervisorGone)
             raise CannotStart(None, str(error)) from None
 
 

@@ -41,8 +41,8 @@ from moorage.worker.drivers.base import Assignment, Driver, never_ran
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.policy import Policy
+from moorage.worker.session.attempt_messages import Ended, Started, Stuck
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import Ended, Started, Stuck
 from moorage.worker.settings import WorkerSettings
 
 Overdue = Callable[[HandlerContext], None]
@@ -116,7 +116,7 @@ class HandlerDriver(Driver):
     #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
     capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False)
     config = HandlerBlock
-    members_max = RUNNING_MAX
+    attempts_max = RUNNING_MAX
 
     def __init__(
         self,

@@ -143,5 +143,5 @@ class ClusterInventory(Inventory):
             await cluster.close()
 
     async def memory_is_free(self, slot: int) -> bool:
-        """Return True: the kubelet takes a device back when its container ends, and that ends the member."""
+        """Return True: the kubelet takes a device back when its container ends, and that ends the attempt."""
         return True

@@ -1,6 +1,6 @@
 """Run pods: the worker of a node starts them on that node through the cluster's API, and the kubelet runs them.
 
-Each node has one worker. A member is one pod, bound to the node and named after the attempt, so a start that is sent
+Each node has one worker. An attempt is one pod, bound to the node and named after the attempt, so a start that is sent
 twice starts one pod. A watch shows its state (kubernetes_verdict.py). A finalizer keeps a deleted pod in the cluster
 until its end is in the ledger, so no end is missed, whatever is down meanwhile.
 
@@ -38,10 +38,10 @@ from moorage.worker.drivers.kubernetes.pod import (
     ENDS,
     FINALIZER,
     LABEL,
+    attempt_of,
     check_request,
     exact_deadline_s,
     grace_s_of,
-    member_of,
     owner_label,
     pod_name,
     pod_of,
@@ -51,7 +51,7 @@ from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 
 #: below the worker's state folder: the pods' output
@@ -66,14 +66,14 @@ LATE_S: Final = 65.0
 #: pods that are created at the same time
 STARTS_MAX: Final = 16
 _BUSY: Final = 429
-#: the pod that the driver asks for to see whether the API server and its store answer; no member has this name
+#: the pod that the driver asks for to see whether the API server and its store answer; no attempt has this name
 _ASKED_FOR: Final = "moorage-ping"
 
 log = logging.getLogger("moorage.worker")
 
 
-class _Member:
-    """A member from its placement until its end is reported."""
+class _Attempt:
+    """An attempt from its placement until its end is reported."""
 
     def __init__(self, name: AttemptName) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class KubernetesDriver(Driver):
         self._cluster = own.connect()
         self._owner = owner_label(kit.settings.prefix, kit.worker)
         self._selector = f"{LABEL}={self._owner}"
-        self._members: dict[AttemptName, _Member] = {}
+        self._attempts: dict[AttemptName, _Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: pods whose end is in the ledger, and that are still in the cluster
         self._over: dict[str, None] = {}
@@ -155,9 +155,9 @@ class KubernetesDriver(Driver):
         except (ClusterDown, ClusterError) as error:
             raise _no_cluster(error) from None
         living: list[Living] = []
-        found: list[tuple[_Member, dict[str, Any]]] = []
+        found: list[tuple[_Attempt, dict[str, Any]]] = []
         for pod in pods:
-            name, seen = member_of(pod), read(pod)
+            name, seen = attempt_of(pod), read(pod)
             if name is None:
                 log.warning(
                     "the pod %s has the label of this worker, but is the pod of none of its jobs",
@@ -168,18 +168,18 @@ class KubernetesDriver(Driver):
                 phase = "refused" if seen.kind == "refused" or seen.mark else "exited"
                 living.append(Living(name, phase, seen.code, seen.told))
                 continue
-            member = self._members[name] = _Member(name)
-            member.is_sent = member.is_there = member.has_secret = True
-            # an end is reported once its output is read: until then the member counts as running
-            member.is_started = seen.kind in ("running", "ended")
-            living.append(Living(name, "running" if member.is_started else "starting"))
-            found.append((member, pod))
-        await self._outputs.open(self._members.keys())
-        for member, pod in found:
-            if member.is_started:
-                self._follow(member)
+            attempt = self._attempts[name] = _Attempt(name)
+            attempt.is_sent = attempt.is_there = attempt.has_secret = True
+            # an end is reported once its output is read: until then the attempt counts as running
+            attempt.is_started = seen.kind in ("running", "ended")
+            living.append(Living(name, "running" if attempt.is_started else "starting"))
+            found.append((attempt, pod))
+        await self._outputs.open(self._attempts.keys())
+        for attempt, pod in found:
+            if attempt.is_started:
+                self._follow(attempt)
             else:
-                self._allow_start(member)
+                self._allow_start(attempt)
             self._on_pod(pod, is_gone=False)
         self._begin(self._engine.run())
         self._begin(self._watch(version))
@@ -189,9 +189,9 @@ class KubernetesDriver(Driver):
 
     async def close(self) -> None:
         tasks = set(self._tasks)
-        for member in self._members.values():
-            tasks |= member.tasks
-            for timer in member.timers:
+        for attempt in self._attempts.values():
+            tasks |= attempt.tasks
+            for timer in attempt.timers:
                 timer.cancel()
         for task in tasks:
             task.cancel()
@@ -216,21 +216,21 @@ class KubernetesDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
-            member = self._members[assignment.name] = _Member(assignment.name)
-            self._run(member, self._start(member, assignment))
+            attempt = self._attempts[assignment.name] = _Attempt(assignment.name)
+            self._run(attempt, self._start(attempt, assignment))
 
     def end(self, name: AttemptName, grace_s: float, why: str) -> None:
-        member = self._members.get(name)
-        if member is None or member.over.is_set():
+        attempt = self._attempts.get(name)
+        if attempt is None or attempt.over.is_set():
             return
-        member.asked = grace_s, "fence" if why == "fence" else "end"
-        if member.is_sent:
-            self._run(member, self._remove(member))
+        attempt.asked = grace_s, "fence" if why == "fence" else "end"
+        if attempt.is_sent:
+            self._run(attempt, self._remove(attempt))
 
     def forget(self, names: list[AttemptName]) -> None:
         for name in names:
-            member = self._members.pop(name, None)  # it is still here if an operator said that its devices are free
-            for task in member.tasks if member is not None else ():
+            attempt = self._attempts.pop(name, None)  # it is still here if an operator said that its devices are free
+            for task in attempt.tasks if attempt is not None else ():
                 task.cancel()
             self._drop_soon(pod_name(self._owner, name))
 
@@ -239,26 +239,26 @@ class KubernetesDriver(Driver):
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)
-        is_over = ask.ended_ms > 0 and name not in self._members
+        is_over = ask.ended_ms > 0 and name not in self._attempts
         return await self._outputs.page(name, ask, is_over, self._kit.worker)
 
-    # -- inside: starting a member
+    # -- inside: starting an attempt
 
-    async def _start(self, member: _Member, assignment: Assignment) -> None:
+    async def _start(self, attempt: _Attempt, assignment: Assignment) -> None:
         try:
             pod, secret = self._made(assignment)
             async with self._starts:
-                await self._create(member, pod, secret)
+                await self._create(attempt, pod, secret)
         except CannotStart as refused:
             kind: Literal["refused", "failed"] = "refused" if refused.code is None else "failed"
-            self._is_over(member, Seen(kind, str(refused), refused.code or 0, is_over=True, mark=refused.mark))
+            self._is_over(attempt, Seen(kind, str(refused), refused.code or 0, is_over=True, mark=refused.mark))
             return
-        self._allow_start(member)
-        if member.asked is not None:
-            await self._remove(member)
+        self._allow_start(attempt)
+        if attempt.asked is not None:
+            await self._remove(attempt)
 
     def _made(self, assignment: Assignment) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the pod of a member, and its Secret, None if it has no secrets. Raises CannotStart."""
+        """Return the pod of an attempt, and its Secret, None if it has no secrets. Raises CannotStart."""
         kit, own, run, tenant = self._kit, self._own, assignment.run, assignment.name[0]
         try:
             check_policy(tenant, assignment.request, own, kit.policy)
@@ -274,45 +274,45 @@ class KubernetesDriver(Driver):
             raise fault_of(error) from None
         return pod, secret_of(self._owner, assignment.name, hidden) if hidden else None
 
-    async def _create(self, member: _Member, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
+    async def _create(self, attempt: _Attempt, pod: dict[str, Any], secret: dict[str, Any] | None) -> None:
         """Create the pod in the cluster. Raises CannotStart once it is certain that the pod does not exist."""
         loop = asyncio.get_running_loop()
         until_s, trouble, in_doubt, sent_s = loop.time() + self._own.start_within, "", False, 0.0
         name = pod["metadata"]["name"]
         while True:
-            if (member.asked is not None or loop.time() > until_s) and not member.is_sent:
+            if (attempt.asked is not None or loop.time() > until_s) and not attempt.is_sent:
                 raise CannotStart(None, trouble or "it was asked to end before its start")
             try:
                 if secret is not None:
                     await self._put("secrets", secret)
-                if member.asked is not None or loop.time() > until_s:
+                if attempt.asked is not None or loop.time() > until_s:
                     if await self._cluster.get("pods", name) is not None:
-                        member.is_there = member.has_secret = True
+                        attempt.is_there = attempt.has_secret = True
                         return
                     if not in_doubt or loop.time() > sent_s + LATE_S:
                         raise CannotStart(None, trouble or "it was asked to end before its start")
                     await asyncio.sleep(RETRY_S)
                     continue
-                member.is_sent, sent_s = True, loop.time()
+                attempt.is_sent, sent_s = True, loop.time()
                 made = await self._put("pods", pod)
             except ClusterDown as error:
-                trouble, in_doubt = str(error), in_doubt or member.is_sent
+                trouble, in_doubt = str(error), in_doubt or attempt.is_sent
             except ClusterError as error:
                 trouble = f"the cluster refused the pod: {error}"
                 if error.status in (400, 422):
                     raise CannotStart(CODE_CANNOT_START, trouble) from None
-                in_doubt |= error.status >= 500 and member.is_sent
+                in_doubt |= error.status >= 500 and attempt.is_sent
                 # an earlier try may have succeeded, and a server that has just started forbids what it will allow later
                 if error.status != _BUSY and error.status < 500 and not in_doubt:
                     raise CannotStart(None, trouble) from None
             else:
                 break
-            log.warning("%s: %s", member.name[1], trouble)
+            log.warning("%s: %s", attempt.name[1], trouble)
             await asyncio.sleep(RETRY_S)
-        member.is_there = True
+        attempt.is_there = True
         if secret is not None:
-            member.has_secret = True
-            self._run(member, self._own_secret(name, made["metadata"]["uid"]))
+            attempt.has_secret = True
+            self._run(attempt, self._own_secret(name, made["metadata"]["uid"]))
 
     async def _put(self, kind: str, made: dict[str, Any]) -> dict[str, Any]:
         """Create an object and return it, or return the one that an earlier try has created.
@@ -339,21 +339,21 @@ class KubernetesDriver(Driver):
         with contextlib.suppress(ClusterDown, ClusterError):
             await self._cluster.patch("secrets", name, {"metadata": {"ownerReferences": [owner]}})
 
-    def _allow_start(self, member: _Member) -> None:
-        self._at(member, self._own.start_within, self._too_late)
+    def _allow_start(self, attempt: _Attempt) -> None:
+        self._at(attempt, self._own.start_within, self._too_late)
 
-    def _too_late(self, member: _Member) -> None:
+    def _too_late(self, attempt: _Attempt) -> None:
         if self._engine.why:  # the pod may have started, and its state cannot be read: begin the time anew
-            self._allow_start(member)
-        elif not member.is_started:
+            self._allow_start(attempt)
+        elif not attempt.is_started:
             why = f"the pod did not start within {self._own.start_within:g} s"
-            self._give_up(member, Seen("refused", f"{why}: {member.waits_for}" if member.waits_for else why))
+            self._give_up(attempt, Seen("refused", f"{why}: {attempt.waits_for}" if attempt.waits_for else why))
 
-    def _give_up(self, member: _Member, seen: Seen) -> None:
+    def _give_up(self, attempt: _Attempt, seen: Seen) -> None:
         """Remove a pod that does not start; its failure is reported once it is gone."""
-        if member.given_up is None and not member.over.is_set():
-            member.given_up = seen
-            self._run(member, self._remove(member))
+        if attempt.given_up is None and not attempt.over.is_set():
+            attempt.given_up = seen
+            self._run(attempt, self._remove(attempt))
 
     # -- inside: what the cluster shows
 
@@ -367,9 +367,9 @@ class KubernetesDriver(Driver):
                     listed = {pod["metadata"]["name"] for pod in pods}
                     for pod in pods:
                         self._on_pod(pod, is_gone=False)
-                    for member in list(self._members.values()):
-                        if member.is_there and pod_name(self._owner, member.name) not in listed:
-                            self._run(member, self._look_for(member))
+                    for attempt in list(self._attempts.values()):
+                        if attempt.is_there and pod_name(self._owner, attempt.name) not in listed:
+                            self._run(attempt, self._look_for(attempt))
                 async for kind, found in self._cluster.watch("pods", self._selector, version):
                     version = found["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
@@ -386,39 +386,39 @@ class KubernetesDriver(Driver):
                 version = ""
             await asyncio.sleep(max(0.0, began_s + RETRY_S - loop.time()))  # some proxies end a watch at once
 
-    async def _look_for(self, member: _Member) -> None:
-        """Ask for the pod by name, and report the member as stuck if it is gone.
+    async def _look_for(self, attempt: _Attempt) -> None:
+        """Ask for the pod by name, and report the attempt as stuck if it is gone.
 
         A list from before the pod's creation lacks it, so a missing entry proves nothing.
         """
-        while not member.over.is_set():
+        while not attempt.over.is_set():
             with contextlib.suppress(ClusterDown, ClusterError):
-                if await self._cluster.get("pods", pod_name(self._owner, member.name)) is None:
-                    self._vanished(member)
+                if await self._cluster.get("pods", pod_name(self._owner, attempt.name)) is None:
+                    self._vanished(attempt)
                 return
             await asyncio.sleep(RETRY_S)
 
     def _on_pod(self, pod: Mapping[str, Any], *, is_gone: bool) -> None:
-        name = member_of(pod)
-        member = self._members.get(name) if name is not None else None
+        name = attempt_of(pod)
+        attempt = self._attempts.get(name) if name is not None else None
         if name is None:
             return
-        if member is None:
+        if attempt is None:
             if not is_gone:
                 self._drop_stray(pod)
             return
-        if member.over.is_set():
+        if attempt.over.is_set():
             return
         seen = read(pod)
-        member.waits_for = seen.why if seen.kind == "waiting" and seen.why else member.waits_for
+        attempt.waits_for = seen.why if seen.kind == "waiting" and seen.why else attempt.waits_for
         if seen.is_over:
-            self._is_over(member, seen)
+            self._is_over(attempt, seen)
         elif is_gone:
-            self._vanished(member)
+            self._vanished(attempt)
         elif seen.kind == "failed":
-            self._give_up(member, seen)
-        elif seen.kind == "running" and member.given_up is None:
-            self._is_running(member, pod)
+            self._give_up(attempt, seen)
+        elif seen.kind == "running" and attempt.given_up is None:
+            self._is_running(attempt, pod)
 
     def _drop_stray(self, pod: Mapping[str, Any]) -> None:
         """Remove a pod that was created so late that nobody waits for it: the agent before has sent the request."""
@@ -427,80 +427,80 @@ class KubernetesDriver(Driver):
             log.error("the pod %s is of none of this worker's jobs: it is removed", at)
             self._drop_soon(at)
 
-    def _vanished(self, member: _Member) -> None:
+    def _vanished(self, attempt: _Attempt) -> None:
         log.error(
             "job %s: its pod was deleted from the cluster, but the kubelet has not reported its end: the job may "
             "still run."
             " Its devices stay out of use until an operator releases them: moorage admin release --worker",
-            member.name[1],
+            attempt.name[1],
         )  # fmt: skip
-        self.report(Stuck([member.name]))
+        self.report(Stuck([attempt.name]))
 
-    def _is_running(self, member: _Member, pod: Mapping[str, Any]) -> None:
-        if not member.is_started:
-            member.is_started = True
-            self.report(Started([member.name]))
-            self._follow(member)
+    def _is_running(self, attempt: _Attempt, pod: Mapping[str, Any]) -> None:
+        if not attempt.is_started:
+            attempt.is_started = True
+            self.report(Started([attempt.name]))
+            self._follow(attempt)
         name, exact_s = pod["metadata"]["name"], exact_deadline_s(pod, waited_s(pod))
         if exact_s is not None:
             change = {"spec": {"activeDeadlineSeconds": exact_s}}
-            self._run(member, self._until_done(member, lambda: self._cluster.patch("pods", name, change)))
-        if member.has_secret:
-            member.has_secret = False
-            self._run(member, self._until_done(member, lambda: self._drop_secret(name)))
+            self._run(attempt, self._until_done(attempt, lambda: self._cluster.patch("pods", name, change)))
+        if attempt.has_secret:
+            attempt.has_secret = False
+            self._run(attempt, self._until_done(attempt, lambda: self._drop_secret(name)))
 
-    def _follow(self, member: _Member) -> None:
-        name = pod_name(self._owner, member.name)
-        member.output = self._run(member, self._outputs.follow(member.name, name, member.over))
+    def _follow(self, attempt: _Attempt) -> None:
+        name = pod_name(self._owner, attempt.name)
+        attempt.output = self._run(attempt, self._outputs.follow(attempt.name, name, attempt.over))
 
-    def _is_over(self, member: _Member, seen: Seen) -> None:
-        for timer in member.timers:
+    def _is_over(self, attempt: _Attempt, seen: Seen) -> None:
+        for timer in attempt.timers:
             timer.cancel()
-        if seen.kind == "ended" and seen.began and not member.is_started:
-            member.is_started = True
-            self.report(Started([member.name]))
-            self._follow(member)
-        member.over.set()
-        self._begin(self._tell(member, seen))
+        if seen.kind == "ended" and seen.began and not attempt.is_started:
+            attempt.is_started = True
+            self.report(Started([attempt.name]))
+            self._follow(attempt)
+        attempt.over.set()
+        self._begin(self._tell(attempt, seen))
 
-    async def _tell(self, member: _Member, seen: Seen) -> None:
+    async def _tell(self, attempt: _Attempt, seen: Seen) -> None:
         """Report an end, once the output has been published."""
-        if member.output is not None:
-            await asyncio.wait((member.output,))
-        name = member.name
-        self._members.pop(name, None)
-        if not member.is_started:
-            seen = member.given_up or seen
+        if attempt.output is not None:
+            await asyncio.wait((attempt.output,))
+        name = attempt.name
+        self._attempts.pop(name, None)
+        if not attempt.is_started:
+            seen = attempt.given_up or seen
         why = seen.told
-        if member.asked is not None and not member.is_started:
-            self.report(Ended([(name, CODE_LOST, member.asked[1])]))
-        elif (seen.kind == "refused" or seen.mark) and not member.is_started:
+        if attempt.asked is not None and not attempt.is_started:
+            self.report(Ended([(name, CODE_LOST, attempt.asked[1])]))
+        elif (seen.kind == "refused" or seen.mark) and not attempt.is_started:
             self.report(NotStarted([(name, why)], seen.code))
-        elif seen.kind == "failed" and not member.is_started:
+        elif seen.kind == "failed" and not attempt.is_started:
             self.report(StartFailed([(name, seen.code, why)]))
         elif seen.kind == "ended":
             self.report(Ended([(name, seen.code, seen.why)]))
         else:
             self.report(Ended([(name, CODE_LOST, "lost")]))
 
-    # -- inside: ending a member, and clearing up after it
+    # -- inside: ending an attempt, and clearing up after it
 
-    async def _remove(self, member: _Member) -> None:
+    async def _remove(self, attempt: _Attempt) -> None:
         """Ask the cluster to end a pod. The watch shows the end; the cluster's answer does not.
 
-        If the end is not seen `STUCK_S` seconds after the grace, the member is reported as stuck.
+        If the end is not seen `STUCK_S` seconds after the grace, the attempt is reported as stuck.
         """
-        name = pod_name(self._owner, member.name)
-        grace_s, why = member.asked or (1.0, "lost")
-        self._at(member, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
+        name = pod_name(self._owner, attempt.name)
+        grace_s, why = attempt.asked or (1.0, "lost")
+        self._at(attempt, grace_s_of(grace_s) + STUCK_S, self._in_doubt)
         note = {"metadata": {"annotations": {ENDS: why}}}
-        await self._until_done(member, lambda: self._cluster.patch("pods", name, note))
-        await self._until_done(member, lambda: self._cluster.delete("pods", name, grace_s_of(grace_s)))
+        await self._until_done(attempt, lambda: self._cluster.patch("pods", name, note))
+        await self._until_done(attempt, lambda: self._cluster.delete("pods", name, grace_s_of(grace_s)))
 
-    def _in_doubt(self, member: _Member) -> None:
-        if not member.over.is_set():
-            log.error("job %s: its pod was asked to end, but the kubelet has not reported the end", member.name[1])
-            self.report(Stuck([member.name]))
+    def _in_doubt(self, attempt: _Attempt) -> None:
+        if not attempt.over.is_set():
+            log.error("job %s: its pod was asked to end, but the kubelet has not reported the end", attempt.name[1])
+            self.report(Stuck([attempt.name]))
 
     def _drop_soon(self, name: str) -> None:
         self._over[name] = None
@@ -508,7 +508,7 @@ class KubernetesDriver(Driver):
             self._dropping = self._begin(self._drop_all())
 
     async def _drop_all(self) -> None:
-        """Remove everything of members whose end is in the ledger from the cluster."""
+        """Remove everything of attempts whose end is in the ledger from the cluster."""
         wait_s = RETRY_S
         while self._over:
             name = next(iter(self._over))
@@ -537,52 +537,52 @@ class KubernetesDriver(Driver):
             await self._cluster.delete("secrets", name)
 
     async def _drop_secrets(self) -> None:
-        """Remove the Secrets that belong to no member here: an earlier agent left them."""
+        """Remove the Secrets that belong to no attempt here: an earlier agent left them."""
         try:
             secrets, _ = await self._cluster.list("secrets", self._selector)
             for secret in secrets:
                 name = secret["metadata"]["name"]
-                if not any(pod_name(self._owner, each) == name for each in self._members):
+                if not any(pod_name(self._owner, each) == name for each in self._attempts):
                     await self._drop_secret(name)
         except (ClusterDown, ClusterError) as error:
             log.warning("Secrets of an earlier agent may be left in the cluster: %s", error)
 
-    async def _until_done(self, member: _Member, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Ask the cluster again and again, until it has done it, the member is over, or it refuses for good."""
+    async def _until_done(self, attempt: _Attempt, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Ask the cluster again and again, until it has done it, the attempt is over, or it refuses for good."""
         wait_s = RETRY_S
-        while not member.over.is_set():
+        while not attempt.over.is_set():
             try:
                 await ask()
                 return
             except ClusterError as error:
-                log.warning("job %s: the Kubernetes cluster: %s", member.name[1], error)
+                log.warning("job %s: the Kubernetes cluster: %s", attempt.name[1], error)
                 if error.status in (400, 422):
                     return
             except ClusterDown as error:
-                log.debug("%s: %s", member.name[1], error)
+                log.debug("%s: %s", attempt.name[1], error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await member.over.wait()
+                    await attempt.over.wait()
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     # -- inside: tasks
 
-    def _run(self, member: _Member, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a step of a member in a task.
+    def _run(self, attempt: _Attempt, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a step of an attempt in a task.
 
-        An exception is logged, and reported as `Stuck`: the member's devices stay quarantined, others run on.
+        An exception is logged, and reported as `Stuck`: the attempt's devices stay quarantined, others run on.
         """
 
         async def run() -> None:
             try:
                 await way
             except Exception:
-                log.exception("the state of the pod of job %s is lost", member.name[1])
-                self.report(Stuck([member.name]))
+                log.exception("the state of the pod of job %s is lost", attempt.name[1])
+                self.report(Stuck([attempt.name]))
 
         task = asyncio.get_running_loop().create_task(run())
-        member.tasks.add(task)
-        task.add_done_callback(member.tasks.discard)
+        attempt.tasks.add(task)
+        task.add_done_callback(attempt.tasks.discard)
         return task
 
     def _begin(self, way: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -597,8 +597,8 @@ class KubernetesDriver(Driver):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _at(self, member: _Member, after_s: float, what: Any) -> None:
-        member.timers.append(asyncio.get_running_loop().call_later(after_s, what, member))
+    def _at(self, attempt: _Attempt, after_s: float, what: Any) -> None:
+        attempt.timers.append(asyncio.get_running_loop().call_later(after_s, what, attempt))
 
 
 async def _node(cluster: Cluster, own: KubernetesSettings) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class PodOutputs:
         self._sweeps: asyncio.Task[None] | None = None
 
     async def open(self, names: Collection[AttemptName]) -> None:
-        """Begin to keep the output in the folder within its limits; `names` are the living members. Raises OSError."""
+        """Begin to keep the output in the folder within its limits; `names` are the living attempts. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = [key_of(self._owner, name) for name in names]
         clear_marks(self._folder, self._owner, keys)
@@ -59,7 +59,7 @@ class PodOutputs:
             await asyncio.wait((self._sweeps,))
 
     async def page(self, name: AttemptName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
-        """Return a page of a member's stored output. Raises Refused (`not-kept`)."""
+        """Return a page of an attempt's stored output. Raises Refused (`not-kept`)."""
         return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
 
     async def follow(self, name: AttemptName, pod: str, over: asyncio.Event) -> None:

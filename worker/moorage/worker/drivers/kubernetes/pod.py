@@ -1,7 +1,7 @@
-"""Make the pod of a member, by the operator's settings. Without I/O.
+"""Make the pod of an attempt, by the operator's settings. Without I/O.
 
-A member is one pod with one container, bound to the worker's node. The pod itself has what the driver needs to know
-again: labels to find the worker's pods, and the member's name as an annotation.
+An attempt is one pod with one container, bound to the worker's node. The pod itself has what the driver needs to know
+again: labels to find the worker's pods, and the attempt's name as an annotation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from moorage.worker.drivers.container.config import FOLDER_AT, ImageSettings, id
 CONTAINER: Final = "job"
 #: label by which a worker finds its pods: a digest of the deployment and the worker's id
 LABEL: Final = "moorage/worker"
-#: the member's name, as JSON
-MEMBER: Final = "moorage/member"
+#: the attempt's name, as JSON
+ATTEMPT: Final = "moorage/member"
 #: the devices' slots, separated by commas; used to count what other pods use
 SLOTS: Final = "moorage/slots"
 #: why moorage asked the pod to end: written before the pod is deleted, so that the next agent knows it, too
@@ -51,7 +51,7 @@ def owner_label(prefix: str, worker: str) -> str:
 
 
 def pod_name(owner: str, name: AttemptName) -> str:
-    """Return the name of a member's pod. It is the same for the same attempt, so a second pod cannot be created."""
+    """Return the name of an attempt's pod. It is the same for the same attempt, so a second pod cannot be created."""
     return f"moorage-{_digest(owner, *map(str, name))}"
 
 
@@ -59,9 +59,9 @@ def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:_DIGEST_CHARS]
 
 
-def member_of(pod: Mapping[str, Any]) -> AttemptName | None:
-    """Return the member of a pod; None if its annotation names none."""
-    text = pod["metadata"].get("annotations", {}).get(MEMBER, "")
+def attempt_of(pod: Mapping[str, Any]) -> AttemptName | None:
+    """Return the attempt of a pod; None if its annotation names none."""
+    text = pod["metadata"].get("annotations", {}).get(ATTEMPT, "")
     try:
         name: AttemptName = msgspec.json.decode(text, type=AttemptName)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -98,7 +98,7 @@ def check_request(request: Request) -> None:
 
 
 def secret_of(owner: str, name: AttemptName, resolved: Mapping[str, str]) -> dict[str, Any]:
-    """Return the Secret of a member's pod, with these variables' values, resolved already."""
+    """Return the Secret of an attempt's pod, with these variables' values, resolved already."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -123,7 +123,7 @@ def pod_of(
     user: str | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
-    """Return the pod of a member. Raises SharingUnavailable, and Refused for a user without a number.
+    """Return the pod of an attempt. Raises SharingUnavailable, and Refused for a user without a number.
 
     `user` is from the worker's policy or the request. `start_within_s` is how long the pod may wait for its container;
     it does not count towards the job's time-out. Values of secrets are not in the pod but in `secret_of`.
@@ -189,7 +189,7 @@ def pod_of(
         spec["imagePullSecrets"] = [{"name": each} for each in pull_secrets]
     if runtime_class:
         spec["runtimeClassName"] = runtime_class
-    annotations = {MEMBER: msgspec.json.encode(name).decode(), SLOTS: ",".join(map(str, slots))}
+    annotations = {ATTEMPT: msgspec.json.encode(name).decode(), SLOTS: ",".join(map(str, slots))}
     if run.timeout_s is not None:
         annotations[TIMEOUT] = str(run.timeout_s)
     return {

@@ -1,6 +1,6 @@
-"""Read from a pod's status whether its member waits, runs or is over, and what is at fault. Without I/O.
+"""Read from a pod's status whether its attempt waits, runs or is over, and what is at fault. Without I/O.
 
-A member is over when the kubelet reports it: its container is terminated, or the kubelet refused the pod and made no
+An attempt is over when the kubelet reports it: its container is terminated, or the kubelet refused the pod and made no
 container. A deleted pod, or one that another part of the cluster marked as failed, proves nothing about the node.
 """
 
@@ -28,7 +28,7 @@ _TEXT_CHARS_MAX: Final = 300
 
 
 class Seen(NamedTuple):
-    """The state of a member by its pod's status.
+    """The state of an attempt by its pod's status.
 
     `waiting`: its container has not begun, for the reason `why`. `ended`: its container has run and is over, with
     `code`, or the pod's time ran out before the container began. `refused` and `failed`: its container has not run, by
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 def read(pod: Mapping[str, Any]) -> Seen:
-    """Return the state of a member by its pod's status."""
+    """Return the state of an attempt by its pod's status."""
     status = pod.get("status", {})
     container = _own(status.get("containerStatuses"))
     state = container.get("state") or {}
@@ -126,7 +126,7 @@ def _is_forgotten(status: Mapping[str, Any]) -> bool:
 
 
 def _own(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
-    """Return the member's own container, or its status: a cluster may add others, as a service mesh does."""
+    """Return the attempt's own container, or its status: a cluster may add others, as a service mesh does."""
     return next((each for each in containers or () if each.get("name") == CONTAINER), {})
 
 

@@ -61,8 +61,8 @@ from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.setups import Setups
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import UNASKED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.session.member_messages import (
+from moorage.worker.freezing.attempts import FreezableAttempts
+from moorage.worker.session.attempt_messages import (
     Ended,
     MpsNotAsked,
     NotStarted,
@@ -72,10 +72,10 @@ from moorage.worker.session.member_messages import (
     Stuck,
 )
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.sharing.member_processes import MemberProcesses
+from moorage.worker.sharing.attempt_processes import AttemptProcesses
 from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
-from moorage.worker.supervisor.protocol import Event, MpsDaemon, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import Event, MpsDaemon, Output, StartAttempt, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
@@ -152,10 +152,10 @@ class ProcessDriver(Driver):
         self._must_fence = settings.device_fence == "require"
         self._calls = kit.calls
         self.limits = kit.limits(self.name)
-        self._freezing: FreezableMembers | None = None
+        self._freezing: FreezableAttempts | None = None
         if kit.freezer is not None:
             self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
-            self._freezing = FreezableMembers(kit.freezer, kit.gate(self.limits), self.report, self.members_of)
+            self._freezing = FreezableAttempts(kit.freezer, kit.gate(self.limits), self.report, self.attempts_of)
         self._is_fenced = False
         self._files = AttemptFiles(self._folders, kit.files)
         self._setups = Setups(self, kit, self._folders)
@@ -167,11 +167,11 @@ class ProcessDriver(Driver):
         self._ended: list[tuple[AttemptName, int, str]] = []
         self._failed: list[tuple[AttemptName, int, str]] = []
         self._not_started: dict[int, list[tuple[AttemptName, str]]] = {}  # by exit code, 0 for none
-        self._own_cwd: set[AttemptName] = set()  # members that start below their own folder
+        self._own_cwd: set[AttemptName] = set()  # attempts that start below their own folder
         self._own_program: set[AttemptName] = set()  # those whose program is there, too
         self._stuck: list[AttemptName] = []
         self._output = OutputFrames()
-        self._processes = MemberProcesses()
+        self._processes = AttemptProcesses()
 
     async def open(self) -> list[Living]:
         listed = await self._link.open(self._owner, self)
@@ -181,7 +181,7 @@ class ProcessDriver(Driver):
         self._folders.begin(name_of(key) for key, _, _ in listed)
         if self.limits is not None:
             self.limits.begin(name_of(key) for key, _, _ in listed)
-        for key, state, event in listed:  # before the wait below: a member may end meanwhile
+        for key, state, event in listed:  # before the wait below: an attempt may end meanwhile
             if state != "ended":
                 self._known.add(name_of(key))
                 self._note_pid(name_of(key), event)
@@ -215,7 +215,7 @@ class ProcessDriver(Driver):
         for task in self._look_after:
             task.cancel()
             await asyncio.wait((task,))
-        # the next agent reports members that have not started, and stores the files of those that are over
+        # the next agent reports attempts that have not started, and stores the files of those that are over
         for task in [*self._bringing.values(), *self._storing.values()]:
             task.cancel()
             await asyncio.wait((task,))
@@ -246,20 +246,20 @@ class ProcessDriver(Driver):
             check_sharing(request.gpu, has_own_mps=self._mps is not None)
 
     def start(self, assignments: list[Assignment]) -> None:
-        members: list[StartMember] = []
+        attempts: list[StartAttempt] = []
         for assignment in map(self._setups.placed, assignments):
             try:
-                member = self._start_member(assignment)
+                attempt = self._start_attempt(assignment)
                 if self._is_ready(assignment):
                     self._known.add(assignment.name)
-                    members.append(member)
+                    attempts.append(attempt)
                 else:
-                    self._bring(assignment, member)
+                    self._bring(assignment, attempt)
             except Exception as error:
                 self._release([assignment.name])
                 self.report(never_ran(assignment.name, error))
-        if members:
-            self._link.start(members)
+        if attempts:
+            self._link.start(attempts)
 
     def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
@@ -363,7 +363,7 @@ class ProcessDriver(Driver):
             self._stuck.append(name)
 
     def on_events_over(self) -> None:
-        """Report the collected events by kind, a member's start before its end; then publish the collected output."""
+        """Report the collected events by kind, an attempt's start before its end; then publish the collected output."""
         started, self._started = self._started, []
         ended, self._ended = self._ended, []
         failed, self._failed = self._failed, []
@@ -409,27 +409,27 @@ class ProcessDriver(Driver):
         ids = owner_ids(self._policy.user_of(tenant) or request.workload.user)
         return os.geteuid() if ids is None else ids[0]
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
-        return self._processes.members_of(pids, self._link.pid)
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+        return self._processes.attempts_of(pids, self._link.pid)
 
     # -- what the driver `vm` overrides
 
     def _is_ready(self, assignment: Assignment) -> bool:
-        """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
+        """Return whether the attempt can start at once; if not, `_made_ready` is awaited first."""
         is_set_up = assignment.run.setup is None
         return is_set_up and not brings(assignment.name, assignment.run) and not self._shares_by_mps(assignment)
 
     def _shares_by_mps(self, assignment: Assignment) -> bool:
-        """Return whether the member is a client of an MPS daemon that the worker runs."""
+        """Return whether the attempt is a client of an MPS daemon that the worker runs."""
         return self._mps is not None and assignment.mode == "mps"
 
-    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
-        """Bring everything that the member needs, and return the member in the form to start.
+    async def _made_ready(self, assignment: Assignment, attempt: StartAttempt) -> StartAttempt:
+        """Bring everything that the attempt needs, and return the attempt in the form to start.
 
         Raises HostAtFault, and other MoorageErrors if the job is at fault.
         """
         name = assignment.name
-        user = None if member.user is None else str(member.user)
+        user = None if attempt.user is None else str(attempt.user)
         if assignment.run.setup is not None:
             await self._setups.ready(assignment)
         if brings(name, assignment.run):
@@ -437,15 +437,15 @@ class ProcessDriver(Driver):
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
             joined = await self._mps.join(name)
-            return msgspec.structs.replace(member, env=member.env | joined, mps=daemon_of(joined))
-        return member
+            return msgspec.structs.replace(attempt, env=attempt.env | joined, mps=daemon_of(joined))
+        return attempt
 
     def _taken_over(self, name: AttemptName) -> None:
-        """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
+        """Take note of an attempt that an earlier agent started and that is not over. This driver does nothing."""
 
     def _mark_of(self, name: AttemptName, event: ChildEnded) -> str:
         """Return whose fault a failed start is, as the mark of its refusal: NOT_HERE if this host lacks what the
-        member needs, CANNOT_RUN if that is among its own files and so no host has it, else "".
+        attempt needs, CANNOT_RUN if that is among its own files and so no host has it, else "".
 
         What an earlier agent has started counts as the first.
         """
@@ -458,22 +458,22 @@ class ProcessDriver(Driver):
         return NOT_HERE if lacks else ""
 
     def _reported_end(self, name: AttemptName, event: ChildEnded) -> ChildEnded:
-        """Return the end to report for a member whose first process ended so; the driver `vm` reads it otherwise."""
+        """Return the end to report for an attempt whose first process ended so; the driver `vm` reads it otherwise."""
         return event
 
     # -- inside
 
-    def _bring(self, assignment: Assignment, member: StartMember) -> None:
-        """Begin to make a member ready, and start it then; report it if that fails."""
+    def _bring(self, assignment: Assignment, attempt: StartAttempt) -> None:
+        """Begin to make an attempt ready, and start it then; report it if that fails."""
         name = assignment.name
-        task = asyncio.get_running_loop().create_task(self._start_when_ready(assignment, member))
+        task = asyncio.get_running_loop().create_task(self._start_when_ready(assignment, attempt))
         self._bringing[name] = task
 
-    async def _start_when_ready(self, assignment: Assignment, member: StartMember) -> None:
+    async def _start_when_ready(self, assignment: Assignment, attempt: StartAttempt) -> None:
         name = assignment.name
         began_s = asyncio.get_running_loop().time()
         try:
-            member = await self._made_ready(assignment, member)
+            attempt = await self._made_ready(assignment, attempt)
         except Exception as error:
             del self._bringing[name]
             self._release([name])
@@ -481,13 +481,13 @@ class ProcessDriver(Driver):
         else:
             del self._bringing[name]
             self._known.add(name)
-            if member.ends_in_s is not None:
+            if attempt.ends_in_s is not None:
                 passed_s = asyncio.get_running_loop().time() - began_s
-                member = msgspec.structs.replace(member, ends_in_s=max(0.0, member.ends_in_s - passed_s))
-            self._link.start([member])
+                attempt = msgspec.structs.replace(attempt, ends_in_s=max(0.0, attempt.ends_in_s - passed_s))
+            self._link.start([attempt])
 
     def _store(self, name: AttemptName, event: ChildEnded) -> bool:
-        """Begin to store the files of an ended member; its end is reported once they are stored.
+        """Begin to store the files of an ended attempt; its end is reported once they are stored.
 
         Return False if there is nothing to store, or its program never ran: then the caller reports the end.
         """
@@ -510,7 +510,7 @@ class ProcessDriver(Driver):
         self.report(Ended([(name, code, why)]))
 
     def _release(self, names: Sequence[AttemptName]) -> None:
-        """Release the folders and limiter segments of these members, of which nothing runs."""
+        """Release the folders and limiter segments of these attempts, of which nothing runs."""
         for name in names:
             self._own_cwd.discard(name)
             self._own_program.discard(name)
@@ -527,8 +527,8 @@ class ProcessDriver(Driver):
     def _key(self, name: AttemptName) -> str:
         return key_of(self._owner, name)
 
-    def _start_member(self, assignment: Assignment) -> StartMember:
-        """Return the member to start. Raises HostAtFault, LacksHere, and Refused if the policy forbids it."""
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
+        """Return the attempt to start. Raises HostAtFault, LacksHere, and Refused if the policy forbids it."""
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
@@ -566,7 +566,7 @@ class ProcessDriver(Driver):
         env = assignment.with_setup(env, assignment.setup, PATH_DEFAULT)
         if limit:
             env = JobEnvironment(limit.laid_over(env))
-        return StartMember(
+        return StartAttempt(
             key=self._key(assignment.name),
             argv=tuple(run.argv),
             env=env,
@@ -592,7 +592,7 @@ class ProcessDriver(Driver):
         return daemon_of(ours) if is_client and self._mps is None else None
 
     def _refused_nodes(self, leased: Sequence[Device]) -> tuple[tuple[int, int, int], ...]:
-        """Return the devices that the kernel is to refuse to a member with this lease. Raises HostAtFault."""
+        """Return the devices that the kernel is to refuse to an attempt with this lease. Raises HostAtFault."""
         if not self._is_fenced or self._gpu_nodes is None:
             return ()
         try:
@@ -602,7 +602,7 @@ class ProcessDriver(Driver):
 
 
 def fences_devices(link: SupervisorLink, gpu_nodes: GpuNodes | None, *, must: bool) -> bool:
-    """Return whether the kernel keeps members to their GPUs; a link that is connected knows.
+    """Return whether the kernel keeps attempts to their GPUs; a link that is connected knows.
 
     Raises Refused if it does not and `must` be.
     """
@@ -630,7 +630,7 @@ def _is_the_hosts(event: ChildEnded) -> bool:
 
 
 def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
-    """Return the code and the reason to report for a member that ended so.
+    """Return the code and the reason to report for an attempt that ended so.
 
     `mark` says whose fault a failed start is, as the beginning of its reason.
     """

@@ -1,8 +1,8 @@
-"""Run a driver's jobs as processes: the parts for a driver of another package whose members are processes of the host.
+"""Run a driver's jobs as processes: the parts for a driver of another package whose attempts are processes of the host.
 
 `Processes` starts them, ends them, fences them and proves that nothing of them is left, by the supervisor, which
 outlives the agent. Its `folders` are the folders of their attempts, its `output` is what they wrote. The driver says
-for each member which command runs, and hands on what the agent asks of it. This module is public: its names stay.
+for each attempt which command runs, and hands on what the agent asks of it. This module is public: its names stay.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Replaced
-from moorage.worker.supervisor.protocol import StartMember
+from moorage.worker.session.attempt_messages import Replaced
+from moorage.worker.supervisor.protocol import StartAttempt
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What runs as a member.
+    """What runs as an attempt.
 
-    `argv` is the command line; its first word is a program, found on the member's PATH. `env` are variables that the
+    `argv` is the command line; its first word is a program, found on the attempt's PATH. `env` are variables that the
     process gets beside those of its request, its lease and its gang.
     """
 
@@ -35,7 +35,7 @@ class Command(msgspec.Struct, frozen=True):
     env: Mapping[str, str] = {}
 
 
-#: says which command a member runs, in this folder of its own. What it raises is reported: `HostAtFault` as
+#: says which command an attempt runs, in this folder of its own. What it raises is reported: `HostAtFault` as
 #: `NotStarted`, any other `MoorageError` as `StartFailed`
 CommandOf = Callable[[Assignment, str], Command]
 
@@ -52,18 +52,18 @@ class Folders:
 
 
 class Output:
-    """What a driver's members write to stdout and stderr: it is published while they run, and kept for some time."""
+    """What a driver's attempts write to stdout and stderr: it is published while they run, and kept for some time."""
 
     def __init__(self, process: ProcessDriver) -> None:
         self._process = process
 
     async def page(self, ask: ReadLog) -> LogPage:
-        """Return the page of a member's output that is asked for. Raises Refused (`not-kept`) if it is gone."""
+        """Return the page of an attempt's output that is asked for. Raises Refused (`not-kept`) if it is gone."""
         return await self._process.read_log(ask)
 
 
 class Processes:
-    """The processes of one driver's members. Its methods are those of `Driver`, with the same meaning."""
+    """The processes of one driver's attempts. Its methods are those of `Driver`, with the same meaning."""
 
     #: what a driver can do that hands all of its methods on
     CAPABILITIES: Final[Capabilities] = ProcessDriver.capabilities
@@ -77,7 +77,7 @@ class Processes:
         self.output = Output(self._inner)
 
     async def open(self) -> list[Living]:
-        """Return the members that an earlier agent has left. Raises Refused if there is no supervisor."""
+        """Return the attempts that an earlier agent has left. Raises Refused if there is no supervisor."""
 
         def report(event: DriverEvent) -> None:
             if isinstance(event, Replaced):
@@ -90,7 +90,7 @@ class Processes:
         return living
 
     async def close(self) -> None:
-        """Disconnect: the members run on, and the next agent takes them over."""
+        """Disconnect: the attempts run on, and the next agent takes them over."""
         await self._inner.close()
 
     def can(self) -> Capabilities:
@@ -100,32 +100,32 @@ class Processes:
         return msgspec.structs.replace(own, users=here.users, memory_limit=here.memory_limit, devices=here.devices)
 
     def start(self, assignments: list[Assignment]) -> None:
-        """Start members, each with a folder of its own, its secrets, and the files that its request brings along."""
+        """Start attempts, each with a folder of its own, its secrets, and the files that its request brings along."""
         self._inner.start(assignments)
 
     def end(self, name: AttemptName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
-        """End a member within `grace_s` seconds; with `notice_s`, send its checkpoint signal that long before."""
+        """End an attempt within `grace_s` seconds; with `notice_s`, send its checkpoint signal that long before."""
         self._inner.end_with_notice(name, grace_s, why, notice_s)
 
     def forget(self, names: list[AttemptName]) -> None:
-        """Forget members whose ends are in the ledger."""
+        """Forget attempts whose ends are in the ledger."""
         self._inner.forget(names)
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
-        """Have all members end at `deadline_s` (CLOCK_BOOTTIME seconds), unless a later call moves it."""
+        """Have all attempts end at `deadline_s` (CLOCK_BOOTTIME seconds), unless a later call moves it."""
         self._inner.set_fence(deadline_s, grace_s)
 
     async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
-        """Return those of these members of which something is left; None if the supervisor does not answer now."""
+        """Return those of these attempts of which something is left; None if the supervisor does not answer now."""
         return await self._inner.living(names)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
-        """Run a command in a running member, or hold its terminal."""
+        """Run a command in a running attempt, or hold its terminal."""
         return await self._inner.execute(request, asked, size)
 
-    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
-        """Return the member of each of these processes; others are left out."""
-        return self._inner.members_of(pids)
+    def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
+        """Return the attempt of each of these processes; others are left out."""
+        return self._inner.attempts_of(pids)
 
 
 class _Process(ProcessDriver):
@@ -136,7 +136,7 @@ class _Process(ProcessDriver):
         super().__init__(kit._replace(freezer=None))
         self._command = command
 
-    def _start_member(self, assignment: Assignment) -> StartMember:
-        member = super()._start_member(assignment)
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
+        attempt = super()._start_attempt(assignment)
         command = self._command(assignment, self.folder_of(assignment.name))
-        return msgspec.structs.replace(member, argv=tuple(command.argv), env=member.env | dict(command.env))
+        return msgspec.structs.replace(attempt, argv=tuple(command.argv), env=attempt.env | dict(command.env))

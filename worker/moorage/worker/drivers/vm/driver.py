@@ -2,7 +2,7 @@
 
 The runner is ended, timed out, fenced and taken over like any job's process, so this is the driver of processes with
 another command line. `vm/runner.py` says how a job gets into its VM and its results out. A GPU is bound to vfio-pci
-before its runner starts, and given back once nothing of the member is left (`inventory/handed_on.py`).
+before its runner starts, and given back once nothing of the attempt is left (`inventory/handed_on.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from moorage.worker.drivers.vm.runner import SIGNALS, UP, VARIABLE, Plan
 from moorage.worker.settings import WorkerSettings, check_rules
 from moorage.worker.supervisor.capped_output import cut_at, output_path
 from moorage.worker.supervisor.client import python_variables
-from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
+from moorage.worker.supervisor.protocol import Ended, Event, Output, StartAttempt, Started
 
 log = logging.getLogger("moorage.worker")
 
@@ -139,8 +139,8 @@ class VmDriver(ProcessDriver):
         # QEMU takes what the guest gets, and what the guest does with a GPU is not seen here
         super().__init__(kit._replace(gpu_nodes=None, freezer=None))
         self.own: VmSettings = kit.own
-        self._booting: dict[AttemptName, str] = {}  # members whose VM is still booting, with the runner's last line
-        #: the PCI addresses of the GPUs that are handed on to members that this agent has started
+        self._booting: dict[AttemptName, str] = {}  # attempts whose VM is still booting, with the runner's last line
+        #: the PCI addresses of the GPUs that are handed on to attempts that this agent has started
         self._handed: dict[AttemptName, str] = {}
         #: hands GPUs on to VMs; None if that is not possible
         self._hands = kit.inventory if isinstance(kit.inventory, HandingInventory) else None
@@ -223,7 +223,7 @@ class VmDriver(ProcessDriver):
     def _hear(self, name: AttemptName, said: str) -> None:
         """Take what the runner writes while its VM boots; the guest writes nothing there yet.
 
-        Note the start of the member if its VM is up; else keep the last line, which says why a VM did not boot.
+        Note the start of the attempt if its VM is up; else keep the last line, which says why a VM did not boot.
         """
         if UP in said:
             del self._booting[name]
@@ -233,7 +233,7 @@ class VmDriver(ProcessDriver):
             self._booting[name] = lines[-1] if lines else self._booting[name]
 
     def _reported_end(self, name: AttemptName, event: Ended) -> Ended:
-        """Return the end of a member: a runner that an unrequested signal ended means that its VM did not boot, or is
+        """Return the end of an attempt: a runner that an unrequested signal ended means that its VM did not boot, or is
         lost.
         """
         if event.reason != "exit" or event.signal is None:
@@ -269,7 +269,7 @@ class VmDriver(ProcessDriver):
         return None if UP in text or cut_at(said, 0) is not None else text
 
     def _starting_while_it_boots(self, living: Living) -> Living:
-        """Return a member with the phase `starting` while its VM boots."""
+        """Return an attempt with the phase `starting` while its VM boots."""
         is_up = living.phase != "running" or living.name not in self._booting
         return living if is_up else msgspec.structs.replace(living, phase="starting")
 
@@ -298,10 +298,10 @@ class VmDriver(ProcessDriver):
     def _gets_device(self, assignment: Assignment) -> bool:
         return bool(assignment.devices) and not self._simulated
 
-    async def _made_ready(self, assignment: Assignment, member: StartMember) -> StartMember:
-        member = await super()._made_ready(assignment, member)
+    async def _made_ready(self, assignment: Assignment, attempt: StartAttempt) -> StartAttempt:
+        attempt = await super()._made_ready(assignment, attempt)
         if not self._gets_device(assignment):
-            return member
+            return attempt
         [device] = assignment.devices
         if self._hands is None:
             raise LacksHere("this worker cannot hand a GPU on to a VM")
@@ -313,25 +313,25 @@ class VmDriver(ProcessDriver):
             functions = await asyncio.shield(binding)
         except NotHandedOn as error:
             raise HostAtFault(error.problem.message) from None
-        *words, plan = member.argv
+        *words, plan = attempt.argv
         own = msgspec.json.decode(plan, type=Plan)
         own = msgspec.structs.replace(
             own, devices=functions, lock=str(self._hands.lock_of(address)), root=str(self._hands.passthrough.root)
         )
-        return msgspec.structs.replace(member, argv=(*words, msgspec.json.encode(own).decode()))
+        return msgspec.structs.replace(attempt, argv=(*words, msgspec.json.encode(own).decode()))
 
     def _bound(self, binding: asyncio.Task[list[str]]) -> None:
         if not binding.cancelled() and binding.exception() is None:
             self._give_back()  # if its start was withdrawn
 
     def _give_back(self) -> None:
-        """Begin to give back to the host all GPUs that were handed on and that no member has now."""
+        """Begin to give back to the host all GPUs that were handed on and that no attempt has now."""
         self._gives_again = True
         if self._hands is not None and self._hands.away and self._gives_back is None:
             self._gives_back = asyncio.get_running_loop().create_task(self._give_back_all())
 
     async def _give_back_all(self) -> None:
-        """Give back the GPUs that no member has now; try again what the kernel refuses, and log each fault once."""
+        """Give back the GPUs that no attempt has now; try again what the kernel refuses, and log each fault once."""
         assert self._hands is not None
         told: list[str] = []
         while self._gives_again:
@@ -347,7 +347,7 @@ class VmDriver(ProcessDriver):
                 await asyncio.sleep(GIVE_BACK_S)
         self._gives_back = None
 
-    def _start_member(self, assignment: Assignment) -> StartMember:
+    def _start_attempt(self, assignment: Assignment) -> StartAttempt:
         """Return the runner to start. Raises HostAtFault, SecretRefused, and Refused if the policy forbids it."""
         run, own = assignment.run, self.own
         tenant, resources = assignment.name[0], assignment.request.resources
@@ -379,7 +379,7 @@ class VmDriver(ProcessDriver):
         )
         self._booting[assignment.name] = ""
         marks = {name: ours[name] for name in MARK_NAMES}
-        return StartMember(
+        return StartAttempt(
             key=self._key(assignment.name),
             argv=(sys.executable, "-P", "-m", "moorage.worker.drivers.vm.runner", msgspec.json.encode(plan).decode()),
             env={**python_variables(), **marks, **{VARIABLE + name: value for name, value in guest.items()}},

@@ -347,7 +347,7 @@ def bring_back(archive: BinaryIO, plan: Plan) -> None:
     refuses something later (OSError, or BadArchive for a name), the folder holds a part of it.
     """
     archive.seek(0)
-    unpack(archive, plan.folder, plan.folder_bytes, only="\0")  # no member has this name, so all are only checked
+    unpack(archive, plan.folder, plan.folder_bytes, only="\0")  # no attempt has this name, so all are only checked
     archive.seek(max(0, archive.seek(0, os.SEEK_END) - len(TAR_END)))
     if archive.read() != TAR_END:
         raise BadArchive("it was cut short")

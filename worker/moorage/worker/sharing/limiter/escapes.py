@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.sharing.limiter.limits import LIBRARY, LIBRARY_AT
 from moorage.worker.sharing.limiter.segment import Segment
 
@@ -26,13 +26,14 @@ _WORDS = {
 
 
 class Escapes:
-    """Looks at each reading of the devices; `held` are the members, and `level` says how a driver's are kept to memory.
+    """Looks at each reading of the devices; `held` are the attempts, and `level` says how a driver's are kept to
+    memory.
 
-    Each member is told once.
+    Each attempt is told once.
     """
 
     def __init__(
-        self, held: Mapping[AttemptName, Member], drivers: Mapping[str, Driver], level: Callable[[Driver, str], str]
+        self, held: Mapping[AttemptName, Attempt], drivers: Mapping[str, Driver], level: Callable[[Driver, str], str]
     ) -> None:
         self._held = held
         self._drivers = drivers
@@ -40,19 +41,19 @@ class Escapes:
         self._told: set[AttemptName] = set()
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> None:
-        """Handle a reading of each slot. Log the first process without the limiter of each member that has a limit."""
+        """Handle a reading of each slot. Log the first process without the limiter of each attempt that has a limit."""
         self._told &= self._held.keys()
-        for name, member in self._held.items():
-            driver = self._drivers[member.driver]
+        for name, attempt in self._held.items():
+            driver = self._drivers[attempt.driver]
             segment = driver.limits.segments.get(name) if driver.limits is not None else None
             if segment is None or name in self._told or not _has_limit(segment):
                 continue
-            for slot in member.slots:
+            for slot in attempt.slots:
                 pids = list(readings[slot].used_by or ())
-                ours = [pid for pid, owner in driver.members_of(pids).items() if owner == name] if pids else []
+                ours = [pid for pid, owner in driver.attempts_of(pids).items() if owner == name] if pids else []
                 if (pid := next((pid for pid in ours if not _has_loaded_it(pid)), 0)) and name not in self._told:
                     self._told.add(name)
-                    words = _WORDS.get(self._level(driver, member.place.mode), _WORDS["advisory"])
+                    words = _WORDS.get(self._level(driver, attempt.place.mode), _WORDS["advisory"])
                     log.warning(
                         "job %s of tenant %s: process %d uses GPU %d without the limiter: %s",
                         name[1], name[0], pid, slot, words,

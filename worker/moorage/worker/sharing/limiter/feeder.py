@@ -204,8 +204,8 @@ class Feeder:
             segment.write_held(reading, device, {owner: held[pid] for owner, pid in pids.items() if pid in held})
             if 0 in pids.values():
                 continue  # of those without a slot it cannot be told which they are
-            members = attempt.driver.members_of(held.keys() - pids.values())
-            segment.tell_others(device, sum(held[pid] for pid, name in members.items() if name == attempt.name))
+            attempts = attempt.driver.attempts_of(held.keys() - pids.values())
+            segment.tell_others(device, sum(held[pid] for pid, name in attempts.items() if name == attempt.name))
 
 
 def _bare(uuid: str) -> str:

@@ -33,7 +33,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import Part, Segment, SegmentError
-from moorage.worker.supervisor.capped_output import member_digest
+from moorage.worker.supervisor.capped_output import key_digest
 
 #: where the build hook (worker/build_hook.py) puts the library, compiled from limiter.c
 LIBRARY: Final = Path(__file__).with_name("limiter.bin")  # no .so: Python would take it for a module
@@ -97,7 +97,7 @@ class ContainerLimit(Limit):
 class Limits:
     """The limits of the attempts of one driver of a worker: of memory, and but under mps of compute.
 
-    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members.
+    `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living attempts.
     """
 
     def __init__(self, settings: WorkerSettings, owner: str, needs_gate: NeedsGate | None = None) -> None:
@@ -116,7 +116,7 @@ class Limits:
         self._library = LIBRARY
         self._folder = folder_of(settings.state_dir)
         self._secret = _secret_of(settings.state_dir)
-        self._mark = f"{member_digest(owner)[:16]}."
+        self._mark = f"{key_digest(owner)[:16]}."
         #: the attempts' segments; feeder.py fills them
         self.segments: dict[AttemptName, Segment] = {}
         self.owners = Owners()
@@ -252,7 +252,7 @@ class Limits:
 
     def _path(self, name: AttemptName) -> Path:
         # not to be guessed: where every user may write a segment, only those who know its name can
-        return self._folder / (self._mark + member_digest("/".join((self._secret, *map(str, name)))))
+        return self._folder / (self._mark + key_digest("/".join((self._secret, *map(str, name)))))
 
     def _check_folder(self) -> None:
         """Make the folder, or check that it is ours. Raises OSError: another user may have made it in /dev/shm."""
@@ -306,7 +306,7 @@ def folder_of(state: Path) -> Path:
 
 
 def _folder_by(secret: str) -> Path:
-    return MEMORY / f"moorage-limits-{member_digest(f'folder/{secret}')}"
+    return MEMORY / f"moorage-limits-{key_digest(f'folder/{secret}')}"
 
 
 def _secret_of(state: Path) -> str:

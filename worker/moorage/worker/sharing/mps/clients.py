@@ -1,4 +1,4 @@
-"""Connect the agent with `managed` and `watched`: track the members of one worker that are clients of MPS daemons."""
+"""Connect the agent with `managed` and `watched`: track the attempts of one worker that are clients of MPS daemons."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.drivers.base import LOST, Driver
-from moorage.worker.session.member_messages import Member, OverGrant
-from moorage.worker.session.member_table import MPS_FAULT
+from moorage.worker.session.attempt_messages import Attempt, OverGrant
+from moorage.worker.session.attempt_table import MPS_FAULT
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.managed import ManagedMps
 from moorage.worker.sharing.mps.watched import MPS, OperatorsMps
@@ -37,7 +37,7 @@ class MpsClients:
     async def open(self) -> None:
         """Take over the daemons of an earlier agent, and quarantine GPUs whose daemon has no client.
 
-        The members of the earlier agent must have been taken over before. Raises SupervisorMissing.
+        The attempts of the earlier agent must have been taken over before. Raises SupervisorMissing.
         """
         if self.mps is not None:
             await self.mps.open()
@@ -49,39 +49,39 @@ class MpsClients:
         if self.mps is not None:
             await self.mps.close()
 
-    def admit(self, member: Member) -> None:
-        """Accept a member as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
+    def admit(self, attempt: Attempt) -> None:
+        """Accept an attempt as a client if it shares by mps. Raises Refused if it cannot share here, or not now."""
         if self.mps is not None:
-            self.mps.admit(member, self._uid_of(member))
+            self.mps.admit(attempt, self._uid_of(attempt))
 
-    def admit_again(self, member: Member) -> None:
-        """Accept a member that an earlier agent has started as a client, if it shares by mps."""
+    def admit_again(self, attempt: Attempt) -> None:
+        """Accept an attempt that an earlier agent has started as a client, if it shares by mps."""
         if self.mps is not None:
-            self.mps.admit_again(member, self._uid_of(member))
+            self.mps.admit_again(attempt, self._uid_of(attempt))
 
     async def leave(self, name: AttemptName) -> bool:
-        """Record that a member is over, and end the daemon if it was the last client.
+        """Record that an attempt is over, and end the daemon if it was the last client.
 
-        Return whether the member's GPU may be freed: False if the daemon was to end and has not.
+        Return whether the attempt's GPU may be freed: False if the daemon was to end and has not.
         """
         return self.mps is None or await self.mps.leave(name)
 
     def forget(self, name: AttemptName) -> None:
-        """Drop a member that has ended, before its lease is released. If it was the last client of the GPU's MPS daemon
-        and the daemon has not ended, quarantine the GPU, so that no other member gets it before."""
+        """Drop an attempt that has ended, before its lease is released. If it was the last client of the GPU's MPS
+        daemon and the daemon has not ended, quarantine the GPU, so that no other attempt gets it before."""
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
             self._keep_closed(slot)
 
-    def _uid_of(self, member: Member) -> int | None:
-        driver = self._drivers[member.driver]
-        return driver.uid_of(member.tenant, member.request) if driver.joins_mps else None
+    def _uid_of(self, attempt: Attempt) -> int | None:
+        driver = self._drivers[attempt.driver]
+        return driver.uid_of(attempt.tenant, attempt.request) if driver.joins_mps else None
 
     def _keep_closed(self, slot: int) -> None:
         self._pool.quarantine(slot, "its MPS daemon ends", MPS)
 
     def _on_lost(self, names: Sequence[AttemptName], pids: Sequence[int]) -> None:
         """Have the clients of a failed daemon end: the one whose process it blames by its own fault, others as lost."""
-        found = {pid: name for driver in self._drivers.values() for pid, name in driver.members_of(pids).items()}
+        found = {pid: name for driver in self._drivers.values() for pid, name in driver.attempts_of(pids).items()}
         blamed = next((pid for pid in pids if found.get(pid) in names), None)
         guilty = found[blamed] if blamed is not None else None
         if guilty is not None:

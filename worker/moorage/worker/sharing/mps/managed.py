@@ -1,6 +1,6 @@
 """Run the MPS daemons of one worker: one for each GPU that its jobs share by mps, from the first sharer to the last.
 
-A daemon is a member of the supervisor, so it outlives the agent and its end is proven like that of a job. The agent
+A daemon is an attempt of the supervisor, so it outlives the agent and its end is proven like that of a job. The agent
 starts it before the first sharer, checks it every few seconds, and ends it after the last sharer: only then is the GPU
 free again. Meanwhile the GPU is in the compute mode EXCLUSIVE_PROCESS, if NVML lets the worker set that.
 
@@ -29,11 +29,11 @@ from moorage.system.proctree import boottime_s
 from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.sharing.compute_modes import ComputeModes, ModeFault
 from moorage.worker.sharing.mps.control import PROGRAM, SERVER_LOG, Limits, MpsControl, MpsFault
 from moorage.worker.sharing.mps.watched import FAILED_MAX, MPS, Watched, WatchedDaemons
-from moorage.worker.supervisor.protocol import Ended, Event, StartMember
+from moorage.worker.supervisor.protocol import Ended, Event, StartAttempt
 
 START_S: Final = 10.0
 QUIT_S: Final = 2.0
@@ -48,7 +48,7 @@ log = logging.getLogger("moorage.worker")
 
 @dataclass(slots=True)
 class _Sharer:
-    """A member that shares a GPU by mps. `joined` is set from when a daemon is ready for it until that daemon fails."""
+    """An attempt that shares a GPU by mps. `joined` is set once a daemon is ready for it, until that fails."""
 
     slot: int
     uid: int | None
@@ -124,27 +124,27 @@ class ManagedMps(WatchedDaemons):
         await self._end_tasks()
         await self._link.close(self.owner)
 
-    # -------------------------------------------------------------------------------------------- members come and go
+    # -------------------------------------------------------------------------------------------- attempts come and go
 
-    def admit(self, member: Member, uid: int | None) -> None:
-        """Accept a member as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
+    def admit(self, attempt: Attempt, uid: int | None) -> None:
+        """Accept an attempt as a sharer of its GPU. Raises Refused if it cannot share by mps here, or not now.
 
-        Does nothing for a member that does not share by mps. `uid` is the user that it will run as; None if its driver
-        cannot tell, and then it is refused.
+        Does nothing for an attempt that does not share by mps. `uid` is the user that it will run as; None if its
+        driver cannot tell, and then it is refused.
         """
-        if member.place.mode != MPS:
+        if attempt.place.mode != MPS:
             return
-        spec = member.request.effective_gpu or GpuSpec()
+        spec = attempt.request.effective_gpu or GpuSpec()
         if spec.mps_pipe_dir is not None or spec.mps_log_dir is not None:
             raise _not_here("the worker runs the MPS daemons, so a request must not name a daemon's directory")
-        if len(member.slots) != 1:
+        if len(attempt.slots) != 1:
             raise _not_here("a daemon serves one GPU, so a job that shares by mps gets one GPU")
-        gpu = self._gpus.get(member.slots[0])
+        gpu = self._gpus.get(attempt.slots[0])
         if gpu is None:
             raise _not_here("this device does not support MPS")
         if uid is None:
             why = "do not share by mps, or their user is not known before they start"
-            raise _not_here(f"jobs of the driver {member.driver} {why}")
+            raise _not_here(f"jobs of the driver {attempt.driver} {why}")
         if shutil.which(PROGRAM) is None:
             raise _not_here(f"{PROGRAM} is not installed")
         sharer = _Sharer(gpu.slot, uid, _limits_of(spec, gpu.device))
@@ -152,18 +152,19 @@ class ManagedMps(WatchedDaemons):
             if other.uid != uid:
                 message = f"jobs of another user share GPU {gpu.device.index} by mps"
                 raise refuse("failed-precondition", message)
-        self._sharers[member.name] = sharer
+        self._sharers[attempt.name] = sharer
 
-    def admit_again(self, member: Member, uid: int | None) -> None:
-        """Accept as a sharer a member that an earlier agent started. Do nothing if it does not share by mps."""
-        if member.place.mode == MPS and len(member.slots) == 1 and (gpu := self._gpus.get(member.slots[0])):
-            limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
-            self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
+    def admit_again(self, attempt: Attempt, uid: int | None) -> None:
+        """Accept as a sharer an attempt that an earlier agent started. Do nothing if it does not share by mps."""
+        if attempt.place.mode == MPS and len(attempt.slots) == 1 and (gpu := self._gpus.get(attempt.slots[0])):
+            limits = _limits_of(attempt.request.effective_gpu or GpuSpec(), gpu.device)
+            self._sharers[attempt.name] = _Sharer(gpu.slot, uid, limits, joined=True)
 
     async def join(self, name: AttemptName) -> dict[str, str]:
-        """Prepare a daemon with the right limits for this member, and return the variables that lead the member to it.
+        """Prepare a daemon with the right limits for this attempt, and return the variables that lead the attempt to
+        it.
 
-        Raises SharingUnavailable if no daemon with these limits can be made ready, or if the member was withdrawn.
+        Raises SharingUnavailable if no daemon with these limits can be made ready, or if the attempt was withdrawn.
         """
         sharer = self._sharers.get(name)
         if sharer is None:
@@ -173,9 +174,9 @@ class ManagedMps(WatchedDaemons):
         return self._gpus[sharer.slot].control.environment | sharer.limits.environment
 
     async def leave(self, name: AttemptName) -> bool:
-        """Record that a member is over, and end the daemon if it was the last sharer.
+        """Record that an attempt is over, and end the daemon if it was the last sharer.
 
-        Return whether the member's GPU may be freed: False if the daemon was to end and has not, or if the GPU's
+        Return whether the attempt's GPU may be freed: False if the daemon was to end and has not, or if the GPU's
         compute mode is not restored.
         """
         sharer = self._sharers.get(name)
@@ -187,7 +188,7 @@ class ManagedMps(WatchedDaemons):
             return any(not other.over for other in self._on(gpu.slot)) or await self._stop(gpu)
 
     def forget(self, name: AttemptName) -> int | None:
-        """Drop a member that uses nothing any more.
+        """Drop an attempt that uses nothing any more.
 
         Return the slot that must stay closed until its daemon has ended, None for no slot.
         """
@@ -255,7 +256,7 @@ class ManagedMps(WatchedDaemons):
             log.warning("mps: processes can use GPU %d without its MPS daemon: %s", gpu.device.index, fault)
         gpu.ended, gpu.why, gpu.failed = asyncio.Event(), "", 0
         gpu.key = f"{gpu.device.uuid}/{int(boottime_s() * 1000)}"
-        daemon = StartMember(
+        daemon = StartAttempt(
             key=f"{self.owner}|{gpu.key}",
             argv=(gpu.control.program, "-f"),
             env={"PATH": PATH_DEFAULT, "CUDA_VISIBLE_DEVICES": gpu.device.uuid, **gpu.control.environment},

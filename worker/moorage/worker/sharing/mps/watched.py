@@ -1,6 +1,6 @@
-"""Watch MPS daemons for as long as members share GPUs by them: an operator's here, the worker's own in managed.py.
+"""Watch MPS daemons for as long as attempts share GPUs by them: an operator's here, the worker's own in managed.py.
 
-If a daemon's server has a fault, no client of it can go on: its members end as lost, and the one that the server's log
+If a daemon's server has a fault, no client of it can go on: its attempts end as lost, and the one that the server's log
 blames by its own fault.
 """
 
@@ -19,7 +19,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MPS_NOT_ASKED, refuse
 from moorage.schemas.gpu import GpuSpec
 from moorage.system.device_environment import MPS_LOG_DIRECTORY, MPS_PIPE_DIRECTORY
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.sharing.mps.control import PROGRAM, MpsControl, MpsFault
 from moorage.worker.supervisor.mps_notice import NOTICE_S
 
@@ -46,7 +46,7 @@ class Watched:
 
 
 class WatchedDaemons:
-    """The checks of some daemons, and of the members that share by them."""
+    """The checks of some daemons, and of the attempts that share by them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,7 +57,7 @@ class WatchedDaemons:
     def attach(
         self, on_lost: Callable[[Sequence[AttemptName], Sequence[int]], None], on_down: Callable[[int], None]
     ) -> None:
-        """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended.
+        """Set the callbacks for attempts whose daemon failed, and for slots whose daemon has ended.
 
         `on_lost` gets the pids of the clients that the daemon's server blames for its failure as well.
         """
@@ -149,7 +149,7 @@ class _Operators(Watched):
 
 
 class OperatorsMps(WatchedDaemons):
-    """The daemons that operators run: those that the requests of this worker's members name, or the default one.
+    """The daemons that operators run: those that the requests of this worker's attempts name, or the default one.
 
     They are watched, and not started, stopped or limited. One that never answered this agent is not judged: its
     directories alone are there, and CUDA runs without MPS.
@@ -170,31 +170,31 @@ class OperatorsMps(WatchedDaemons):
         """Watch no more."""
         await self._end_tasks()
 
-    def admit(self, member: Member, uid: int | None) -> None:
-        """Record a member as a sharer, if it shares by mps. Raises Refused while its daemon's server has a fault."""
-        if member.place.mode != MPS:
+    def admit(self, attempt: Attempt, uid: int | None) -> None:
+        """Record an attempt as a sharer, if it shares by mps. Raises Refused while its daemon's server has a fault."""
+        if attempt.place.mode != MPS:
             return
-        daemon = self._daemon_of(member)
+        daemon = self._daemon_of(attempt)
         if daemon.why:
             raise refuse("failed-precondition", f"the MPS daemon {daemon.where} cannot serve: {daemon.why}")
-        self._sharers[member.name] = daemon
+        self._sharers[attempt.name] = daemon
         self._news.set()
 
-    def admit_again(self, member: Member, uid: int | None) -> None:
-        """Record a member that an earlier agent started as a sharer, if it shares by mps."""
-        if member.place.mode == MPS:
-            self._sharers[member.name] = self._daemon_of(member)
+    def admit_again(self, attempt: Attempt, uid: int | None) -> None:
+        """Record an attempt that an earlier agent started as a sharer, if it shares by mps."""
+        if attempt.place.mode == MPS:
+            self._sharers[attempt.name] = self._daemon_of(attempt)
 
     async def leave(self, name: AttemptName) -> bool:
         """Do nothing: the daemon goes on, and keeps no GPU from others."""
         return True
 
     def forget(self, name: AttemptName) -> None:
-        """Drop a member that uses nothing any more."""
+        """Drop an attempt that uses nothing any more."""
         self._sharers.pop(name, None)
 
-    def _daemon_of(self, member: Member) -> _Operators:
-        spec = member.request.effective_gpu or GpuSpec()
+    def _daemon_of(self, attempt: Attempt) -> _Operators:
+        spec = attempt.request.effective_gpu or GpuSpec()
         pipe, logs = spec.mps_pipe_dir or MPS_PIPE_DIRECTORY, spec.mps_log_dir or MPS_LOG_DIRECTORY
         control = MpsControl(shutil.which(PROGRAM) or PROGRAM, Path(pipe), Path(logs))
         daemon = self._daemons.setdefault((pipe, logs), _Operators(control=control, where=f"at {pipe}"))

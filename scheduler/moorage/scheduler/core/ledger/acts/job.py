@@ -25,8 +25,8 @@ from moorage.scheduler.core.ledger.state import (
     RESIZED,
     RESUME,
     SUCCEEDED,
+    Attempt,
     Job,
-    Member,
     Scaled,
     bounds_after,
     without_job,
@@ -176,12 +176,12 @@ class Resize(OfJob, tag="resize"):
         row = ResizeRow(folding.time, folding.seq, self.memory_mib, self.compute_percent)
         job.resizes = (*job.resizes, row)[-RESIZES_MAX:]
         state = folding.state
-        for member in job.members:
-            before, member.rate_milli = fairshare.rate_of(member), self.rate_milli
+        for attempt in job.attempts:
+            before, attempt.rate_milli = fairshare.rate_of(attempt), self.rate_milli
             if state.half_life_ms:
-                fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(member) - before)
-            folding.members[member] = None
-            folding.out.touched.append(member)
+                fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(attempt) - before)
+            folding.attempts[attempt] = None
+            folding.out.touched.append(attempt)
 
 
 class Freeze(OfJob, tag="freeze"):
@@ -200,24 +200,24 @@ class Freeze(OfJob, tag="freeze"):
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "acts on")
         row = job.rows.get(self.replica)
-        folding.ordered(self.job, self.word, self.by, self.why, None if row is None else row.member)
+        folding.ordered(self.job, self.word, self.by, self.why, None if row is None else row.attempt)
         if self.word not in (FREEZE, RESUME, NOT_FROZEN) or (
             self.replica != -1 and not is_in(job.numbers, self.replica)
         ):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
-        for member in self.members(job):
-            if member.phase == AT_RUNNING:
-                member.freeze = self.word == FREEZE
-                member.wakes = member.freeze and self.by == BY_WORKER
-                folding.members[member] = None
-                folding.out.touched.append(member)
+        for attempt in self.attempts(job):
+            if attempt.phase == AT_RUNNING:
+                attempt.freeze = self.word == FREEZE
+                attempt.wakes = attempt.freeze and self.by == BY_WORKER
+                folding.attempts[attempt] = None
+                folding.out.touched.append(attempt)
 
-    def members(self, job: Job) -> list[Member]:
+    def attempts(self, job: Job) -> list[Attempt]:
         """Return the attempts of those replicas that it is about."""
         if self.replica != -1:
             row = job.rows.get(self.replica)
-            return [] if row is None or row.member is None else [row.member]
-        return [row.member for row in job.rows.values() if row.member is not None]
+            return [] if row is None or row.attempt is None else [row.attempt]
+        return [row.attempt for row in job.rows.values() if row.attempt is not None]
 
 
 class Exec(OfJob, tag="exec"):
@@ -270,13 +270,13 @@ class Compact(Act, tag="compact"):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
-            tenant, name, story = job.tenant, job.name, job.story
+            tenant, name, history = job.tenant, job.name, job.history
             if job.extra:
                 state.extra -= job.extra
                 state.extra_ended -= job.extra
             del tenants[tenant].jobs[name]
             final = STATES.index(job.state) if job.bad else SUCCEEDED
-            ended_ms = story[-1][AT_MS] if story else folding.time
+            ended_ms = history[-1][AT_MS] if history else folding.time
             folding.finished.append((job.key or job_key(tenant, name), request, ended_ms, final))
             folding.out.compacted.append(job)
             state.digest -= job.row

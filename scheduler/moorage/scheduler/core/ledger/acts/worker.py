@@ -90,7 +90,7 @@ class Gone(OfWorker, tag="gone"):
 
 
 class Forget(OfWorker, tag="forget"):
-    """A worker leaves memory. It has no session, members, flag and window, and no job in memory names it.
+    """A worker leaves memory. It has no session, attempts, flag and window, and no job in memory names it.
 
     If it joins again, it is a new worker with another number.
     """
@@ -109,7 +109,7 @@ class Forget(OfWorker, tag="forget"):
 
 def may_be_forgotten(worker: Worker) -> bool:
     """Return whether nothing goes on on a worker, and no order on it stands. A job in memory may name it still."""
-    return not (worker.session or worker.members or worker.flag != "open" or worker.window is not None)
+    return not (worker.session or worker.attempts or worker.flag != "open" or worker.window is not None)
 
 
 class Flag(OfWorker, tag="flag"):

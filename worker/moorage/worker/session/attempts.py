@@ -1,8 +1,8 @@
-"""The worker's state machine: it keeps the lease session and the members, and decides what to do next. Without I/O.
+"""The worker's state machine: it keeps the lease session and the attempts, and decides what to do next. Without I/O.
 
 `handle(event, now)` returns commands and has no effect outside: no await, socket, clock or randomness (modelled on
-dask's `worker_state_machine`). The leader's orders are level-triggered and idempotent: to place a member that is held
-or has ended changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
+dask's `worker_state_machine`). The leader's orders are level-triggered and idempotent: to place an attempt that is held
+or has ended changes nothing (H8, H10, H11). Only reports free a GPU in the ledger.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, in_a_line
-from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
+from moorage.schemas.frames import VERSION, Held, Joined, Place, Renewed, Report, ReportAck, RollCall, Wanted
 from moorage.worker.devices.readers.base import FREE_WAIT_S
-from moorage.worker.session.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
-from moorage.worker.session.member_messages import (
+from moorage.worker.session.attempt_messages import (
     LEAVE_GRACE_S_MAX,
     LEAVE_S_MAX,
     AnswerRefused,
@@ -24,7 +23,6 @@ from moorage.worker.session.member_messages import (
     Draining,
     Ended,
     Event,
-    FactsAnswered,
     FreezeAnswered,
     FreezeDue,
     GiveUp,
@@ -40,6 +38,7 @@ from moorage.worker.session.member_messages import (
     NotStarted,
     OverGrant,
     Replaced,
+    ReportsAnswered,
     Restored,
     ResumeDue,
     RunCommands,
@@ -47,10 +46,10 @@ from moorage.worker.session.member_messages import (
     SayHello,
     SeenFree,
     SeenReady,
-    SendFacts,
     SendGoodbye,
     SendJoin,
     SendRenew,
+    SendReports,
     SessionLive,
     SetFence,
     Started,
@@ -61,7 +60,8 @@ from moorage.worker.session.member_messages import (
     TurnOver,
     Well,
 )
-from moorage.worker.session.member_table import Defect, MemberTable
+from moorage.worker.session.attempt_table import AttemptTable, Defect
+from moorage.worker.session.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.session.tombstones import TOMBSTONES_MAX
 
 #: a drain's deadline that seems to move by less than this has not moved: renewals take a while
@@ -70,8 +70,8 @@ DRAIN_MOVED_S: Final = 5.0
 ID_FREE_AFTER: Final = 2
 
 
-class Members:
-    """The state machine of one worker: its present lease session, and its members in `table`. Not thread-safe."""
+class Attempts:
+    """The state machine of one worker: its present lease session, and its attempts in `table`. Not thread-safe."""
 
     def __init__(
         self,
@@ -86,21 +86,21 @@ class Members:
         self.worker = worker
         self.drivers = drivers
         self.session = LeaseSession(join_n, ledger)
-        self.table = MemberTable(drivers, self._join_if_clear, free_wait_s=free_wait_s, tombstones_max=tombstones_max)
+        self.table = AttemptTable(drivers, self._join_if_clear, free_wait_s=free_wait_s, tombstones_max=tombstones_max)
         self.held = self.table.held
         self.outbox = self.table.outbox
         self.dropped = self.table.dropped
         self.draining = False
         self._leave_at_s = NEVER_S  # the deadline of the drain
-        self._join_facts: list[Fact] = []
+        self._join_reports: list[Report] = []
         self._join_holding: list[Held] = []
         self.leaving = False
-        self._leave_by_s = 0.0  # if it leaves: until when the leader may end its members
+        self._leave_by_s = 0.0  # if it leaves: until when the leader may end its attempts
         self._ends_all_s = NEVER_S  # then this worker ends them itself, once
         self._grace_s_max = LEAVE_GRACE_S_MAX  # and gives each so long at most
         self._tells_until_s = NEVER_S  # once nothing of them runs
         self._hello_changed = False  # since the last join was sent
-        #: drivers whose members must have ended before the next join (None: all drivers); it takes over the others
+        #: drivers whose attempts must have ended before the next join (None: all drivers); it takes over the others
         self._to_clear: frozenset[str] | None = frozenset()
         self._refused_code = ""
         self._refused_since_s = 0.0
@@ -118,7 +118,7 @@ class Members:
             Replaced: self._on_replaced,
             SeenFree: self.table.on_seen_free,
             NotFree: self.table.on_not_free,
-            FactAck: self._on_fact_ack,
+            ReportAck: self._on_report_ack,
             Renewed: self._on_renewed,
             Joined: self._on_joined,
             AnswerRefused: self._on_refused,
@@ -155,7 +155,7 @@ class Members:
     def next_deadline_s(self) -> float:
         """Return the CLOCK_BOOTTIME second at which the next `Tick` is due; infinity: never.
 
-        It is the earliest of the session's deadlines, the members' next probe, and the next time to send facts.
+        It is the earliest of the session's deadlines, the attempts' next probe, and the next time to send reports.
         """
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
@@ -167,8 +167,8 @@ class Members:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the worker only renews its session: all members run, and the leader has all facts."""
-        all_run = all(member.phase == "running" for member in self.held.values())
+        """Whether the worker only renews its session: all attempts run, and the leader has all reports."""
+        all_run = all(attempt.phase == "running" for attempt in self.held.values())
         return all_run and self.session.phase == "live" and not self.leaving and self.outbox.is_empty
 
     # ------------------------------------------------------------------------------------------- the leader's orders
@@ -185,7 +185,7 @@ class Members:
             return self._drop("lower-reign")
         # A higher term counts only once an answer names it. On an open server every client can know the session's name,
         # and one frame with a false term would make this worker ignore its leader for good.
-        for end in frame.end:  # ends first: an END and a PLACE of the same member mean that it has ended (H10)
+        for end in frame.end:  # ends first: an END and a PLACE of the same attempt mean that it has ended (H10)
             self.table.end(end)
         if frame.well:
             self._commands.append(Well(frame.well, frame.well_n))
@@ -230,7 +230,7 @@ class Members:
         if session.phase != "joining" or frame.n != session.join_n:
             return self._drop("answer-not-awaited")
         if session.ledger and frame.ledger != session.ledger:
-            if (self.held or self._join_facts) and frame.formerly != session.ledger:
+            if (self.held or self._join_reports) and frame.formerly != session.ledger:
                 # a ledger restored from a backup may not know what runs here (H7): an operator must look
                 self._log("error", "another-ledger", f"the leader has ledger {frame.ledger}, ours was {session.ledger}")
                 session.join_refused(self._now)
@@ -249,7 +249,7 @@ class Members:
         session.joined(frame)
         self._refused_code = ""
         self.outbox.joined()
-        self._join_facts, self._join_holding = [], []
+        self._join_reports, self._join_holding = [], []
         self._commands.append(SessionLive(frame.n, frame.ledger))
         self.table.forget_reported()
         self._set_fence()
@@ -283,7 +283,7 @@ class Members:
             self._session_over("the leader says that it is over")
         elif code == "gap":
             # the ledger lacks an acknowledged frame, probably because it was restored from a backup: begin a new
-            # session with the held members
+            # session with the held attempts
             self._log("warning", code, "the ledger lacks reports that it had acknowledged: a new session begins")
             session.lost(keeps=True)
             self._to_clear = frozenset()
@@ -293,7 +293,7 @@ class Members:
         return None
 
     def _give_up_if_in_vain(self, problem: Problem) -> None:
-        """Give up if another worker keeps the id, but not while members are held: a lost worker would have freed it."""
+        """Give up if another worker keeps the id, but not while attempts are held: a lost worker has freed it."""
         again_s = problem.retry_after_s
         waited_s = self._now - self._refused_since_s
         if problem.code == "worker-id-in-use" and again_s and waited_s > ID_FREE_AFTER * again_s and not self.held:
@@ -315,12 +315,12 @@ class Members:
             self._join()
         return None
 
-    def _on_fact_ack(self, frame: FactAck) -> None:
+    def _on_report_ack(self, frame: ReportAck) -> None:
         if self.session.phase == "live" and self.outbox.awaits(frame.no):
             if not self._epoch_holds(frame.epoch):
                 return
             self.outbox.answered()
-            self._commands.append(FactsAnswered(frame.no))
+            self._commands.append(ReportsAnswered(frame.no))
             self.table.forget_reported()
         else:
             self._drop("answer-not-awaited")
@@ -349,7 +349,7 @@ class Members:
         self._commands.append(SendRenew(session.session, n, self.outbox.answered_no, held, resized, leaving_s))
 
     def _session_over(self, why: str) -> None:
-        """End all members that may not outlive a partition. The next join follows once no process of them is left."""
+        """End all attempts that may not outlive a partition. The next join follows once no process of them is left."""
         grace_s = self.session.grace_s
         self.session.lost()
         self._to_clear = None
@@ -360,9 +360,9 @@ class Members:
     def _join_if_clear(self) -> None:
         if self.session.phase != "clearing" or self._is_out_of_time:
             return
-        for member in self.held.values():
-            must_end = self._to_clear is None or member.driver in self._to_clear
-            if must_end and not (member.keep or member.stuck or member.phase == "exited"):
+        for attempt in self.held.values():
+            must_end = self._to_clear is None or attempt.driver in self._to_clear
+            if must_end and not (attempt.keep or attempt.stuck or attempt.phase == "exited"):
                 return
         if self.session.may_join(self._now):
             self._join()
@@ -375,8 +375,8 @@ class Members:
             )
         if not again:
             self._hello_changed = False
-            self._join_facts, self._join_holding = self.table.start_join()
-        self._commands.append(SendJoin(self.session.join_n, self._join_facts, self._join_holding, again))
+            self._join_reports, self._join_holding = self.table.start_join()
+        self._commands.append(SendJoin(self.session.join_n, self._join_reports, self._join_holding, again))
 
     # ------------------------------------------------------------------------------------------------------ the rest
 
@@ -386,9 +386,9 @@ class Members:
             self._on_strays_over(StraysOver())
 
     def _on_replaced(self, event: Replaced) -> None:
-        """Handle the death of a driver's supervisor. The new one reports its members' ends; then a new session begins.
+        """Handle the death of a driver's supervisor. The new one reports its attempts' ends; then a new session begins.
 
-        The supervisor did not know the driver's members that were not started yet, so they are ended here. Members of
+        The supervisor did not know the driver's attempts that were not started yet, so they are ended here. Attempts of
         other drivers run on, and the new session takes them over.
         """
         session, driver = self.session, event.driver
@@ -397,7 +397,7 @@ class Members:
                 self._to_clear = frozenset()
             if self._to_clear is not None:
                 self._to_clear |= {driver}
-            if session.phase != "restoring":  # while restoring, no join is sent before the unknown members have ended
+            if session.phase != "restoring":  # while restoring, no join is sent before the unknown attempts have ended
                 session.lost(keeps=self._to_clear is not None)
             self.table.supervisor_died(driver)
             self.table.end_claimed(driver, "supervisor-died")
@@ -410,21 +410,21 @@ class Members:
             self._renew()
 
     def _on_freeze_due(self, event: FreezeDue) -> None:
-        """Report running members that do not use their devices. The leader then orders to freeze them."""
+        """Report running attempts that do not use their devices. The leader then orders to freeze them."""
         for name, seconds in event.items:
-            member = self.held.get(name)
-            if member is not None and member.phase == "running" and not member.frozen and not member.freezing:
-                self.outbox.gathered.append(Fact("freeze-due", *name, seconds))
+            attempt = self.held.get(name)
+            if attempt is not None and attempt.phase == "running" and not attempt.frozen and not attempt.freezing:
+                self.outbox.gathered.append(Report("freeze-due", *name, seconds))
 
     def _on_resume_due(self, event: ResumeDue) -> None:
-        """Report frozen members that need their devices again. The leader then orders to resume them."""
+        """Report frozen attempts that need their devices again. The leader then orders to resume them."""
         for name in event.names:
-            member = self.held.get(name)
-            if member is not None and member.phase == "running" and member.frozen and not member.freezing:
-                self.outbox.gathered.append(Fact("resume-due", *name))
+            attempt = self.held.get(name)
+            if attempt is not None and attempt.phase == "running" and attempt.frozen and not attempt.freezing:
+                self.outbox.gathered.append(Report("resume-due", *name))
 
     def _on_hello_changed(self, event: HelloChanged) -> None:
-        """Send the new hello, and begin a session that records it in the ledger. Running members run on."""
+        """Send the new hello, and begin a session that records it in the ledger. Running attempts run on."""
         self._commands.append(SayHello())
         self._hello_changed = True
         self._join_anew()
@@ -451,7 +451,7 @@ class Members:
         if session.phase == "live":
             frame = self.outbox.resend(now)
             if frame is not None:
-                self._commands.append(SendFacts(frame, again=True))
+                self._commands.append(SendReports(frame, again=True))
         self.table.probe()
 
     def _on_turn_over(self, event: TurnOver) -> None:
@@ -459,7 +459,7 @@ class Members:
         if session.phase == "live":
             frame = self.outbox.cut(session.session, self._now)
             if frame is not None:
-                self._commands.append(SendFacts(frame))
+                self._commands.append(SendReports(frame))
         if self.leaving and session.phase not in ("restoring", "left"):
             self._leave_if_over(lends=event.lends)
 
@@ -488,7 +488,7 @@ class Members:
             self._renew()
 
     def _end_all(self) -> None:
-        """End all members of a worker that leaves, as its time is over. No leader asked for that, so it is a loss."""
+        """End all attempts of a worker that leaves, as its time is over. No leader asked for that, so it is a loss."""
         self._ends_all_s = NEVER_S
         self.table.end_all(self._grace_s_max, "fence", keep=False)
 

@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
-from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import (
+from moorage.schemas.frames import End, Joined, Place, Report, ReportAck, Start, Wanted
+from moorage.worker.session.attempt_messages import (
     Claims,
     Command,
     Event,
     Restored,
-    SendFacts,
+    SendReports,
     Started,
     TryClaim,
     TurnOver,
 )
-from moorage.worker.session.members import Members
+from moorage.worker.session.attempts import Attempts
+from moorage.worker.session.lease_session import NEVER_S
 
 C = TypeVar("C")
 
@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, *, tombstones_max: int = 100, join_n: int = 0) -> None:
         drivers = {name: KNOWN[name] for name in ("process", "noop")}
-        self.members = Members("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
+        self.attempts = Attempts("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
         self.now = 100.0
         self.refuse: dict[AttemptName, str] = {}
         self.log: list[Command] = []
@@ -55,27 +55,27 @@ class Bench:
 
     @property
     def phase(self) -> str:
-        return self.members.session.phase
+        return self.attempts.session.phase
 
     def do(self, event: Event) -> list[Command]:
-        commands = list(self.members.handle(event, self.now))
+        commands = list(self.attempts.handle(event, self.now))
         for command in list(commands):
             if isinstance(command, TryClaim):
-                granted = [(member, "") for member in command.members if member.name not in self.refuse]
-                refused = [(m, self.refuse[m.name]) for m in command.members if m.name in self.refuse]
+                granted = [(attempt, "") for attempt in command.attempts if attempt.name not in self.refuse]
+                refused = [(m, self.refuse[m.name]) for m in command.attempts if m.name in self.refuse]
                 commands += self.do_quietly(Claims(granted, refused))
-        self.members.validate()
+        self.attempts.validate()
         self.log += commands
         return commands
 
     def do_quietly(self, event: Event) -> list[Command]:
-        return self.members.handle(event, self.now)
+        return self.attempts.handle(event, self.now)
 
     def join(self, session: str = "S1", *, epoch: int = 1, ledger: str = "L") -> list[Command]:
-        if self.members.session.phase == "restoring":
+        if self.attempts.session.phase == "restoring":
             self.do(Restored([], [], []))
         self.session, self.epoch = session, epoch
-        commands = self.do(Joined(session, self.members.session.join_n, epoch, RENEW_S, LEASE_S, GRACE_S, ledger))
+        commands = self.do(Joined(session, self.attempts.session.join_n, epoch, RENEW_S, LEASE_S, GRACE_S, ledger))
         self.now += 1
         return commands
 
@@ -91,21 +91,21 @@ class Bench:
         )
         return self.do(frame)
 
-    def facts(self) -> list[Fact]:
+    def reports(self) -> list[Report]:
         """What leaves at the end of the turn, answered at once; claims alone leave a moment later."""
-        if self.members.outbox.due_s < NEVER_S:
-            self.now = max(self.now, self.members.outbox.due_s)
-        sent = of(SendFacts, self.do(TurnOver()))
+        if self.attempts.outbox.due_s < NEVER_S:
+            self.now = max(self.now, self.attempts.outbox.due_s)
+        sent = of(SendReports, self.do(TurnOver()))
         if not sent:
             return []
-        self.do(FactAck(sent[0].frame.no, self.epoch))
-        return sent[0].frame.facts
+        self.do(ReportAck(sent[0].frame.no, self.epoch))
+        return sent[0].frame.reports
 
     def kinds(self) -> list[str]:
-        return [fact.kind for fact in self.facts()]
+        return [report.kind for report in self.reports()]
 
     def run(self, name: AttemptName | None = None, **fields: Any) -> AttemptName:
-        """A member that runs, all facts of it answered."""
+        """An attempt that runs, all reports of it answered."""
         name = name or name_of()
         self.want(place(name, **fields))
         self.do(Started([name]))

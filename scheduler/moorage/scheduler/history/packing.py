@@ -1,4 +1,4 @@
-"""Packs jobs' stories for the history stream; `told_story` unpacks them. Pure: no I/O.
+"""Packs jobs' histories for the history stream; `unpacking` unpacks them. Pure: no I/O.
 
 Rows are written as in the ledger's state, with numbers, and each frame has one table of what the numbers mean: that
 takes a tenth of the cost of writing out every transition.
@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.ledger.state import (
+    HISTORY_WORDS,
     LISTED_MAX,
     RANGE,
     REPLICA,
     REV,
     SLOTS,
-    STORY_WORDS,
     WORKER,
     Job,
     State,
@@ -28,10 +28,10 @@ from moorage.scheduler.core.outputs.outputs import is_end, slots_of
 from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 
-#: of one frame, including the table of its workers; one story always goes in, whatever its size
+#: of one frame, including the table of its workers; one history always goes in, whatever its size
 PACKED_BYTES_MAX: Final = 700 * 1024
-#: a longer story is written in parts
-STORY_BYTES_MAX: Final = 300 * 1024
+#: a longer history is written in parts
+HISTORY_BYTES_MAX: Final = 300 * 1024
 #: a longer request is left out of the history; the ledger has it as long as the job is in memory. That of several
 #: replicas is always written: they are run again by it
 REQUEST_BYTES_MAX: Final = 2048
@@ -41,26 +41,26 @@ _WORKER_BYTES: Final = 110
 _GPU_BYTES: Final = 8
 
 _encode: Final = msgspec.json.Encoder().encode
-_HEAD_STATES: Final = _encode(list(STORY_WORDS))
+_HEAD_STATES: Final = _encode(list(HISTORY_WORDS))
 
 
 #: replicas are indexed in blocks of this many numbers: each part of a history lists the blocks that it mentions, so
 #: that a reader skips the other parts
 BLOCK: Final = 1_024
-#: frames with earlier parts of a job's story: sequence, first and last revision, and blocks of replicas
+#: frames with earlier parts of a job's history: sequence, first and last revision, and blocks of replicas
 Parts = list[tuple[int, int, int, list[int]]]
 
 
 def unwritten(job: Job, parts: Parts) -> list[Transition]:
     """Return the transitions in memory that no part in the history contains."""
-    story = job.story
-    if not parts or not story:
-        return story
-    return story[max(0, parts[-1][2] - story[0][REV] + 1) :]
+    history = job.history
+    if not parts or not history:
+        return history
+    return history[max(0, parts[-1][2] - history[0][REV] + 1) :]
 
 
 class Packed(NamedTuple):
-    """What a frame contains of a job: first and last revision, blocks of replicas, whether it is the story's end."""
+    """What a frame contains of a job: first and last revision, blocks of replicas, whether it is the history's end."""
 
     job: Job
     first: int
@@ -92,16 +92,16 @@ class Packing:
         self._gap = gap
         self._tenant = tenant
         self._rows: list[bytes] = []
-        self._slots: dict[int, int] = {}  # worker number -> slots named by stories
+        self._slots: dict[int, int] = {}  # worker number -> slots named by histories
         self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' table entries
         self._bytes = 0
         self.packed: list[Packed] = []
 
     def add(self, job: Job, parts: Parts, *, with_request: bool) -> bool:
-        """Add the unwritten part of a job's story; return False if the frame has no room for it.
+        """Add the unwritten part of a job's history; return False if the frame has no room for it.
 
         Of a job with very many replicas, these are the ends of attempts, and the acts on the job. Of a part above
-        `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
+        `HISTORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
         """
         moves, over = unwritten(job, parts), job.over
         request = _request(job) if over and (with_request or job.size > LISTED_MAX) else None
@@ -122,7 +122,7 @@ class Packing:
             size = len(row)
             if fresh:
                 size += sum(map(self._cost, fresh, fresh.values()))
-            if size <= STORY_BYTES_MAX or len(moves) <= 1:
+            if size <= HISTORY_BYTES_MAX or len(moves) <= 1:
                 break
             over, request = False, None
             moves = moves[: len(moves) // 2]
@@ -196,7 +196,7 @@ def _uuids(pool: list[dict[str, Any]], mask: int) -> dict[int, str]:
 
 
 def _ended(job: Job) -> dict[int, bytes]:
-    """Return which replicas ended without success, by state, as `told_story.unsuccessful` reads it."""
+    """Return which replicas ended without success, by state, as `unpacking.unsuccessful` reads it."""
     return {state: zlib.compress(each) for state, each in (job.bad or {}).items()}
 
 

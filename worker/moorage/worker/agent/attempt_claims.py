@@ -1,4 +1,4 @@
-"""Claim the members' devices in the pool, and check when they are free again."""
+"""Claim the attempts' devices in the pool, and check when they are free again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from moorage.worker.attempt.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.attempt.service_ports import ServicePorts
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
-from moorage.worker.session.member_messages import Log, Member, NotFree, SeenFree
+from moorage.worker.session.attempt_messages import Attempt, Log, NotFree, SeenFree
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.clients import MpsClients
 
-#: the pool records for each quarantine who set it: this is for memory that an ended member left in use
+#: the pool records for each quarantine who set it: this is for memory that an ended attempt left in use
 MEMORY_KEPT: Final = "memory"
-#: this is for a device of an earlier agent's ended member, if the device has another slot now
+#: this is for a device of an earlier agent's ended attempt, if the device has another slot now
 LEFT_BEHIND: Final = "left behind"
 
 
-class MemberClaims:
-    """The pool leases of one worker's members, and the quarantine of their slots."""
+class AttemptClaims:
+    """The pool leases of one worker's attempts, and the quarantine of their slots."""
 
     def __init__(
         self,
@@ -47,99 +47,99 @@ class MemberClaims:
         self._left_behind: dict[int, str] = {}  # by slot: a device's name
         self._absent: list[str] = []
 
-    def take(self, member: Member) -> None:
-        """Claim all slots of a member at once, and its ports, or none. Raises SlotsRefused, Refused if it cannot share
-        by mps, and what `ServicePorts.take` raises."""
-        mode = cast(Sharing, member.place.mode)
-        lease = self._pool.try_claim_slots(member.slots, mode, member.job)
+    def take(self, attempt: Attempt) -> None:
+        """Claim all slots of an attempt at once, and its ports, or none. Raises SlotsRefused, Refused if it cannot
+        share by mps, and what `ServicePorts.take` raises."""
+        mode = cast(Sharing, attempt.place.mode)
+        lease = self._pool.try_claim_slots(attempt.slots, mode, attempt.job)
         try:
-            member.ports = self._ports.take(member.name, member.request.workload.ports)
-            member.address = self._ports.address(member.ports)
-            self._clients.admit(member)
+            attempt.ports = self._ports.take(attempt.name, attempt.request.workload.ports)
+            attempt.address = self._ports.address(attempt.ports)
+            self._clients.admit(attempt)
         except BaseException:
-            self._ports.give_back(member.name)
+            self._ports.give_back(attempt.name)
             lease.release()
             raise
-        self._leases[member.name] = lease
+        self._leases[attempt.name] = lease
 
-    def take_again(self, member: Member) -> None:
-        """Claim the slots of an earlier agent's member, even if they may no longer be leased to jobs.
+    def take_again(self, attempt: Attempt) -> None:
+        """Claim the slots of an earlier agent's attempt, even if they may no longer be leased to jobs.
 
-        If another member has a slot, this one has no lease: a frozen one had given its devices up, and of any other it
+        If another attempt has a slot, this one has no lease: a frozen one had given its devices up, and of any other it
         is logged.
         """
-        self._ports.take_again(member.name, member.ports)
-        member.address = self._ports.address(member.ports)
+        self._ports.take_again(attempt.name, attempt.ports)
+        attempt.address = self._ports.address(attempt.ports)
         try:
-            mode = cast(Sharing, member.place.mode)
-            self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job)
+            mode = cast(Sharing, attempt.place.mode)
+            self._leases[attempt.name] = self._pool.take_again(attempt.slots, mode, attempt.job)
         except SlotsRefused as refused:
-            member.leased = False
-            if not member.frozen:
-                text = f"{member.name} holds slots that the pool refuses: {refused}"
+            attempt.leased = False
+            if not attempt.frozen:
+                text = f"{attempt.name} holds slots that the pool refuses: {refused}"
                 self._shell.say(Log("error", "pool-differs", text))
-        self._clients.admit_again(member)
+        self._clients.admit_again(attempt)
 
-    def give_up(self, member: Member) -> None:
-        """Return the devices of a frozen member to the pool."""
-        self._leases.pop(member.name).release()
+    def give_up(self, attempt: Attempt) -> None:
+        """Return the devices of a frozen attempt to the pool."""
+        self._leases.pop(attempt.name).release()
 
-    def take_back(self, member: Member) -> None:
-        """Claim the slots of a frozen member again, all or none. Raises SlotsRefused."""
-        self._leases[member.name] = self._pool.try_claim_slots(member.slots, "exclusive", member.job)
+    def take_back(self, attempt: Attempt) -> None:
+        """Claim the slots of a frozen attempt again, all or none. Raises SlotsRefused."""
+        self._leases[attempt.name] = self._pool.try_claim_slots(attempt.slots, "exclusive", attempt.job)
 
-    def address(self, member: Member) -> str:
-        """Return the rendezvous address of the member's gang if the member is rank 0, else ""."""
-        return self._rendezvous.reserve(member.name, member.master_port_wanted)
+    def address(self, attempt: Attempt) -> str:
+        """Return the rendezvous address of the attempt's gang if the attempt is rank 0, else ""."""
+        return self._rendezvous.reserve(attempt.name, attempt.master_port_wanted)
 
-    def start_alone(self, member: Member) -> Start | None:
+    def start_alone(self, attempt: Attempt) -> Start | None:
         """Return the START of a single replica that asks for `distributed`, else None: no leader sends START to such a
         replica.
         """
-        gpu = member.request.gpu
-        if member.place.hold or gpu is None or gpu.distributed is None:
+        gpu = attempt.request.gpu
+        if attempt.place.hold or gpu is None or gpu.distributed is None:
             return None
-        port = self._rendezvous.reserve_port(member.name, gpu.distributed.master_port)
-        return Start(*member.name, LOCAL_ADDRESS, port, 1)
+        port = self._rendezvous.reserve_port(attempt.name, gpu.distributed.master_port)
+        return Start(*attempt.name, LOCAL_ADDRESS, port, 1)
 
-    def release(self, members: Sequence[Member]) -> None:
-        """Return the devices of members to the pool, and end the quarantine that was theirs alone.
+    def release(self, attempts: Sequence[Attempt]) -> None:
+        """Return the devices of attempts to the pool, and end the quarantine that was theirs alone.
 
-        The members must have ended, and their devices must have been seen free.
+        The attempts must have ended, and their devices must have been seen free.
         """
-        for member in members:
-            name = member.name
+        for attempt in attempts:
+            name = attempt.name
             self._clients.forget(name)
             lease = self._leases.pop(name, None)
             if lease is not None:
                 lease.release()
             self._rendezvous.release(name)
             self._ports.give_back(name)
-            for slot in member.quarantined:
+            for slot in attempt.quarantined:
                 holders = self._quarantined.get(slot, set())
                 holders.discard(name)
                 if not holders:
                     self._quarantined.pop(slot, None)
                     self._pool.unquarantine(slot, MEMORY_KEPT)
 
-    def quarantine(self, member: Member, slots: Sequence[int]) -> None:
-        """Put these slots of a member into quarantine. Free its other slots unless it is stuck."""
+    def quarantine(self, attempt: Attempt, slots: Sequence[int]) -> None:
+        """Put these slots of an attempt into quarantine. Free its other slots unless it is stuck."""
         for slot in slots:
-            self._quarantined.setdefault(slot, set()).add(member.name)
-            why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
+            self._quarantined.setdefault(slot, set()).add(attempt.name)
+            why = f"memory kept after {attempt.job}" if not attempt.stuck else "cannot be ended"
             self._pool.quarantine(slot, why, MEMORY_KEPT)
-        lease = self._leases.get(member.name)
-        if lease is not None and not member.stuck:
+        lease = self._leases.get(attempt.name)
+        if lease is not None and not attempt.stuck:
             lease.release()  # its other devices are free; those in quarantine stay out of use
-        self._shell.say(Log("error", "quarantined", f"slots {list(slots)} of {member.name} are in quarantine"))
+        self._shell.say(Log("error", "quarantined", f"slots {list(slots)} of {attempt.name} are in quarantine"))
 
-    def probe(self, members: Sequence[Member]) -> None:
-        """Begin to check whether the members' devices are free; `SeenFree` and `NotFree` follow."""
-        for member in members:
-            lease = self._leases.get(member.name)
-            if lease is not None and lease.phase == "held" and member.phase == "exited":
+    def probe(self, attempts: Sequence[Attempt]) -> None:
+        """Begin to check whether the attempts' devices are free; `SeenFree` and `NotFree` follow."""
+        for attempt in attempts:
+            lease = self._leases.get(attempt.name)
+            if lease is not None and lease.phase == "held" and attempt.phase == "exited":
                 lease.ended()
-        self._shell.spawn(self._look(members))
+        self._shell.spawn(self._look(attempts))
 
     @property
     def left(self) -> list[str]:
@@ -181,33 +181,33 @@ class MemberClaims:
                     self.open([slot])
             await asyncio.sleep(PROBE_S)
 
-    async def _look(self, members: Sequence[Member]) -> None:
-        """Check members' devices. After an error, report them as not free: they are checked again or quarantined."""
+    async def _look(self, attempts: Sequence[Attempt]) -> None:
+        """Check attempts' devices. After an error, report them as not free: they are checked again or quarantined."""
         try:
-            await self._probe(members)
+            await self._probe(attempts)
         except Exception as error:
             self._shell.say(Log("error", "no-look", f"the devices cannot be read: {error!r}"))
-            items = [(member.name, tuple(member.quarantined or member.slots)) for member in members]
+            items = [(attempt.name, tuple(attempt.quarantined or attempt.slots)) for attempt in attempts]
             self._shell.enqueue(NotFree(items))
 
-    async def _probe(self, members: Sequence[Member]) -> None:
+    async def _probe(self, attempts: Sequence[Attempt]) -> None:
         free: list[AttemptName] = []
         taken: list[tuple[AttemptName, tuple[int, ...]]] = []
         readings: list[SlotReading] | None = None
-        for member in members:
-            slots = member.quarantined or member.slots
-            if member.place.mode == "exclusive":
+        for attempt in attempts:
+            slots = attempt.quarantined or attempt.slots
+            if attempt.place.mode == "exclusive":
                 not_free = tuple([slot for slot in slots if not await self._inventory.memory_is_free(slot)])
             else:
                 if readings is None:
                     readings = await self._inventory.sample()
                 not_free = tuple(slot for slot in slots if not _pids_are_alive(readings[slot]))
-                if not not_free and not await self._clients.leave(member.name):
+                if not not_free and not await self._clients.leave(attempt.name):
                     not_free = tuple(slots)
             if not_free:
-                taken.append((member.name, not_free))
+                taken.append((attempt.name, not_free))
             else:
-                free.append(member.name)
+                free.append(attempt.name)
         if free:
             self._shell.enqueue(SeenFree(free))
         if taken:
@@ -217,7 +217,7 @@ class MemberClaims:
 def _pids_are_alive(reading: SlotReading) -> bool:
     """Return whether all processes that the device lists are alive; False if it does not answer.
 
-    No process of the member is left. So if the device lists a dead pid, it may be one of them, whose
+    No process of the attempt is left. So if the device lists a dead pid, it may be one of them, whose
     memory the GPU driver has not freed yet.
     """
     if reading.health == "unresponsive":

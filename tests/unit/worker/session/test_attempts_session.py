@@ -9,29 +9,27 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
-from moorage.worker.session.fact_outbox import START_WAIT_S
-from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import (
+from moorage.schemas.frames import SUSPECT_S, End, Joined, Renewed, Report, ReportAck, RollCall, Start
+from moorage.worker.session.attempt_messages import (
     LEAVE_S_MAX,
     AnswerRefused,
+    Attempt,
     Draining,
+    EndAttempt,
     Ended,
-    EndMember,
     GiveUp,
     Leave,
     Log,
-    Member,
     NotFree,
     Release,
     Replaced,
     Restored,
     SayHello,
     SeenFree,
-    SendFacts,
     SendGoodbye,
     SendJoin,
     SendRenew,
+    SendReports,
     SetFence,
     Started,
     StraysOver,
@@ -39,7 +37,9 @@ from moorage.worker.session.member_messages import (
     Tick,
     TurnOver,
 )
-from tests.unit.worker.member_bench import GRACE_S, LEASE_S, RENEW_S, Bench, body, name_of, of, place
+from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.report_outbox import START_WAIT_S
+from tests.unit.worker.attempt_bench import GRACE_S, LEASE_S, RENEW_S, Bench, body, name_of, of, place
 
 # -------------------------------------------------------------------------------- the lease session
 
@@ -75,7 +75,7 @@ def test_an_older_answer_after_a_newer_one_does_not_move_the_lease(bench: Bench)
         numbers += [command.n for command in of(SendRenew, bench.do(Tick()))]
     bench.do(Renewed(numbers[1], 1))
     assert not of(SetFence, bench.do(Renewed(numbers[0], 1)))
-    assert bench.members.session.over_at_s == 104.0 + LEASE_S
+    assert bench.attempts.session.over_at_s == 104.0 + LEASE_S
 
 
 def test_renewals_leave_every_renew_s_and_carry_what_is_held(bench: Bench) -> None:
@@ -92,8 +92,8 @@ def test_renewals_leave_every_renew_s_and_carry_what_is_held(bench: Bench) -> No
 def test_no_new_claim_in_the_second_half_of_the_lease(bench: Bench) -> None:
     bench.now += LEASE_S / 2
     assert bench.want(place(name_of())) == []
-    assert bench.members.dropped == {"no-claims-now": 1}
-    assert of(EndMember, bench.want(End(*name_of(), "x"))) == []
+    assert bench.attempts.dropped == {"no-claims-now": 1}
+    assert of(EndAttempt, bench.want(End(*name_of(), "x"))) == []
     assert bench.kinds() == ["withdrawn"]
 
 
@@ -104,47 +104,47 @@ def test_at_the_end_of_the_lease_everything_ends_but_what_may_stay(bench: Bench)
     bench.want(place(held, (2,), hold=True))
     bench.now += LEASE_S
     commands = bench.do(Tick())
-    (end,) = of(EndMember, commands)
-    assert (end.member.name, end.grace_s, end.why) == (runs, GRACE_S, "fence")
-    assert [m.name for m in of(Release, commands)[0].members] == [held]
+    (end,) = of(EndAttempt, commands)
+    assert (end.attempt.name, end.grace_s, end.why) == (runs, GRACE_S, "fence")
+    assert [m.name for m in of(Release, commands)[0].attempts] == [held]
     assert not of(SendJoin, commands)  # clearing is not proven yet
     (join,) = of(SendJoin, bench.do(Ended([(runs, -9, "fence")])))
     assert join.n == 2
-    assert [(f.kind, f.job) for f in join.facts] == [("claimed", "h"), ("withdrawn", "h"), ("exited", "a")]
+    assert [(f.kind, f.job) for f in join.reports] == [("claimed", "h"), ("withdrawn", "h"), ("exited", "a")]
     assert [(h.job, h.phase) for h in join.holding] == [("a", "exited"), ("k", "running")]
-    assert keeps in bench.members.held
+    assert keeps in bench.attempts.held
 
 
 def test_what_is_heard_after_the_lease_ran_out_is_stale(bench: Bench) -> None:
     """A stopped agent wakes up and finds a placement in its socket (H8, H29)."""
     bench.now += LEASE_S + 1
     commands = bench.want(place(name_of()))
-    assert not bench.members.held
+    assert not bench.attempts.held
     assert of(SendJoin, commands)
-    assert bench.members.dropped == {"other-session": 1}
+    assert bench.attempts.dropped == {"other-session": 1}
 
 
 def test_a_leader_that_says_the_session_is_over_ends_it(bench: Bench) -> None:
     name = bench.run()
     commands = bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
-    assert of(EndMember, commands)[0].member.name == name
-    assert bench.members.session.phase == "clearing"
+    assert of(EndAttempt, commands)[0].attempt.name == name
+    assert bench.attempts.session.phase == "clearing"
 
 
 def test_a_leader_that_does_not_lead_is_asked_again(bench: Bench) -> None:
     assert bench.do(AnswerRefused("renew", 1, problem("not-leading", "no"))) == []
-    assert bench.members.session.phase == "live"
+    assert bench.attempts.session.phase == "live"
 
 
 def test_a_gap_leads_to_a_new_session_that_carries_on(bench: Bench) -> None:
     name = bench.run()
     commands = bench.do(AnswerRefused("fact", 3, problem("gap", "frame 1 is missing")))
-    assert not of(EndMember, commands)
+    assert not of(EndAttempt, commands)
     assert [held.job for held in of(SendJoin, commands)[0].holding] == [name[1]]
     assert [line.level for line in of(Log, commands)] == ["warning"], "after a restore that is as it should be"
 
 
-def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:
+def test_reports_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:
     name = name_of()
     bench.want(place(name))
     bench.now += START_WAIT_S
@@ -153,11 +153,11 @@ def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) 
     bench.now += LEASE_S
     bench.do(Tick())
     (join,) = of(SendJoin, bench.do(Ended([(name, -9, "fence")])))
-    assert [f.kind for f in join.facts] == ["claimed", "ran"]
+    assert [f.kind for f in join.reports] == ["claimed", "ran"]
     bench.join("S2")
     bench.do(SeenFree([name]))
-    (sent,) = of(SendFacts, bench.do(TurnOver()))
-    assert (sent.frame.session, sent.frame.no, [f.kind for f in sent.frame.facts]) == ("S2", 1, ["freed"])
+    (sent,) = of(SendReports, bench.do(TurnOver()))
+    assert (sent.frame.session, sent.frame.no, [f.kind for f in sent.frame.reports]) == ("S2", 1, ["freed"])
 
 
 # -------------------------------------------------------------------------------- joining
@@ -165,23 +165,23 @@ def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) 
 
 def test_a_join_is_repeated_word_for_word_and_then_asked_anew() -> None:
     bench = Bench(join_n=41)
-    (first,) = of(SendJoin, bench.do(Restored([], [Fact("started", *name_of())], [])))
+    (first,) = of(SendJoin, bench.do(Restored([], [Report("started", *name_of())], [])))
     assert (first.n, first.again) == (42, False)
     seen = []
     while bench.now < 120:
-        bench.now = bench.members.next_deadline_s()
+        bench.now = bench.attempts.next_deadline_s()
         seen += [(command.n, command.again) for command in of(SendJoin, bench.do(Tick()))]
     assert (42, True) in seen
     assert (43, False) in seen
     assert [again for n, again in seen if n == 42] == [True] * len([n for n, _ in seen if n == 42])
-    assert [f.kind for f in of(SendJoin, bench.log)[-1].facts] == ["started"]  # never lost on the way
+    assert [f.kind for f in of(SendJoin, bench.log)[-1].reports] == ["started"]  # never lost on the way
 
 
 def test_an_answer_to_an_earlier_join_is_dropped() -> None:
     bench = Bench(join_n=5)
     bench.do(Restored([], [], []))
     bench.do(Joined("S", 5, 1, RENEW_S, LEASE_S, GRACE_S, "L"))
-    assert bench.members.session.phase == "joining"
+    assert bench.attempts.session.phase == "joining"
 
 
 @pytest.mark.parametrize("code", ["worker-id-in-use", "stale-join", "gpu-lent-twice"])
@@ -190,20 +190,20 @@ def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> Non
     bench.do(Restored([], [], []))
     waits = []
     for _ in range(6):
-        bench.do(AnswerRefused("join", bench.members.session.join_n, problem(code, "no", allowed="> 70")))
-        waits.append(bench.members.next_deadline_s() - bench.now)
-        bench.now = bench.members.next_deadline_s()
+        bench.do(AnswerRefused("join", bench.attempts.session.join_n, problem(code, "no", allowed="> 70")))
+        waits.append(bench.attempts.next_deadline_s() - bench.now)
+        bench.now = bench.attempts.next_deadline_s()
         bench.do(Tick())
     assert [log.code for log in of(Log, bench.log)] == [code]
     assert waits == sorted(waits)
     assert waits[-1] == 30
-    assert bench.members.session.join_n == (76 if code == "stale-join" else 7)
+    assert bench.attempts.session.join_n == (76 if code == "stale-join" else 7)
 
 
 def _refused(bench: Bench, code: str, retry_after_s: float | None) -> list[Any]:
     told = problem(code, "no", retry_after_s=retry_after_s)
-    commands = bench.do(AnswerRefused("join", bench.members.session.join_n, told))
-    bench.now = bench.members.next_deadline_s()
+    commands = bench.do(AnswerRefused("join", bench.attempts.session.join_n, told))
+    bench.now = bench.attempts.next_deadline_s()
     bench.do(Tick())
     return commands
 
@@ -230,7 +230,7 @@ def test_a_refused_join_says_what_was_found_where_and_what_to_do() -> None:
         allowed="another",
         next="stop it",
     )
-    bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    bench.do(AnswerRefused("join", bench.attempts.session.join_n, told))
     (line,) = of(Log, bench.log)
     assert line.text == (
         "this worker may not join: w0 lends it; at $.hello.gpu_pool[1].uuid, found GPU-1, allowed another; stop it"
@@ -242,7 +242,7 @@ def test_another_ledger_is_not_trusted_with_what_runs_here(bench: Bench) -> None
     bench.now += LEASE_S
     bench.do(Tick())
     bench.join("S2", ledger="M")
-    assert bench.members.session.phase == "joining"
+    assert bench.attempts.session.phase == "joining"
     assert "another-ledger" in [log.code for log in of(Log, bench.log)]
     bench.do(Ended([(name, 0, "exit")]))
     bench.do(SeenFree([name]))
@@ -253,8 +253,8 @@ def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -
     bench.now += LEASE_S
     bench.do(Tick())
     bench.join("S2", epoch=1, ledger="M")
-    assert bench.members.session.phase == "live"
-    assert bench.members.session.epoch == 1
+    assert bench.attempts.session.phase == "live"
+    assert bench.attempts.session.epoch == 1
 
 
 def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
@@ -265,27 +265,27 @@ def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
 def test_a_roll_call_of_a_false_term_silences_nobody(bench: Bench) -> None:
     """It names no session, so anybody who reaches its subject may have said it: the true leader is still heard."""
     bench.do(RollCall(2**53))
-    assert bench.members.session.epoch == 1
+    assert bench.attempts.session.epoch == 1
     bench.do(Renewed(1, 1))
     assert bench.want(place(name_of()))
-    assert bench.members.dropped == {}
+    assert bench.attempts.dropped == {}
 
 
 def test_a_frame_of_a_false_term_silences_no_leader(bench: Bench) -> None:
     """The session's name is no secret on an open server: a `wanted` frame may come from anybody."""
     bench.want(epoch=2**31)
-    assert bench.members.session.epoch == 1
+    assert bench.attempts.session.epoch == 1
     bench.do(Renewed(1, 1))
-    assert bench.members.session.base_s > 100.0 - 1, "the lease moves on"
+    assert bench.attempts.session.base_s > 100.0 - 1, "the lease moves on"
     assert bench.want(place(name_of()))
-    assert bench.members.dropped == {}
+    assert bench.attempts.dropped == {}
 
 
-@pytest.mark.parametrize("answer", [Renewed(77, 2**31), FactAck(77, 2**31)])
-def test_an_answer_to_nothing_raises_no_term(bench: Bench, answer: Renewed | FactAck) -> None:
+@pytest.mark.parametrize("answer", [Renewed(77, 2**31), ReportAck(77, 2**31)])
+def test_an_answer_to_nothing_raises_no_term(bench: Bench, answer: Renewed | ReportAck) -> None:
     bench.do(answer)
-    assert bench.members.session.epoch == 1
-    assert bench.members.dropped == {"answer-not-awaited": 1}
+    assert bench.attempts.session.epoch == 1
+    assert bench.attempts.dropped == {"answer-not-awaited": 1}
 
 
 def test_a_false_term_is_over_with_the_leaders_answer_to_the_next_join(bench: Bench) -> None:
@@ -294,7 +294,7 @@ def test_a_false_term_is_over_with_the_leaders_answer_to_the_next_join(bench: Be
     bench.now += LEASE_S
     bench.do(Tick())
     bench.join("S2")
-    assert (bench.members.session.phase, bench.members.session.epoch) == ("live", 1)
+    assert (bench.attempts.session.phase, bench.attempts.session.epoch) == ("live", 1)
     assert [log.code for log in of(Log, bench.log)] == ["session-over", "false-term"]
     assert bench.want(place(name_of()))
 
@@ -303,28 +303,28 @@ def test_a_worker_that_no_leader_answers_says_so_once_in_its_log() -> None:
     bench = Bench()
     bench.do(Restored([], [], []))
     for _ in range(20):
-        bench.now = max(bench.now, bench.members.next_deadline_s())
+        bench.now = max(bench.now, bench.attempts.next_deadline_s())
         bench.do(Tick())
     assert [log.code for log in of(Log, bench.log)] == ["join-unanswered"]
     bench.join()
     assert bench.want(place(name_of()))
 
 
-def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:
+def test_a_roll_call_hurries_the_reports_that_the_old_leader_did_not_answer(bench: Bench) -> None:
     bench.want(place(name_of()))
-    sent = of(SendFacts, bench.do(TurnOver()))
-    assert not of(SendFacts, bench.do(Tick())), "its answer is not overdue yet"
+    sent = of(SendReports, bench.do(TurnOver()))
+    assert not of(SendReports, bench.do(Tick())), "its answer is not overdue yet"
     bench.do(RollCall(3))
-    again = of(SendFacts, bench.do(Tick()))
+    again = of(SendReports, bench.do(Tick()))
     assert [(c.frame, c.again) for c in again] == [(c.frame, True) for c in sent]
 
 
 # -------------------------------------------------------------------------------- restarts and farewell
 
 
-def restored(name: AttemptName, request: bytes | None = None) -> Member:
+def restored(name: AttemptName, request: bytes | None = None) -> Attempt:
     placed = place(name, request=request)
-    return Member(name, placed, decode_request(placed.body), 0.0)
+    return Attempt(name, placed, decode_request(placed.body), 0.0)
 
 
 def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
@@ -333,10 +333,10 @@ def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
     ended.place = place(ended.name, (1,))
     ended.slots = [1]
     held = [(lives, "running", 0, ""), (ended, "exited", 3, "exit")]
-    commands = bench.do(Restored(held, [Fact("started", *ended.name)], [name_of("never")]))
+    commands = bench.do(Restored(held, [Report("started", *ended.name)], [name_of("never")]))
     (join,) = of(SendJoin, commands)
     assert join.n == 8
-    assert [(f.kind, f.job) for f in join.facts] == [
+    assert [(f.kind, f.job) for f in join.reports] == [
         ("started", "ended"),
         ("claimed", "lives"),  # may have died with the agent, unjournalled
         ("started", "lives"),
@@ -344,7 +344,7 @@ def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
         ("withdrawn", "never"),
     ]
     assert [(h.job, h.phase) for h in join.holding] == [("lives", "running"), ("ended", "exited")]
-    assert not of(EndMember, commands)
+    assert not of(EndAttempt, commands)
     bench.join()
     bench.do(Ended([(lives.name, 0, "exit")]))
     assert bench.kinds() == ["exited"]
@@ -369,22 +369,22 @@ def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
     name = bench.run()
     assert not of(SendJoin, bench.do(Replaced("process")))
     (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
-    assert [(f.kind, f.code, f.detail) for f in join.facts] == [("exited", -9, "lost")]
+    assert [(f.kind, f.code, f.detail) for f in join.reports] == [("exited", -9, "lost")]
 
 
 def test_a_rank_that_waits_for_its_gang_does_not_keep_the_worker_out_when_the_supervisor_dies(bench: Bench) -> None:
     name = name_of("gang")
     bench.want(place(name, hold=True))
     (join,) = of(SendJoin, bench.do(Replaced("process")))
-    assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.facts]
+    assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.reports]
     assert join.holding == []
 
 
-def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
+def test_an_unproven_attempt_does_not_keep_the_worker_out(bench: Bench) -> None:
     name = bench.run()
     bench.do(Replaced("process"))
     (join,) = of(SendJoin, bench.do(Stuck([name])))
-    assert [(f.kind, f.detail) for f in join.facts] == [("quarantined", "0")]
+    assert [(f.kind, f.detail) for f in join.reports] == [("quarantined", "0")]
     assert [h.phase for h in join.holding] == ["ending"]
 
 
@@ -395,26 +395,26 @@ def both_lost_with_their_supervisor(bench: Bench) -> tuple[AttemptName, AttemptN
     bench.do(Ended([(one, -9, "lost"), (two, -9, "lost")]))
     bench.do(SeenFree([one, two]))
     bench.join("S2")
-    bench.facts()
+    bench.reports()
     return name_of("one", attempt=2, fence=20), name_of("two", attempt=2, fence=21)
 
 
 def test_those_that_may_have_killed_the_supervisor_run_one_after_another(bench: Bench) -> None:
     one, two = both_lost_with_their_supervisor(bench)
     bench.want(place(one, (0,)), place(two, (1,)), place(name_of("third"), (2,)))
-    assert sorted(name[1] for name in bench.members.held) == ["one", "third"]
-    (refused,) = [fact for fact in bench.facts() if fact.kind == "refused"]
+    assert sorted(name[1] for name in bench.attempts.held) == ["one", "third"]
+    (refused,) = [report for report in bench.reports() if report.kind == "refused"]
     assert (refused.job, refused.detail) == ("two", "job one runs alone first: the supervisor died while both ran")
     bench.do(Started([one, name_of("third")]))
     bench.want(place((*two[:4], 25), (1,)))
-    assert len(bench.members.held) == 2, "the first one has only begun"
+    assert len(bench.attempts.held) == 2, "the first one has only begun"
     for _ in range(int(SUSPECT_S / RENEW_S) + 1):
         bench.now += RENEW_S
         (renewal,) = of(SendRenew, bench.do(Tick()))
         bench.do(Renewed(renewal.n, 1))
     two = (*two[:4], 31)
     bench.want(place(two, (1,)))
-    assert two in bench.members.held, "the first one has run long enough beside others"
+    assert two in bench.attempts.held, "the first one has run long enough beside others"
 
 
 def test_a_suspect_that_ends_by_itself_is_none_any_more(bench: Bench) -> None:
@@ -424,7 +424,7 @@ def test_a_suspect_that_ends_by_itself_is_none_any_more(bench: Bench) -> None:
     bench.do(Ended([(one, 0, "exit")]))
     bench.do(SeenFree([one]))
     bench.want(place(two, (1,)), place(name_of("one", attempt=3, fence=30), (0,)))
-    assert sorted(name[1] for name in bench.members.held) == ["one", "two"]
+    assert sorted(name[1] for name in bench.attempts.held) == ["one", "two"]
 
 
 def test_the_ranks_of_one_gang_are_no_suspects_of_each_other(bench: Bench) -> None:
@@ -438,31 +438,31 @@ def test_the_ranks_of_one_gang_are_no_suspects_of_each_other(bench: Bench) -> No
     bench.join("S2")
     again = [name_of("gang", replica=rank, attempt=2, fence=20) for rank in (0, 1)]
     bench.want(*(place(name, (name[2],), hold=True) for name in again))
-    assert list(bench.members.held) == again
+    assert list(bench.attempts.held) == again
 
 
 def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -> None:
     name = bench.run()
-    assert of(EndMember, bench.do(Leave()))
+    assert of(EndAttempt, bench.do(Leave()))
     bench.want(place(name_of("late")))
-    assert bench.members.dropped == {"no-claims-now": 1}
+    assert bench.attempts.dropped == {"no-claims-now": 1}
     bench.do(Ended([(name, -15, "end")]))
     bench.do(SeenFree([name]))
     assert bench.kinds() == ["exited", "freed"]
     assert of(SendGoodbye, bench.do(TurnOver()))
-    assert bench.members.session.phase == "left"
+    assert bench.attempts.session.phase == "left"
 
 
 def test_a_worker_that_leaves_within_a_time_says_so_and_lets_its_leader_end_what_it_holds(bench: Bench) -> None:
     name = bench.run()
     [renewal] = of(SendRenew, bench.do(Leave(30.0)))
-    assert (renewal.leaving_s, bench.members.held[name].phase) == (30, "running")
+    assert (renewal.leaving_s, bench.attempts.held[name].phase) == (30, "running")
     bench.want(place(name_of("late")))
-    assert bench.members.dropped == {"no-claims-now": 1}
+    assert bench.attempts.dropped == {"no-claims-now": 1}
     bench.now += 12.5
     [renewal] = of(SendRenew, bench.do(Tick()))
     assert renewal.leaving_s == 17
-    assert of(EndMember, bench.want(End(*name, "moved to replica 1")))
+    assert of(EndAttempt, bench.want(End(*name, "moved to replica 1")))
     bench.do(Ended([(name, -15, "end")]))
     bench.do(SeenFree([name]))
     assert bench.kinds() == ["exited", "freed"]
@@ -472,22 +472,22 @@ def test_a_worker_that_leaves_within_a_time_says_so_and_lets_its_leader_end_what
 def test_a_worker_that_leaves_ends_all_itself_once_its_time_is_over(bench: Bench) -> None:
     bench.run()
     bench.do(Leave(3.0))
-    assert bench.members.next_deadline_s() <= bench.now + 3.0
+    assert bench.attempts.next_deadline_s() <= bench.now + 3.0
     bench.now += 3.0
     commands = bench.do(Tick())
-    [end] = of(EndMember, commands)
+    [end] = of(EndAttempt, commands)
     assert end.why == "fence", "that no leader has ended it before is not its own failure"
     assert of(SendRenew, commands)[0].leaving_s == 0
-    assert not of(EndMember, bench.do(Tick())), "once"
-    assert bench.members.session.phase == "live", "until the ends are told"
+    assert not of(EndAttempt, bench.do(Tick())), "once"
+    assert bench.attempts.session.phase == "live", "until the ends are told"
 
 
 def test_a_worker_that_leaves_ends_all_with_a_short_grace_if_it_is_told_again(bench: Bench) -> None:
     running, ending = bench.run(), bench.run(name_of("b", fence=11), slots=(1,))
     bench.do(Leave(30.0))
     bench.want(End(*ending, "moved to replica 1"))
-    ends = of(EndMember, bench.do(Leave(grace_s_max=2.0)))
-    assert [(end.member.name, end.grace_s, end.why) for end in ends] == [
+    ends = of(EndAttempt, bench.do(Leave(grace_s_max=2.0)))
+    assert [(end.attempt.name, end.grace_s, end.why) for end in ends] == [
         (running, 2.0, "fence"),
         (ending, 2.0, "fence"),
     ]
@@ -498,8 +498,8 @@ def test_what_a_leaving_worker_ends_has_its_own_grace_within_a_minute(bench: Ben
     bench.do(Leave(5.0))
     bench.want(End(*long, "w1 was told to end"))
     bench.now += 5
-    ends = of(EndMember, bench.do(Tick()))
-    assert [(end.member.name, end.grace_s) for end in ends] == [(short, 10.0), (long, 60.0)]
+    ends = of(EndAttempt, bench.do(Tick()))
+    assert [(end.attempt.name, end.grace_s) for end in ends] == [(short, 10.0), (long, 60.0)]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -512,7 +512,7 @@ def test_what_a_leaving_worker_ends_unasked_is_a_loss_whatever_its_driver_says(b
     bench.now += 5
     bench.do(Tick())
     bench.do(Ended([(name, -15, "end")]))
-    (exited,) = bench.facts()
+    (exited,) = bench.reports()
     assert exited.detail == ("end" if asked else "fence")
 
 
@@ -527,12 +527,12 @@ def test_a_worker_that_leaves_without_a_session_joins_to_say_so(bench: Bench, wh
         bench.do(Leave(60.0))
         bench.now += LEASE_S
         bench.do(Tick())
-    assert (bench.phase, bench.members.held[keeps].phase) == ("joining", "running")
+    assert (bench.phase, bench.attempts.held[keeps].phase) == ("joining", "running")
     bench.now += 5.0
     (renewal,) = of(SendRenew, bench.join("S2"))
     assert renewal.leaving_s == (55 if why == "session-over" else 60 - 5 - int(LEASE_S))
     bench.want(place(name_of("late")))
-    assert bench.members.dropped["no-claims-now"] == 1
+    assert bench.attempts.dropped["no-claims-now"] == 1
     bench.want(End(*keeps, "moved to replica 1"))
     bench.do(Ended([(keeps, -15, "end")]))
     bench.do(SeenFree([keeps]))
@@ -547,26 +547,26 @@ def test_a_worker_that_leaves_and_never_joins_ends_all_at_the_end_of_its_time(be
     bench.now += 59
     bench.do(Tick())
     bench.do(TurnOver())
-    assert bench.members.held[keeps].phase == "running"
+    assert bench.attempts.held[keeps].phase == "running"
     bench.now += 1
-    (end,) = of(EndMember, bench.do(Tick()))
+    (end,) = of(EndAttempt, bench.do(Tick()))
     bench.do(TurnOver())
     assert (end.why, end.grace_s) == ("fence", 10.0)
-    assert bench.phase == "joining", "it waits for the end of its members"
+    assert bench.phase == "joining", "it waits for the end of its attempts"
     bench.do(Ended([(keeps, -15, "fence")]))
     bench.do(SeenFree([keeps]))
     bench.do(TurnOver())
     assert bench.phase == "left"
-    assert bench.members.next_deadline_s() == NEVER_S
+    assert bench.attempts.next_deadline_s() == NEVER_S
 
 
 def test_a_worker_that_leaves_tries_to_tell_an_end_for_as_long_as_it_has(bench: Bench) -> None:
     name = bench.run()
     bench.do(Leave(3600.0))
     bench.now += LEASE_S + 1
-    assert of(EndMember, bench.do(Tick())), "the lease is over"
+    assert of(EndAttempt, bench.do(Tick())), "the lease is over"
     (join,) = of(SendJoin, bench.do(Ended([(name, -15, "fence")])))
-    assert [fact.kind for fact in join.facts] == ["exited"]
+    assert [report.kind for report in join.reports] == ["exited"]
     bench.do(SeenFree([name]))
     bench.do(TurnOver())
     assert bench.phase == "joining"
@@ -574,7 +574,7 @@ def test_a_worker_that_leaves_tries_to_tell_an_end_for_as_long_as_it_has(bench: 
     bench.do(Tick())
     bench.do(TurnOver())
     assert bench.phase == "left"
-    assert bench.members.next_deadline_s() == NEVER_S
+    assert bench.attempts.next_deadline_s() == NEVER_S
 
 
 @pytest.mark.parametrize("waits_for", ["its leader", "its device"])
@@ -591,12 +591,12 @@ def test_a_worker_that_leaves_waits_a_moment_once_nothing_of_it_runs(bench: Benc
     bench.do(Tick())
     bench.do(TurnOver())
     assert bench.phase == "live"
-    assert bench.members.next_deadline_s() <= bench.now + 0.1
+    assert bench.attempts.next_deadline_s() <= bench.now + 0.1
     bench.now += 0.1
     bench.do(Tick())
     assert not of(SendGoodbye, bench.do(TurnOver()))
     assert bench.phase == "left"
-    assert bench.members.next_deadline_s() == NEVER_S
+    assert bench.attempts.next_deadline_s() == NEVER_S
 
 
 def test_a_worker_that_leaves_stays_while_a_process_of_its_host_has_a_device(bench: Bench) -> None:
@@ -636,18 +636,18 @@ def test_a_worker_that_leaves_waits_for_nothing_that_it_has_given_up_and_says_no
 
 def test_a_worker_that_is_told_to_leave_as_it_starts_takes_its_jobs_up_first(bench: Bench) -> None:
     bench = Bench()
-    member = Member(name_of(), place(name_of()), decode_request(body()), bench.now)
-    bench.do(Restored([(member, "running", 0, "")], [], [], strays=True))
+    attempt = Attempt(name_of(), place(name_of()), decode_request(body()), bench.now)
+    bench.do(Restored([(attempt, "running", 0, "")], [], [], strays=True))
     bench.do(Leave(60.0))
     bench.do(TurnOver())
-    assert (bench.phase, member.phase) == ("restoring", "running")
+    assert (bench.phase, attempt.phase) == ("restoring", "running")
     assert of(SendJoin, bench.do(StraysOver()))
     (renewal,) = of(SendRenew, bench.join())
     assert renewal.leaving_s == 60
 
 
 def with_another_driver(bench: Bench) -> tuple[AttemptName, AttemptName]:
-    """A member of the driver process and one of noop, both running."""
+    """An attempt of the driver process and one of noop, both running."""
     noop = body(run={"driver": "noop", "argv": ["hang"]})
     return bench.run(name_of("process")), bench.run(name_of("other", fence=11), slots=(), request=noop)
 
@@ -658,10 +658,10 @@ def test_a_dead_supervisor_takes_the_jobs_of_its_driver_alone(bench: Bench) -> N
     bench.do(Replaced("process"))
     (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
     assert [held.job for held in join.holding if held.phase == "running"] == ["other"]
-    assert ("withdrawn", "gang") in [(fact.kind, fact.job) for fact in join.facts]
+    assert ("withdrawn", "gang") in [(report.kind, report.job) for report in join.reports]
     bench.join("S2")
-    assert other in bench.members.held
-    assert not bench.members.table._with_supervisor, "no end of another driver's member tells of the supervisor"
+    assert other in bench.attempts.held
+    assert not bench.attempts.table._with_supervisor, "no end of another driver's attempt tells of the supervisor"
 
 
 def test_the_replaced_engine_of_another_driver_leaves_the_jobs_of_the_supervisor(bench: Bench) -> None:
@@ -669,17 +669,17 @@ def test_the_replaced_engine_of_another_driver_leaves_the_jobs_of_the_supervisor
     bench.do(Replaced("noop"))
     (join,) = of(SendJoin, bench.do(Ended([(other, -9, "lost")])))
     assert [held.job for held in join.holding] == ["process"]
-    assert name in bench.members.held
+    assert name in bench.attempts.held
 
 
 def test_what_a_new_session_is_to_take_over_ends_with_the_old_lease(bench: Bench) -> None:
     name, other = with_another_driver(bench)
     bench.do(Replaced("process"))
     bench.do(Ended([(name, -9, "lost")]))
-    assert bench.members.next_deadline_s() < bench.now + LEASE_S
+    assert bench.attempts.next_deadline_s() < bench.now + LEASE_S
     bench.now += LEASE_S
-    (end,) = of(EndMember, bench.do(Tick()))
-    assert (end.member.name, end.why) == (other, "fence")
+    (end,) = of(EndAttempt, bench.do(Tick()))
+    assert (end.attempt.name, end.why) == (other, "fence")
 
 
 def test_all_must_be_over_where_the_session_was_over_before_the_supervisor_died(bench: Bench) -> None:

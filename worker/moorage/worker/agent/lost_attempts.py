@@ -1,7 +1,7 @@
-"""Find the members of which nothing is left on this host although the worker has them, and end them as lost.
+"""Find the attempts of which nothing is left on this host although the worker has them, and end them as lost.
 
-A driver that loses the report of an end would hold the member's devices for ever. So the worker asks each driver, now
-and then and for each audit, what the supervisor and the engine really have. A member that two answers leave out, at
+A driver that loses the report of an end would hold the attempt's devices for ever. So the worker asks each driver, now
+and then and for each audit, what the supervisor and the engine really have. An attempt that two answers leave out, at
 least a renewal apart, is ended as lost.
 """
 
@@ -14,11 +14,11 @@ from typing import Final
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Finding
 from moorage.worker.drivers.base import Driver
+from moorage.worker.session.attempt_messages import Attempt, Log
 from moorage.worker.session.lease_session import LeaseSession
-from moorage.worker.session.member_messages import Log, Member
 from moorage.worker.session.shell import Shell
 
-#: renewals between two looks while the worker has members
+#: renewals between two looks while the worker has attempts
 LOOK_RENEWALS: Final = 5
 #: seconds that a driver's answer may take; after that it counts as no answer
 ANSWER_S: Final = 10.0
@@ -26,14 +26,14 @@ ANSWER_S: Final = 10.0
 NOTHING_RUNS: Final = "nothing-runs"
 
 
-class LostMembers:
-    """Compares a worker's members with what its drivers say is there; see the module's docstring."""
+class LostAttempts:
+    """Compares a worker's attempts with what its drivers say is there; see the module's docstring."""
 
     def __init__(
         self,
         shell: Shell,
         drivers: Mapping[str, Driver],
-        held: Mapping[AttemptName, Member],
+        held: Mapping[AttemptName, Attempt],
         session: LeaseSession,
         unstarted: Collection[AttemptName] = (),
     ) -> None:
@@ -42,7 +42,7 @@ class LostMembers:
         self._held = held
         self._session = session
         self._unstarted = unstarted  # those that no driver has yet
-        self._since_s: dict[AttemptName, float] = {}  # when an answer first left the member out
+        self._since_s: dict[AttemptName, float] = {}  # when an answer first left the attempt out
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class LostMembers:
                 await self.look()
 
     async def look(self) -> list[AttemptName]:
-        """Return the members of which nothing is left; end those that a look a renewal ago left out as well."""
+        """Return the attempts of which nothing is left; end those that a look a renewal ago left out as well."""
         async with self._looking:
             missing: list[AttemptName] = []
             for driver in self._drivers.values():
@@ -69,21 +69,21 @@ class LostMembers:
             return missing
 
     async def findings(self) -> list[Finding]:
-        """Return the members of which nothing is left as findings of an audit."""
+        """Return the attempts of which nothing is left as findings of an audit."""
         return [
             Finding(NOTHING_RUNS, -1, "", name=f"{tenant}/{job}/{replica} fence {fence}")
             for tenant, job, replica, _, fence in await self.look()
         ]
 
     def _of(self, driver: Driver) -> set[AttemptName]:
-        """Return the driver's members that should be there. Frozen and stuck ones have rules of their own."""
+        """Return the driver's attempts that should be there. Frozen and stuck ones have rules of their own."""
         return {
             name
-            for name, member in self._held.items()
-            if member.driver == driver.name
+            for name, attempt in self._held.items()
+            if attempt.driver == driver.name
             and name not in self._unstarted
-            and member.phase in ("starting", "running", "ending")
-            and not (member.frozen or member.freezing or member.stuck)
+            and attempt.phase in ("starting", "running", "ending")
+            and not (attempt.frozen or attempt.freezing or attempt.stuck)
         }
 
     async def _living(self, driver: Driver, names: Collection[AttemptName]) -> Collection[AttemptName] | None:

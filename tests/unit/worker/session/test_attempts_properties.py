@@ -1,6 +1,6 @@
 """The state machine in a world that loses, repeats and reorders, stops and kills: what holds after every step.
 
-The world has a leader that folds facts as the ledger does, a driver that keeps the fence as the supervisor does, a
+The world has a leader that folds reports as the ledger does, a driver that keeps the fence as the supervisor does, a
 real pool, and a real journal in memory. Hypothesis plays the network, the jobs, the clock and the crashes.
 """
 
@@ -21,51 +21,51 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import (
     Device,
     End,
-    Fact,
-    FactAck,
-    FactFrame,
     Joined,
     Place,
     Renewed,
+    Report,
+    ReportAck,
+    ReportFrame,
     RollCall,
     Start,
     Wanted,
 )
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
-from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import (
+from moorage.worker.session.attempt_messages import (
     AnswerRefused,
+    Attempt,
     Claims,
     Command,
+    EndAttempt,
     Ended,
-    EndMember,
     Event,
-    FactsAnswered,
     Forget,
     Leave,
-    Member,
     NotFree,
     NotStarted,
     ProbeFree,
     Quarantine,
     Release,
+    ReportsAnswered,
     Restored,
     SeenFree,
-    SendFacts,
     SendGoodbye,
     SendJoin,
     SendRenew,
+    SendReports,
     SessionLive,
     SetFence,
+    StartAttempts,
     Started,
     StartFailed,
-    StartMembers,
     Tick,
     TryClaim,
     TurnOver,
 )
-from moorage.worker.session.members import Members
+from moorage.worker.session.attempts import Attempts
+from moorage.worker.session.lease_session import NEVER_S
 
 SLOTS = 4
 RENEW_S, LEASE_S, GRACE_S = 2.0, 20.0, 5.0
@@ -73,7 +73,7 @@ BODIES = {
     "plain": encode({"gpu": {}, "run": {"argv": ["x"]}}),
     "keep": encode({"gpu": {}, "run": {"argv": ["x"]}, "on_partition": "keep"}),
 }
-#: What may be said of one member, in the ledger's order, each letter a fact; `ran` is two in one. An agent that was
+#: What may be said of one attempt, in the ledger's order, each letter a report; `ran` is two in one. An agent that was
 #: killed may have taken `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be
 #: answered `withdrawn`.
 CHAIN = re.compile(r"(c?r|n|c?s?(e(qf?|f)?)?)?w?")
@@ -107,7 +107,7 @@ class World(RuleBasedStateMachine):
         self.session = ""
         self.join_n = 0
         self.no = 0
-        self.ledger: list[Fact] = []
+        self.ledger: list[Report] = []
         self.to_leader: list[object] = []
         self.to_worker: list[Event | tuple[str, Event]] = []
         self.said: list[Wanted] = []
@@ -123,15 +123,15 @@ class World(RuleBasedStateMachine):
         self.pool = GpuPool(self.devices)
         self.leases: dict[AttemptName, PoolLease] = {}
         self.quarantined: dict[int, set[AttemptName]] = {}
-        self.probing: list[Member] = []
+        self.probing: list[Attempt] = []
         state = self.journal.state
-        self.members = Members(
+        self.attempts = Attempts(
             "w1", {"process": KNOWN["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
         )
-        held: list[tuple[Member, str, int, str]] = []
+        held: list[tuple[Attempt, str, int, str]] = []
         withdrawn: list[AttemptName] = []
         for name, place in state.places.items():
-            member = Member(name, place, decode_request(place.body), 0.0)
+            attempt = Attempt(name, place, decode_request(place.body), 0.0)
             phase = self.processes.get(name)
             if phase is None and not place.hold:
                 withdrawn.append(name)
@@ -139,15 +139,15 @@ class World(RuleBasedStateMachine):
             try:
                 self.leases[name] = self.pool.try_claim_slots(place.slots, "exclusive", name[1])
             except SlotsRefused:  # it is over, which died unjournalled, and its slots went on
-                member.leased = False
+                attempt.leased = False
             if phase is None:
-                held.append((member, "claimed", 0, ""))
+                held.append((attempt, "claimed", 0, ""))
             elif phase in ("starting", "running"):
-                held.append((member, phase, 0, ""))
+                held.append((attempt, phase, 0, ""))
             elif phase == "no-room":
-                held.append((member, "refused", 0, phase))
+                held.append((attempt, "refused", 0, phase))
             else:
-                held.append((member, "exited", 0, phase))
+                held.append((attempt, "exited", 0, phase))
         for name in [name for name in self.processes if name not in state.places]:
             del self.processes[name]
             for on_device in self.on_device.values():
@@ -156,61 +156,61 @@ class World(RuleBasedStateMachine):
         self.handle(TurnOver())
 
     def handle(self, event: Event) -> None:
-        self.do(self.members.handle(event, self.now))
-        self.members.validate()
+        self.do(self.attempts.handle(event, self.now))
+        self.attempts.validate()
         self.pool.validate()
-        if type(event) is TurnOver and self.members.session.phase == "left":
+        if type(event) is TurnOver and self.attempts.session.phase == "left":
             self.boot()  # its service manager starts it again
 
     def do(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
                 case TryClaim():
-                    self.claim(command.members)
-                case StartMembers():
-                    for member in command.members:
-                        assert member.name not in self.processes, "started twice"
-                        assert member.name not in self.ended or member.name in self.wanted
-                        self.started[member.name] += 1
+                    self.claim(command.attempts)
+                case StartAttempts():
+                    for attempt in command.attempts:
+                        assert attempt.name not in self.processes, "started twice"
+                        assert attempt.name not in self.ended or attempt.name in self.wanted
+                        self.started[attempt.name] += 1
                         if self.now < self.fence_s:  # a supervisor past its fence starts nothing
-                            self.processes[member.name] = "starting"
-                            if member.keep:
-                                self.keeps.add(member.name)
-                            for slot in member.slots:
-                                self.on_device[slot].add(member.name)
+                            self.processes[attempt.name] = "starting"
+                            if attempt.keep:
+                                self.keeps.add(attempt.name)
+                            for slot in attempt.slots:
+                                self.on_device[slot].add(attempt.name)
                         else:
-                            self.processes[member.name] = "fence"
-                case EndMember():
+                            self.processes[attempt.name] = "fence"
+                case EndAttempt():
                     pass  # the rule `job_ends` ends it some time
                 case Release():
-                    for member in command.members:
-                        lease = self.leases.pop(member.name, None)
+                    for attempt in command.attempts:
+                        lease = self.leases.pop(attempt.name, None)
                         if lease is not None:
                             lease.release()
-                        for slot in member.quarantined:
-                            self.quarantined[slot].discard(member.name)
+                        for slot in attempt.quarantined:
+                            self.quarantined[slot].discard(attempt.name)
                             if not self.quarantined[slot]:
                                 self.pool.unquarantine(slot)
                 case Quarantine():
                     for slot in command.slots:
-                        self.quarantined.setdefault(slot, set()).add(command.member.name)
+                        self.quarantined.setdefault(slot, set()).add(command.attempt.name)
                         self.pool.quarantine(slot, "kept")
-                    if command.member.name in self.leases:
-                        self.leases[command.member.name].release()
+                    if command.attempt.name in self.leases:
+                        self.leases[command.attempt.name].release()
                 case ProbeFree():
-                    self.probing += command.members
+                    self.probing += command.attempts
                 case Forget():
-                    for member in command.members:
-                        self.processes.pop(member.name, None)
-                case SendFacts():
+                    for attempt in command.attempts:
+                        self.processes.pop(attempt.name, None)
+                case SendReports():
                     if not command.again:
-                        self.journal.facts(command.frame)
+                        self.journal.reports(command.frame)
                     self.to_leader.append(command.frame)
-                case FactsAnswered():
+                case ReportsAnswered():
                     self.journal.answered(command.no)
                 case SendJoin():
                     if not command.again:
-                        self.journal.join(command.n, command.facts)
+                        self.journal.join(command.n, command.reports)
                     self.to_leader.append(command)
                 case SessionLive():
                     self.journal.live(command.ledger)
@@ -224,22 +224,22 @@ class World(RuleBasedStateMachine):
                 case _:
                     pass
 
-    def claim(self, members: list[Member]) -> None:
-        granted: list[tuple[Member, str]] = []
-        refused: list[tuple[Member, str]] = []
-        for member in members:
+    def claim(self, attempts: list[Attempt]) -> None:
+        granted: list[tuple[Attempt, str]] = []
+        refused: list[tuple[Attempt, str]] = []
+        for attempt in attempts:
             try:
-                self.leases[member.name] = self.pool.try_claim_slots(member.slots, "exclusive", member.job)
+                self.leases[attempt.name] = self.pool.try_claim_slots(attempt.slots, "exclusive", attempt.job)
             except SlotsRefused as no:
-                refused.append((member, no.reason))
+                refused.append((attempt, no.reason))
                 continue
-            granted.append((member, ""))
-            for slot in member.slots:
+            granted.append((attempt, ""))
+            for slot in attempt.slots:
                 assert not self.on_device[slot], "a device was given away with a job's memory on it"
         if granted:
-            assert self.now < self.members.session.base_s + LEASE_S / 2, "claimed in the second half of the lease"
-            self.journal.placed([member.place for member, _ in granted])
-        self.do(self.members.handle(Claims(granted, refused), self.now))
+            assert self.now < self.attempts.session.base_s + LEASE_S / 2, "claimed in the second half of the lease"
+            self.journal.placed([attempt.place for attempt, _ in granted])
+        self.do(self.attempts.handle(Claims(granted, refused), self.now))
 
     # -- the leader
 
@@ -277,7 +277,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.claimed())
     @rule(data=st.data())
     def leader_starts(self, data: st.DataObject) -> None:
-        """As a gang is started: once the ledger has the claims of its members."""
+        """As a gang is started: once the ledger has the claims of its attempts."""
         name = data.draw(st.sampled_from(self.claimed()))
         self.say(Start(*name, "10.0.0.1", 29500, 2))
 
@@ -316,7 +316,7 @@ class World(RuleBasedStateMachine):
             case SendJoin():
                 if message.n > self.join_n:
                     self.join_n, self.no, self.session = message.n, 0, f"session-{message.n}"
-                    self.fold(message.facts)
+                    self.fold(message.reports)
                     holding = {(h.tenant, h.job, h.replica, h.attempt, h.fence) for h in message.holding}
                     self.wanted = {name: place for name, place in self.wanted.items() if name in holding}
                 elif message.n < self.join_n or not self.session:
@@ -333,24 +333,24 @@ class World(RuleBasedStateMachine):
                     self.to_worker.append((self.session, Renewed(message.n, self.epoch)))
                 else:
                     self.to_worker.append((message.session, AnswerRefused("renew", message.n, over)))
-            case FactFrame():
+            case ReportFrame():
                 if message.session != self.session:
                     self.to_worker.append((message.session, AnswerRefused("fact", message.no, over)))
                     return
                 assert message.no <= self.no + 1, "a gap"
                 if message.no == self.no + 1:
                     self.no = message.no
-                    self.fold(message.facts)
-                self.to_worker.append((self.session, FactAck(message.no, self.epoch)))
+                    self.fold(message.reports)
+                self.to_worker.append((self.session, ReportAck(message.no, self.epoch)))
 
     def claimed(self) -> list[AttemptName]:
-        return sorted(self.wanted.keys() & {_name(fact) for fact in self.ledger if fact.kind == "claimed"})
+        return sorted(self.wanted.keys() & {_name(report) for report in self.ledger if report.kind == "claimed"})
 
-    def fold(self, facts: list[Fact]) -> None:
-        self.ledger += facts
-        for fact in facts:
-            if fact.kind in ("exited", "ran", "withdrawn", "refused", "not-held"):
-                self.wanted.pop(_name(fact), None)
+    def fold(self, reports: list[Report]) -> None:
+        self.ledger += reports
+        for report in reports:
+            if report.kind in ("exited", "ran", "withdrawn", "refused", "not-held"):
+                self.wanted.pop(_name(report), None)
 
     # -- the wires
 
@@ -363,7 +363,7 @@ class World(RuleBasedStateMachine):
     def worker_takes(self, message: Event | tuple[str, Event]) -> None:
         if isinstance(message, tuple):  # the reply subject names the session that was asked in
             session, message = message
-            if session != self.members.session.session:
+            if session != self.attempts.session.session:
                 return
         self.handle(message)
         self.handle(TurnOver())
@@ -418,14 +418,14 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.probing)
     @rule(memory_stays=st.booleans())
     def devices_are_probed(self, memory_stays: bool) -> None:
-        members, self.probing = self.probing, []
-        for member in members:
+        attempts, self.probing = self.probing, []
+        for attempt in attempts:
             if memory_stays:
-                self.handle(NotFree([(member.name, tuple(member.quarantined or member.slots))]))
+                self.handle(NotFree([(attempt.name, tuple(attempt.quarantined or attempt.slots))]))
             else:
-                for slot in member.slots:
-                    self.on_device[slot].discard(member.name)
-                self.handle(SeenFree([member.name]))
+                for slot in attempt.slots:
+                    self.on_device[slot].discard(attempt.name)
+                self.handle(SeenFree([attempt.name]))
         self.handle(TurnOver())
 
     @rule(seconds=st.sampled_from([0.1, 0.1, 0.3, 0.5, 0.5, 1.0, 2.0, 2.0, 9.0, 21.0]))
@@ -436,7 +436,7 @@ class World(RuleBasedStateMachine):
                 if phase in ("starting", "running") and name not in self.keeps:
                     self.job_is_over(name, "fence")
                     self.handle(Ended([(name, -9, "fence")]))
-        if self.now >= self.members.next_deadline_s():
+        if self.now >= self.attempts.next_deadline_s():
             self.handle(Tick())
         self.handle(TurnOver())
 
@@ -458,15 +458,15 @@ class World(RuleBasedStateMachine):
             assert phase not in ("starting", "running") or name in self.keeps or self.now < self.fence_s
 
     @invariant()
-    def each_member_runs_at_most_once(self) -> None:
+    def each_attempt_runs_at_most_once(self) -> None:
         assert all(count == 1 for count in self.started.values())
 
     @invariant()
-    def every_member_leaves_one_chain_of_facts(self) -> None:
+    def every_attempt_leaves_one_chain_of_reports(self) -> None:
         chains: dict[AttemptName, str] = {}
-        for fact in [*self.ledger, *self.members.outbox.unanswered()]:
-            name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
-            chains[name] = chains.get(name, "") + LETTER[fact.kind]
+        for report in [*self.ledger, *self.attempts.outbox.unanswered()]:
+            name = (report.tenant, report.job, report.replica, report.attempt, report.fence)
+            chains[name] = chains.get(name, "") + LETTER[report.kind]
         # a frame that the ledger has and whose answer was lost stands in both
         for name, chain in chains.items():
             told = _without_repeats(chain)
@@ -474,7 +474,7 @@ class World(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The world heals: everything comes to rest, and ledger and worker agree."""
-        if not hasattr(self, "members"):
+        if not hasattr(self, "attempts"):
             return
         for _ in range(400):
             for name, phase in list(self.processes.items()):
@@ -485,40 +485,40 @@ class World(RuleBasedStateMachine):
                     self.handle(Ended([(name, 0, "exit")]))
             self.devices_heal()
             for name in sorted(self.wanted):
-                if name in self.members.held and self.members.held[name].phase == "claimed" and self.session:
+                if name in self.attempts.held and self.attempts.held[name].phase == "claimed" and self.session:
                     self.say(End(*name, "over"))
             self.handle(TurnOver())
             while self.to_leader:
                 self.leader_answers(self.to_leader.pop(0))
             while self.to_worker:
                 self.worker_takes(self.to_worker.pop(0))
-            at_rest = not self.members.held and self.members.outbox.is_empty
-            if at_rest and self.members.session.phase == "live":
+            at_rest = not self.attempts.held and self.attempts.outbox.is_empty
+            if at_rest and self.attempts.session.phase == "live":
                 break
-            self.now = max(self.now + 0.01, min(self.members.next_deadline_s(), self.now + 2))
-            if self.now >= self.members.next_deadline_s():
+            self.now = max(self.now + 0.01, min(self.attempts.next_deadline_s(), self.now + 2))
+            if self.now >= self.attempts.next_deadline_s():
                 self.handle(Tick())
         else:
-            raise AssertionError(f"never at rest: {self.members.session.phase} {self.members.held}")
+            raise AssertionError(f"never at rest: {self.attempts.session.phase} {self.attempts.held}")
         assert not any(state.holders for state in self.pool.slot_states())
         assert not any(state.quarantine for state in self.pool.slot_states())
-        freed = {_name(fact) for fact in self.ledger if fact.kind in ("freed", "refused")}
+        freed = {_name(report) for report in self.ledger if report.kind in ("freed", "refused")}
         assert self.started.keys() <= freed, "a job was started, and nobody said that its devices are free"
 
     def devices_heal(self) -> None:
-        members, self.probing = self.probing, []
-        for member in members:
-            for slot in member.slots:
-                self.on_device[slot].discard(member.name)
-            self.handle(SeenFree([member.name]))
+        attempts, self.probing = self.probing, []
+        for attempt in attempts:
+            for slot in attempt.slots:
+                self.on_device[slot].discard(attempt.name)
+            self.handle(SeenFree([attempt.name]))
 
 
-def _name(fact: Fact) -> AttemptName:
-    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+def _name(report: Report) -> AttemptName:
+    return (report.tenant, report.job, report.replica, report.attempt, report.fence)
 
 
 def _without_repeats(chain: str) -> str:
-    """Facts that were folded and whose answer was lost come again: keep the first of each, and words said again."""
+    """Reports that were folded and whose answer was lost come again: keep the first of each, and words said again."""
     seen = ""
     for letter in chain:
         if letter not in seen:

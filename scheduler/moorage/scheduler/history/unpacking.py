@@ -1,4 +1,4 @@
-"""Unpacks jobs' stories from the history stream, see `story`. Pure: no I/O."""
+"""Unpacks jobs' histories from the history stream, see `packing`. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.state import PLACED, RANGE, RUNNING, code_of
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.history.story import Parts, blocks_of
+from moorage.scheduler.history.packing import Parts, blocks_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
 from moorage.schemas.job import STATE_NUMBER, STATES
@@ -19,7 +19,7 @@ from moorage.schemas.ranges import Ranges
 
 
 class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One story of a frame; moves and request stay undecoded, as most stories of a frame are not asked for."""
+    """One history of a frame; moves and request stay undecoded, as most histories of a frame are not asked for."""
 
     job: str
     rev: int
@@ -36,7 +36,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
-    """A `HistoryFrame`, decoded only as far as needed to find a story."""
+    """A `HistoryFrame`, decoded only as far as needed to find a history."""
 
     tenant: str
     states: list[str]
@@ -57,12 +57,12 @@ def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]
 
 
 def moves_in(found: Found) -> list[Moved]:
-    """Return the transitions of a story, as the history packs them."""
+    """Return the transitions of a history, as the history packs them."""
     return _read_moves(found.moves)
 
 
 def told_in(found: Found) -> tuple[int, int, list[int]]:
-    """Return the first and last revision that a story of a frame tells of, without rows its own, and its blocks."""
+    """Return the first and last revision that a history of a frame tells of, without rows its own, and its blocks."""
     moves = _read_moves(found.moves)
     first, last = found.revs or ((moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev))
     told = [(move.replica, move.slots if move.worker == RANGE else move.replica) for move in moves]
@@ -70,7 +70,7 @@ def told_in(found: Found) -> tuple[int, int, list[int]]:
 
 
 def unsuccessful(frame: Frame, found: Found) -> dict[str, Ranges]:
-    """Return, by state, which replicas of a job of several ended without success, from the last part of its story."""
+    """Return, by state, which replicas of a job of several ended without success, from the last part of its history."""
     return {
         frame.states[state]: bits.ranges(bytearray(zlib.decompress(each)))
         for state, each in (found.ended or {}).items()
@@ -85,7 +85,7 @@ def is_simulated(frame: Frame, change: Change) -> bool:
 
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
-    """Yield the transitions of a story as `show` has them, without ACCEPTED."""
+    """Yield the transitions of a history as `show` has them, without ACCEPTED."""
     states, workers = frame.states, frame.workers
     for move in _read_moves(found.moves):
         state = states[move.state]

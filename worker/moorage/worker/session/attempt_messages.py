@@ -1,8 +1,8 @@
 """Define the messages into the worker's state machine (events) and out of it (commands).
 
-The leader's frames are events too: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are seconds of
+The leader's frames are events too: `Wanted`, `RollCall`, `Joined`, `Renewed`, `ReportAck`. All times are seconds of
 CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettime(2)). Slots are positions in hello's
-`gpu_pool`. Events and commands have lists, so that a turn with a thousand members needs only a few objects.
+`gpu_pool`. Events and commands have lists, so that a turn with a thousand attempts needs only a few objects.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
     Exec,
-    Fact,
-    FactAck,
-    FactFrame,
     Held,
     Joined,
     Place,
     Renewed,
+    Report,
+    ReportAck,
+    ReportFrame,
     Resized,
     RollCall,
     Start,
@@ -36,10 +36,10 @@ LEAVE_S_MAX: Final = 5.0
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 
-#: the phases of a member; in phase "over" it is no longer held, and only its tombstone is kept
-MemberPhase = Literal["claimed", "starting", "running", "ending", "exited", "over"]
+#: the phases of an attempt; in phase "over" it is no longer held, and only its tombstone is kept
+AttemptPhase = Literal["claimed", "starting", "running", "ending", "exited", "over"]
 #: the legal next phases
-PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
+PHASES: Final[dict[AttemptPhase, frozenset[AttemptPhase]]] = {
     "claimed": frozenset({"starting", "over"}),
     "starting": frozenset({"running", "ending", "exited", "over"}),
     "running": frozenset({"ending", "exited"}),
@@ -47,8 +47,8 @@ PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
     "exited": frozenset({"over"}),
     "over": frozenset(),
 }
-#: the phase that a renewal reports; a starting member counts as not running until its driver reports the start
-HELD_PHASE: Final[dict[MemberPhase, str]] = {
+#: the phase that a renewal reports; a starting attempt counts as not running until its driver reports the start
+HELD_PHASE: Final[dict[AttemptPhase, str]] = {
     "claimed": "claimed",
     "starting": "claimed",
     "running": "running",
@@ -57,9 +57,9 @@ HELD_PHASE: Final[dict[MemberPhase, str]] = {
 }
 
 
-#: the phases through which an earlier agent's member is taken over, by its phase in the journal or driver. Its further
-#: facts are reported from the last of them on
-RESTORED_BY: Final[dict[str, tuple[MemberPhase, ...]]] = {
+#: the phases through which an earlier agent's attempt is taken over, by its phase in the journal or driver. Its further
+#: reports are reported from the last of them on
+RESTORED_BY: Final[dict[str, tuple[AttemptPhase, ...]]] = {
     "claimed": (),
     "starting": ("starting",),
     "refused": ("starting",),
@@ -69,12 +69,12 @@ RESTORED_BY: Final[dict[str, tuple[MemberPhase, ...]]] = {
 }
 
 
-#: the `config` of a member whose request this agent's driver has not checked: an earlier agent's did
+#: the `config` of an attempt whose request this agent's driver has not checked: an earlier agent's did
 UNCHECKED: Final = object()
 
 
-class Member:
-    """One held member (an attempt of a replica). Only the state machine changes it.
+class Attempt:
+    """One held attempt (an attempt of a replica). Only the state machine changes it.
 
     Its job's name is `job`; `request.job` may be the name of another job with an equal request. `config` is what its
     driver read from the request (`Driver.read_config`) as it checked that.
@@ -130,7 +130,7 @@ class Member:
         self.grace_s = run.grace_s
         self.keep = request.on_partition == "keep"
         self.slots = place.slots
-        self.phase: MemberPhase = "claimed"
+        self.phase: AttemptPhase = "claimed"
         self.start: Start | None = None
         self.config: Any = UNCHECKED
         self.code = 0
@@ -146,18 +146,18 @@ class Member:
         self.frozen = False  # whether its processes are frozen, while it is running or ending
         self.freezes = 0  # how often this agent has frozen them
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
-        self.leased = True  # it has its devices; a frozen member gives them up once their memory was seen free
+        self.leased = True  # it has its devices; a frozen attempt gives them up once their memory was seen free
         self.resumes = 0  # the number of the order to resume it that is carried out, 0 for none
         self.refused = 0  # the number of the last such order for which the pool did not give its devices
         self.ports: tuple[int, ...] = ()  # of this host, for `run.ports`
-        self.address = ""  # where they are reached, as a `started` fact says it
+        self.address = ""  # where they are reached, as a `started` report says it
         self.ready: bool | None = None  # what this agent has reported of `run.ready`; None: nothing yet
         self.was_ready = False  # it was ready once, so that it does not end for not being so
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
     def master_port_wanted(self) -> int:
-        """The rendezvous port for rank 0 of a gang, 0 for other members."""
+        """The rendezvous port for rank 0 of a gang, 0 for other attempts."""
         if not self.place.hold or self.replica != 0:
             return 0
         gpu = self.request.gpu
@@ -171,12 +171,12 @@ MASTER_PORT_DEFAULT: Final = 29500
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """Answer `TryClaim` for the pool: `granted` has each member with its rendezvous `address:port` or "", `refused`
-    has each member with the reason, and `lacking` those for which this host lacks something that they need."""
+    """Answer `TryClaim` for the pool: `granted` has each attempt with its rendezvous `address:port` or "", `refused`
+    has each attempt with the reason, and `lacking` those for which this host lacks something that they need."""
 
-    granted: list[tuple[Member, str]]
-    refused: list[tuple[Member, str]]
-    lacking: list[tuple[Member, str]] = []
+    granted: list[tuple[Attempt, str]]
+    refused: list[tuple[Attempt, str]]
+    lacking: list[tuple[Attempt, str]] = []
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -184,13 +184,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Report members of which no process is left: (name, code, reason). After a signal, code is minus its number."""
+    """Report attempts of which no process is left: (name, code, reason). After a signal, code is minus its number."""
 
     items: list[tuple[AttemptName, int, str]]
 
 
 class StartFailed(msgspec.Struct, frozen=True):
-    """Report members whose command could not be started: (name, code as of a shell: 126 or 127, reason in one line).
+    """Report attempts whose command could not be started: (name, code as of a shell: 126 or 127, reason in one line).
 
     Nothing of them runs.
     """
@@ -199,7 +199,7 @@ class StartFailed(msgspec.Struct, frozen=True):
 
 
 class NotStarted(msgspec.Struct, frozen=True):
-    """Report members that this host could not start: (name, the reason in one line). They are refused, not failed.
+    """Report attempts that this host could not start: (name, the reason in one line). They are refused, not failed.
 
     The reason may begin with a word of `ABOUT_THE_JOB` that says what is at fault; `code` is then the exit code that
     the job gets if no host can start it (126 or 127 as of a shell). Nothing of them runs.
@@ -210,7 +210,7 @@ class NotStarted(msgspec.Struct, frozen=True):
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """Report members of which processes are left (in state D, although killed), or may be left.
+    """Report attempts of which processes are left (in state D, although killed), or may be left.
 
     Their devices stay in quarantine.
     """
@@ -219,34 +219,34 @@ class Stuck(msgspec.Struct, frozen=True):
 
 
 class MpsNotAsked(msgspec.Struct, frozen=True):
-    """Report members that end, or have ended, without a word to the MPS daemon of which they are clients, and why."""
+    """Report attempts that end, or have ended, without a word to the MPS daemon of which they are clients, and why."""
 
     items: list[tuple[AttemptName, str]]
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """Report that the process that runs a driver's members (a supervisor, an engine) died and was replaced.
+    """Report that the process that runs a driver's attempts (a supervisor, an engine) died and was replaced.
 
-    The driver's former members have ended, or are reported as stuck. The driver has a new `boot`.
+    The driver's former attempts have ended, or are reported as stuck. The driver has a new `boot`.
     """
 
     driver: str
 
 
 class SeenFree(msgspec.Struct, frozen=True):
-    """Report members that have ended, and whose devices were all seen free."""
+    """Report attempts that have ended, and whose devices were all seen free."""
 
     names: list[AttemptName]
 
 
 class NotFree(msgspec.Struct, frozen=True):
-    """Report members that have ended, but whose devices were not all seen free: (name, the slots in use)."""
+    """Report attempts that have ended, but whose devices were not all seen free: (name, the slots in use)."""
 
     items: list[tuple[AttemptName, tuple[int, ...]]]
 
 
 class AnswerRefused(msgspec.Struct, frozen=True):
-    """Report that the leader answered a join, renewal or fact frame with an error frame."""
+    """Report that the leader answered a join, renewal or report frame with an error frame."""
 
     verb: AnswerVerb
     number: int
@@ -258,7 +258,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class TurnOver(msgspec.Struct, frozen=True):
-    """No event is left in this turn of the loop: send the collected facts in one frame.
+    """No event is left in this turn of the loop: send the collected reports in one frame.
 
     With `lends`, processes of this host hold devices: a worker that leaves stays until these are back.
     """
@@ -275,32 +275,33 @@ class HelloChanged(msgspec.Struct, frozen=True):
 
 
 class OverGrant(msgspec.Struct, frozen=True):
-    """Have members end: (name, the reason in one line). They exceed their part of a device, made its MPS server
+    """Have attempts end: (name, the reason in one line). They exceed their part of a device, made its MPS server
     fail, or are `LOST`."""
 
     items: list[tuple[AttemptName, str]]
 
 
 class FreezeAnswered(msgspec.Struct, frozen=True):
-    """Report the state of members that were to be frozen or resumed: (name, state, the reason in one line).
+    """Report the state of attempts that were to be frozen or resumed: (name, state, the reason in one line).
 
     The state is "frozen", "running" or "broken"; the reason is "" if the order was carried out.
 
-    A broken member has a process that can neither run on nor be frozen, so the attempt is lost.
+    A broken attempt has a process that can neither run on nor be frozen, so the attempt is lost.
     """
 
     items: list[tuple[AttemptName, str, str]]
 
 
 class LeaseAnswered(msgspec.Struct, frozen=True):
-    """Answer `TryLease` for the pool: the member has its devices again, or not, with the reason in one line."""
+    """Answer `TryLease` for the pool: the attempt has its devices again, or not, with the reason in one line."""
 
-    member: Member
+    attempt: Attempt
     why: str = ""
 
 
 class IdleSeen(msgspec.Struct, frozen=True):
-    """Report members that do not use their devices: (name, seconds without use, allowed seconds, whether it is to end).
+    """Report attempts that do not use their devices: (name, seconds without use, allowed seconds, whether it is to
+    end).
 
     Allowed seconds of 0 are no limit.
     """
@@ -309,26 +310,26 @@ class IdleSeen(msgspec.Struct, frozen=True):
 
 
 class SeenReady(msgspec.Struct, frozen=True):
-    """Report what a look at running members found: (name, why it is not ready in one line or "" if it is, whether it
+    """Report what a look at running attempts found: (name, why it is not ready in one line or "" if it is, whether it
     is to end, because it was not ready in time)."""
 
     items: list[tuple[AttemptName, str, bool]]
 
 
 class FreezeDue(msgspec.Struct, frozen=True):
-    """Report members that should be frozen, in this order: (name, seconds without use of its devices)."""
+    """Report attempts that should be frozen, in this order: (name, seconds without use of its devices)."""
 
     items: list[tuple[AttemptName, int]]
 
 
 class ResumeDue(msgspec.Struct, frozen=True):
-    """Report frozen members that have a process which waits to use its devices."""
+    """Report frozen attempts that have a process which waits to use its devices."""
 
     names: list[AttemptName]
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """Report the members' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
+    """Report the attempts' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
 
     The first number is UNKNOWN_MS if a device or process does not report its load.
     """
@@ -356,27 +357,27 @@ class Leave(msgspec.Struct, frozen=True):
 class Restored(msgspec.Struct, frozen=True):
     """Report what a starting agent found of an earlier one. It is the first event.
 
-    `held` has (member, phase, code, detail) for every member that the journal and the supervisor know. In phase
-    "exited", code and detail are its exit code and reason. For a member that waits for its gang, detail is the
-    `address:port`. `facts` are the journal's unanswered facts. `withdrawn` members were journalled but never started.
-    `strays` is set if an unknown member still runs and was asked to end. The join then waits for `StraysOver`, because
-    no member may run that the join does not list.
+    `held` has (attempt, phase, code, detail) for every attempt that the journal and the supervisor know. In phase
+    "exited", code and detail are its exit code and reason. For an attempt that waits for its gang, detail is the
+    `address:port`. `reports` are the journal's unanswered reports. `withdrawn` attempts were journalled but never
+    started. `strays` is set if an unknown attempt still runs and was asked to end. The join then waits for
+    `StraysOver`, because no attempt may run that the join does not list.
     """
 
-    held: list[tuple[Member, str, int, str]]
-    facts: list[Fact]
+    held: list[tuple[Attempt, str, int, str]]
+    reports: list[Report]
     withdrawn: list[AttemptName]
     strays: bool = False
 
 
 class StraysOver(msgspec.Struct, frozen=True):
-    """Report that no process is left of the unknown members that ran here."""
+    """Report that no process is left of the unknown attempts that ran here."""
 
 
 #: every event of the state machine: the leader's frames, reports of drivers and the pool, and the agent's own events
 Event = (
     Wanted
-    | FactAck
+    | ReportAck
     | Renewed
     | Joined
     | RollCall
@@ -414,104 +415,104 @@ Event = (
 
 
 class TryClaim(msgspec.Struct, frozen=True):
-    """Claim the slots of each member now, either all slots of a member or none. The next event must be `Claims`."""
+    """Claim the slots of each attempt now, either all slots of an attempt or none. The next event must be `Claims`."""
 
-    members: list[Member]
+    attempts: list[Attempt]
 
 
-class StartMembers(msgspec.Struct, frozen=True):
+class StartAttempts(msgspec.Struct, frozen=True):
     driver: str
-    members: list[Member]
+    attempts: list[Attempt]
 
 
-class EndMember(msgspec.Struct, frozen=True):
-    """Ask a member to end, with `grace_s` between SIGTERM and SIGKILL.
+class EndAttempt(msgspec.Struct, frozen=True):
+    """Ask an attempt to end, with `grace_s` between SIGTERM and SIGKILL.
 
-    With `notice_s`, a member with a checkpoint signal gets that signal first, and SIGTERM `notice_s` later.
+    With `notice_s`, an attempt with a checkpoint signal gets that signal first, and SIGTERM `notice_s` later.
     """
 
-    member: Member
+    attempt: Attempt
     grace_s: float
     why: str
     notice_s: float = 0.0
 
 
 class WatchReady(msgspec.Struct, frozen=True):
-    """Look whether a running member is ready, as its request says; `SeenReady` follows."""
+    """Look whether a running attempt is ready, as its request says; `SeenReady` follows."""
 
-    member: Member
+    attempt: Attempt
 
 
 class NoteKept(msgspec.Struct, frozen=True):
-    """Journal the ports of a member, and that it was ready: the next agent must know both."""
+    """Journal the ports of an attempt, and that it was ready: the next agent must know both."""
 
-    member: Member
-
-
-class ResizeMembers(msgspec.Struct, frozen=True):
-    """Journal the new parts of these members, and enforce them."""
-
-    members: list[Member]
+    attempt: Attempt
 
 
-class FreezeMember(msgspec.Struct, frozen=True):
-    """Freeze a member, or resume it if `on` is false; `FreezeAnswered` follows."""
+class ResizeAttempts(msgspec.Struct, frozen=True):
+    """Journal the new parts of these attempts, and enforce them."""
 
-    member: Member
+    attempts: list[Attempt]
+
+
+class FreezeAttempt(msgspec.Struct, frozen=True):
+    """Freeze an attempt, or resume it if `on` is false; `FreezeAnswered` follows."""
+
+    attempt: Attempt
     on: bool
 
 
 class RunCommands(msgspec.Struct, frozen=True):
-    """Run these commands in running members, for callers."""
+    """Run these commands in running attempts, for callers."""
 
     execs: list[Exec]
 
 
 class Unlease(msgspec.Struct, frozen=True):
-    """Return the devices of a frozen member to the pool; all else of it stays."""
+    """Return the devices of a frozen attempt to the pool; all else of it stays."""
 
-    member: Member
+    attempt: Attempt
 
 
 class TryLease(msgspec.Struct, frozen=True):
-    """Claim the slots of a frozen member again, all or none. The next event must be `LeaseAnswered`."""
+    """Claim the slots of a frozen attempt again, all or none. The next event must be `LeaseAnswered`."""
 
-    member: Member
+    attempt: Attempt
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Return the devices of these members to the pool."""
+    """Return the devices of these attempts to the pool."""
 
-    members: list[Member]
+    attempts: list[Attempt]
 
 
 class ProbeFree(msgspec.Struct, frozen=True):
-    """Check whether these members' devices have free memory again; `SeenFree` or `NotFree` follows."""
+    """Check whether these attempts' devices have free memory again; `SeenFree` or `NotFree` follows."""
 
-    members: list[Member]
+    attempts: list[Attempt]
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Put these slots of a member into quarantine, and free its other slots unless it is stuck."""
+    """Put these slots of an attempt into quarantine, and free its other slots unless it is stuck."""
 
-    member: Member
+    attempt: Attempt
     slots: tuple[int, ...]
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """Have the driver forget these members: their ends are in the ledger."""
+    """Have the driver forget these attempts: their ends are in the ledger."""
 
-    members: list[Member]
+    attempts: list[Attempt]
 
 
-class SendFacts(msgspec.Struct, frozen=True):
+class SendReports(msgspec.Struct, frozen=True):
     """Journal the frame (unless `again`), then send it."""
 
-    frame: FactFrame
+    frame: ReportFrame
     again: bool = False
 
 
-class FactsAnswered(msgspec.Struct, frozen=True):
+class ReportsAnswered(msgspec.Struct, frozen=True):
     """Record in the journal that the frames up to `no` are in the ledger."""
 
     no: int
@@ -529,16 +530,16 @@ class SendRenew(msgspec.Struct, frozen=True):
 
 
 class SendJoin(msgspec.Struct, frozen=True):
-    """Journal `n` and the facts, then ask for a session. With `again`, send the same frame as before."""
+    """Journal `n` and the reports, then ask for a session. With `again`, send the same frame as before."""
 
     n: int
-    facts: list[Fact]
+    reports: list[Report]
     holding: list[Held]
     again: bool = False
 
 
 class SessionLive(msgspec.Struct, frozen=True):
-    """Record in the journal that the facts of the join were answered, and the ledger's id."""
+    """Record in the journal that the reports of the join were answered, and the ledger's id."""
 
     n: int
     ledger: str
@@ -592,12 +593,12 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 Command = (
     TryClaim
-    | StartMembers
-    | EndMember
+    | StartAttempts
+    | EndAttempt
     | WatchReady
     | NoteKept
-    | ResizeMembers
-    | FreezeMember
+    | ResizeAttempts
+    | FreezeAttempt
     | RunCommands
     | Unlease
     | TryLease
@@ -605,8 +606,8 @@ Command = (
     | ProbeFree
     | Quarantine
     | Forget
-    | SendFacts
-    | FactsAnswered
+    | SendReports
+    | ReportsAnswered
     | SendRenew
     | SendJoin
     | SessionLive

@@ -1,4 +1,4 @@
-"""The members of a driver that freezes: a restart waits for no GPU, and what is done with one is done in turn."""
+"""The attempts of a driver that freezes: a restart waits for no GPU, and what is done with one is done in turn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Collection
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.freezing import cuda
-from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.session.member_messages import FreezeAnswered, ResumeDue
+from moorage.worker.freezing.attempts import FreezableAttempts
+from moorage.worker.session.attempt_messages import FreezeAnswered, ResumeDue
 from tests.system.worker.freezing.test_freezing import NAME, Scene, scene
 from tests.waiting import until
 
@@ -19,29 +19,29 @@ __all__ = ["scene"]
 
 
 class Driver:
-    """The members of a scene's process, and what they reported."""
+    """The attempts of a scene's process, and what they reported."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.said: list[FreezeAnswered | ResumeDue] = []
-        self.members = self.another()
+        self.attempts = self.another()
 
-    def another(self) -> FreezableMembers:
-        return FreezableMembers(self.scene.another(), None, self.said.append, self.scene.members_of)
+    def another(self) -> FreezableAttempts:
+        return FreezableAttempts(self.scene.another(), None, self.said.append, self.scene.attempts_of)
 
     async def restart(self) -> set[object]:
         """Have the next agent take over; return what it takes for frozen."""
-        await self.members.close()
+        await self.attempts.close()
         self.said.clear()
-        self.members = self.another()
-        return set(self.members.begin([NAME]))
+        self.attempts = self.another()
+        return set(self.attempts.begin([NAME]))
 
     def answers(self) -> list[str]:
         return [item[1] for event in self.said if isinstance(event, FreezeAnswered) for item in event.items]
 
     async def freeze(self) -> int:
-        """Freeze the member; return the pid of its process once that is reported."""
-        self.members.freeze(NAME, [0])
+        """Freeze the attempt; return the pid of its process once that is reported."""
+        self.attempts.freeze(NAME, [0])
         await self.answered("frozen")
         (child,) = self.scene.children
         return child.pid
@@ -55,27 +55,27 @@ async def driver_of(scene: Scene) -> AsyncIterator[Driver]:
     scene.hold()
     made = Driver(scene)
     try:
-        assert made.members.begin([NAME]) == set()
+        assert made.attempts.begin([NAME]) == set()
         yield made
     finally:
-        await made.members.close()
+        await made.attempts.close()
 
 
-async def test_a_member_is_frozen_and_resumed_and_each_order_is_answered(scene: Scene) -> None:
+async def test_a_attempt_is_frozen_and_resumed_and_each_order_is_answered(scene: Scene) -> None:
     async with driver_of(scene) as driver:
         await driver.freeze()
-        driver.members.resume(NAME)
+        driver.attempts.resume(NAME)
         await driver.answered("frozen", "running")
         assert driver.scene.states() == [cuda.RUNNING]
 
 
-async def test_a_member_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
-    def members_of(pids: Collection[int]) -> dict[int, AttemptName | None]:
+async def test_a_attempt_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
+    def attempts_of(pids: Collection[int]) -> dict[int, AttemptName | None]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async with driver_of(scene) as driver:
-        driver.members = FreezableMembers(scene.another(), None, driver.said.append, members_of)
-        driver.members.freeze(NAME, [0])
+        driver.attempts = FreezableAttempts(scene.another(), None, driver.said.append, attempts_of)
+        driver.attempts.freeze(NAME, [0])
         await driver.answered("running")
 
 
@@ -86,7 +86,7 @@ async def test_a_restart_waits_for_no_gpu_and_an_order_comes_behind_the_look(sce
         before = driver.scene.asked(pid)
         driver.scene.put(pid, cuda.CHECKPOINTING)  # the driver does not say yet what becomes of it
         assert await driver.restart() == {NAME}
-        driver.members.resume(NAME)
+        driver.attempts.resume(NAME)
         await until(lambda: driver.scene.asked(pid) > before + 1, what="the look asks")
         assert driver.answers() == []
         driver.scene.put(pid, cuda.CHECKPOINTED)
@@ -100,9 +100,9 @@ async def test_what_the_record_says_is_not_reported_and_what_differs_is(scene: S
         before = driver.scene.asked(pid)
         assert await driver.restart() == {NAME}
         await until(lambda: driver.scene.asked(pid) > before, what="the look asks")
-        driver.members.resume(NAME)
+        driver.attempts.resume(NAME)
         await driver.answered("running")  # the answer to the order, and no other
-        driver.members.freeze(NAME, [0])
+        driver.attempts.freeze(NAME, [0])
         await driver.answered("running", "frozen")
         driver.scene.put(pid, cuda.RUNNING)  # it was resumed, and the record could not say so
         assert await driver.restart() == {NAME}

@@ -14,11 +14,11 @@ from moorage.schemas.frames import Finding, Look, Looked
 from moorage.schemas.job import Request
 from moorage.testing.conformance.bench import WORKER, Bench, open_bench
 from moorage.testing.conformance.leader import until
-from moorage.worker.agent import lost_members
+from moorage.worker.agent import lost_attempts
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, Report
+from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, ReportEvent
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Ended
+from moorage.worker.session.attempt_messages import Ended
 
 EXITS = {"run": {"argv": ["true"]}}
 HANGS = {"run": {"argv": ["sleep", "600"]}}
@@ -31,7 +31,7 @@ class LosesEnds(ProcessDriver):
 
     name = "loses"
 
-    def attach(self, report: Report, publish: Publish) -> None:
+    def attach(self, report: ReportEvent, publish: Publish) -> None:
         def tell(event: DriverEvent) -> None:
             if not isinstance(event, Ended) or event.items[0][2] == "lost":
                 report(event)
@@ -40,7 +40,7 @@ class LosesEnds(ProcessDriver):
 
 
 class OnlyOnce(ProcessDriver):
-    """Its first answer leaves out every member, its later answers are right; `asked` counts them."""
+    """Its first answer leaves out every attempt, its later answers are right; `asked` counts them."""
 
     name = "once"
     asked = 0
@@ -51,7 +51,7 @@ class OnlyOnce(ProcessDriver):
 
 
 class BringsForLong(ProcessDriver):
-    """What its members need does not come."""
+    """What its attempts need does not come."""
 
     name = "brings"
     asked = 0
@@ -59,7 +59,7 @@ class BringsForLong(ProcessDriver):
     def _is_ready(self, assignment: Assignment) -> bool:
         return False
 
-    async def _made_ready(self, assignment: Assignment, member: object) -> object:  # type: ignore[override]
+    async def _made_ready(self, assignment: Assignment, attempt: object) -> object:  # type: ignore[override]
         return await asyncio.Event().wait()
 
     async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
@@ -83,7 +83,7 @@ async def worker_with(url: str, driver: type[ProcessDriver]) -> AsyncIterator[Be
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_members, "LOOK_RENEWALS", 0.5)
+    monkeypatch.setattr(lost_attempts, "LOOK_RENEWALS", 0.5)
 
 
 async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> AttemptName:
@@ -92,7 +92,7 @@ async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> Attem
     return name
 
 
-async def test_a_member_of_which_nothing_runs_is_ended_as_lost(nats_url: str, often: None) -> None:
+async def test_a_attempt_of_which_nothing_runs_is_ended_as_lost(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name = await place(bench, EXITS)
         exited = await bench.ended(name)
@@ -100,7 +100,7 @@ async def test_a_member_of_which_nothing_runs_is_ended_as_lost(nats_url: str, of
         await bench.ended(await place(bench, EXITS))  # on the same GPU
 
 
-async def test_one_answer_that_leaves_a_member_out_ends_nothing(nats_url: str, often: None) -> None:
+async def test_one_answer_that_leaves_a_attempt_out_ends_nothing(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, OnlyOnce) as bench:
         OnlyOnce.asked = 0
         name = await place(bench, HANGS)
@@ -110,7 +110,7 @@ async def test_one_answer_that_leaves_a_member_out_ends_nothing(nats_url: str, o
         assert (await bench.ended(name)).detail == "end"
 
 
-async def test_a_member_whose_needs_are_still_brought_is_not_lost(nats_url: str, often: None) -> None:
+async def test_a_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, BringsForLong) as bench:
         BringsForLong.asked = 0
         name = await place(bench, HANGS)
@@ -120,7 +120,7 @@ async def test_a_member_whose_needs_are_still_brought_is_not_lost(nats_url: str,
         assert (await bench.ended(name)).detail == "end"
 
 
-async def test_an_audit_is_told_of_a_member_of_which_nothing_runs(nats_url: str) -> None:
+async def test_an_audit_is_told_of_a_attempt_of_which_nothing_runs(nats_url: str) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name, subject = await place(bench, EXITS), bench.leader.subjects.worker(WORKER, "looked")
         await bench.heard("started", name)

@@ -1,4 +1,4 @@
-"""End the processes that a former supervisor's members left, and prove that it is gone.
+"""End the processes that a former supervisor's attempts left, and prove that it is gone.
 
 The main processes died with that supervisor (parent-death signal); processes that they had started may live on, and so
 may containers.
@@ -27,22 +27,22 @@ from moorage.worker.supervisor.journal import Left, Starting
 from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
 
 START_SLACK_S: Final = 1.0
-"""A process of a member started no earlier than the member's record minus this."""
+"""A process of an attempt started no earlier than the attempt's record minus this."""
 _NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[], state_marks={})
 
 
 @dataclass(slots=True)
-class FormerMembers:
-    """The members of which processes may be left, by key. Call `clear` again and again until `waiting` is empty."""
+class FormerAttempts:
+    """The attempts of which processes may be left, by key. Call `clear` again and again until `waiting` is empty."""
 
     boot_id: str
     waiting: dict[str, Left]
     found: dict[str, Unproven] = field(init=False)
-    """Why processes of each waiting member may be left, as of the last pass."""
+    """Why processes of each waiting attempt may be left, as of the last pass."""
     removed: set[str] = field(default_factory=set)
-    """The members whose container the engine has removed."""
+    """The attempts whose container the engine has removed."""
     _seen: set[str] = field(default_factory=set)
-    """The members of whose container a process was seen here."""
+    """The attempts of whose container a process was seen here."""
 
     def __post_init__(self) -> None:
         self.found = {key: Unproven(key=key, pids=(), message="not searched for yet") for key in self.waiting}
@@ -69,7 +69,7 @@ class FormerMembers:
                     proof = self._clear_container(key, left.pid, contained.get(starting.container, []))
                 else:
                     proof = self._prove(key, starting, left.pid, scan)
-            except OSError as error:  # the ends of other members are returned all the same
+            except OSError as error:  # the ends of other attempts are returned all the same
                 self._not_proven(key, (), f"its processes cannot be read: {error.strerror or error}")
             if proof is None:
                 continue
@@ -90,7 +90,7 @@ class FormerMembers:
         return ended
 
     def _scan(self) -> Scan:
-        """Scan every process's environment for all members without a cgroup; return an empty scan if no member needs
+        """Scan every process's environment for all attempts without a cgroup; return an empty scan if no attempt needs
         it.
         """
         starts = {key: left.starting for key, left in self.waiting.items()}
@@ -109,7 +109,7 @@ class FormerMembers:
         return self._clear_marked(key, starting, pid, scan)
 
     def drop(self, key: str) -> bool:
-        """Give up a member because an operator says so. Return False for a key that does not wait."""
+        """Give up an attempt because an operator says so. Return False for a key that does not wait."""
         self.found.pop(key, None)
         self.removed.discard(key)
         self._seen.discard(key)
@@ -181,10 +181,10 @@ class FormerMembers:
 
 
 def _is_of_another_session(process: Process, starting: Starting) -> bool:
-    """Return whether a process is in a session that no process of the member can have begun.
+    """Return whether a process is in a session that no process of the attempt can have begun.
 
-    A process stays in the session of its parent or begins its own, so a member's processes are in sessions that the
-    member began: none has a leader from before the member, or of another user (sshd's). The number of a session is no
+    A process stays in the session of its parent or begins its own, so an attempt's processes are in sessions that the
+    attempt began: none has a leader from before the attempt, or of another user (sshd's). The number of a session is no
     other process's pid while the session has a process.
     """
     leader = read_process(process.session)

@@ -1,4 +1,4 @@
-"""Keep one member's state inside the supervisor, and the table of legal transitions."""
+"""Keep one attempt's state inside the supervisor, and the table of legal transitions."""
 
 import asyncio
 import enum
@@ -10,7 +10,7 @@ from typing import Final
 from moorage.system.cgroup import CgroupFolder
 from moorage.worker.supervisor.capped_output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.child import Child
-from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
+from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartAttempt
 from moorage.worker.supervisor.sigterm import Sigterm
 from moorage.worker.supervisor.terminal import HeldTerminal
 
@@ -44,7 +44,7 @@ class IllegalTransition(Exception):
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """The container of a member: an engine starts it, the supervisor ends it."""
+    """The container of an attempt: an engine starts it, the supervisor ends it."""
 
     id: str
     is_seen: bool = False
@@ -58,10 +58,10 @@ class Container:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """What the supervisor keeps of one member until its end is reported; its argv only until its exec."""
+class Attempt:
+    """What the supervisor keeps of one attempt until its end is reported; its argv only until its exec."""
 
-    start: StartMember
+    start: StartAttempt
     child: Child | None
     marks: tuple[bytes, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Member:
             self.fence.remove_empty()
 
     def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
-        """Return the event that reports the end. `proof` says how it is known that no process of the member is left."""
+        """Return the event that reports the end. `proof` says how it is known that none of its processes is left."""
         exit_code, signal_number, number, stage, message = None, None, None, "", ""
         reason: Reason = self.cause or "exit"
         if self.failure is not None:
@@ -177,12 +177,12 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """A process that was started in a running member besides its main one."""
+    """A process that was started in a running attempt besides its main one."""
 
-    member: Member
+    attempt: Attempt
     pid: int
     child: Child
     ended: Callable[[int], None]
     """Gets its wait status."""
     is_ending: bool = False
-    """Whether it is killed once that is announced to its member's MPS daemon."""
+    """Whether it is killed once that is announced to its attempt's MPS daemon."""

@@ -81,7 +81,7 @@ class Result(msgspec.Struct, frozen=True):
         return table(f"Result of {self.job}", rows)
 
 
-class Story:
+class JobHistory:
     """The transitions of one job, each once, in the order of their revisions, and without a gap up to `rev`.
 
     Of a job with more than 1,024 replicas there are only the exceptions. `replicas` has how many are in which state.
@@ -158,7 +158,7 @@ class Story:
         """Merge an answer of the leader, and return the new events.
 
         The leader is right: transitions that it does not know are lost. After a ledger was restored from a backup, the
-        answer may have fewer transitions than the story.
+        answer may have fewer transitions than the history.
         """
         rev, news = self.rev, list[Event]()
         if event.rev > rev or event.state != self.state:
@@ -171,7 +171,7 @@ class Story:
         return news
 
     def knows_more_than(self, shown: Shown) -> bool:
-        """Return whether an answer is older than the story, such as that of a replaced leader.
+        """Return whether an answer is older than the history, such as that of a replaced leader.
 
         A restored ledger begins with a higher record number than any before, so its answers count as newer.
         """

@@ -1,7 +1,7 @@
-"""Freeze and resume the members of one driver, and report what became of it.
+"""Freeze and resume the attempts of one driver, and report what became of it.
 
-A member's calls wait at its gate before the driver's library locks its processes: a later one would wait in that
-library, where the worker does not see it. They pass again once the member runs. What an earlier agent has left is
+An attempt's calls wait at its gate before the driver's library locks its processes: a later one would wait in that
+library, where the worker does not see it. They pass again once the attempt runs. What an earlier agent has left is
 settled while the worker has joined: a driver that answers late ends no other job.
 """
 
@@ -14,19 +14,19 @@ from typing import Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.freezing.cuda import Outcome
-from moorage.worker.freezing.freezer import Freezer, MembersOf
+from moorage.worker.freezing.freezer import AttemptsOf, Freezer
 from moorage.worker.freezing.gate import Gate
-from moorage.worker.session.member_messages import FreezeAnswered, ResumeDue
+from moorage.worker.session.attempt_messages import FreezeAnswered, ResumeDue
 
-#: how often the worker checks for calls of frozen members
+#: how often the worker checks for calls of frozen attempts
 LOOK_FOR_USE_S: Final = 0.2
 Work = Callable[[], Awaitable[tuple[Outcome, str]]]
 
 
-class FreezableMembers:
-    """The members of a driver that freezes. Without a `gate` no use of a frozen member is seen.
+class FreezableAttempts:
+    """The attempts of a driver that freezes. Without a `gate` no use of a frozen attempt is seen.
 
-    `report` takes the answers; `members_of` says whose processes are these.
+    `report` takes the answers; `attempts_of` says whose processes are these.
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class FreezableMembers:
         freezer: Freezer,
         gate: Gate | None,
         report: Callable[[FreezeAnswered | ResumeDue], None],
-        members_of: MembersOf,
+        attempts_of: AttemptsOf,
     ) -> None:
         self._freezer = freezer
         self._gate = gate
         self._report = report
-        self._members_of = members_of
+        self._attempts_of = attempts_of
         self._at_work: dict[asyncio.Task[None], AttemptName] = {}
-        self._turns: dict[AttemptName, asyncio.Lock] = {}  # what is done with one member is done in turn
+        self._turns: dict[AttemptName, asyncio.Lock] = {}  # what is done with one attempt is done in turn
         self._used_again: set[AttemptName] = set()  # frozen ones that were reported as such
         self._looks: asyncio.Task[None] | None = None
 
     def begin(self, running: Collection[AttemptName]) -> set[AttemptName]:
-        """Take over the running members of an earlier agent; return those that are frozen by its record.
+        """Take over the running attempts of an earlier agent; return those that are frozen by its record.
 
         Where the driver says otherwise, that is reported later.
         """
@@ -67,20 +67,20 @@ class FreezableMembers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
-        """Begin to freeze a member with these devices."""
+        """Begin to freeze an attempt with these devices."""
         self._close_gate(name)
-        self._begin(name, partial(self._freezer.freeze, name, slots, self._members_of))
+        self._begin(name, partial(self._freezer.freeze, name, slots, self._attempts_of))
 
     def resume(self, name: AttemptName) -> None:
-        """Begin to resume a member."""
+        """Begin to resume an attempt."""
         self._begin(name, partial(self._freezer.resume, name))
 
     def wakes(self, name: AttemptName) -> bool:
-        """Return whether the member's first use would be reported, once it is frozen."""
+        """Return whether the attempt's first use would be reported, once it is frozen."""
         return self._gate is not None and self._gate.wakes(name)
 
     def over(self, name: AttemptName) -> None:
-        """Forget a member of which nothing runs any more."""
+        """Forget an attempt of which nothing runs any more."""
         self._freezer.over(name)
         self._turns.pop(name, None)
         self._used_again.discard(name)
@@ -113,7 +113,7 @@ class FreezableMembers:
             self._gate.open(name)
 
     async def _look_for_use(self, gate: Gate) -> None:
-        """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
+        """Report frozen attempts with a call waiting, once for each time that they are frozen, until canceled."""
         while True:
             await asyncio.sleep(LOOK_FOR_USE_S)
             fresh = set(gate.wanted()) - set(self._at_work.values()) - self._used_again

@@ -1,4 +1,4 @@
-"""Which member a process is charged to."""
+"""Which attempt a process is charged to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from moorage.schemas.attempt import AttemptName
 from moorage.system.proctree import read_environ
-from moorage.worker.sharing.member_processes import MemberProcesses
+from moorage.worker.sharing.attempt_processes import AttemptProcesses
 
 NAME: AttemptName = ("acme", "victim", 0, 1, 7)
 MARKS = {
@@ -36,10 +36,10 @@ def test_marks_count_only_below_the_supervisor() -> None:
         subprocess.Popen(["sleep", "1000"], env=MARKS, start_new_session=True) as other,
     ):
         until_marked(other.pid)
-        members = MemberProcesses()
-        members.started(NAME, victim.pid)
-        below = members.members_of([victim.pid, other.pid], supervisor=os.getpid())
-        elsewhere = members.members_of([victim.pid, other.pid], supervisor=victim.pid)
+        attempts = AttemptProcesses()
+        attempts.started(NAME, victim.pid)
+        below = attempts.attempts_of([victim.pid, other.pid], supervisor=os.getpid())
+        elsewhere = attempts.attempts_of([victim.pid, other.pid], supervisor=victim.pid)
         victim.kill()
         other.kill()
     assert below == {victim.pid: NAME, other.pid: NAME}
@@ -53,9 +53,9 @@ def test_marks_of_another_user_s_process_are_not_believed() -> None:
         subprocess.Popen(["sleep", "1000"], env=MARKS, start_new_session=True, user=65534) as forger,
     ):
         until_marked(forger.pid)
-        members = MemberProcesses()
-        members.started(NAME, victim.pid)
-        found = members.members_of([victim.pid, forger.pid], supervisor=os.getpid())
+        attempts = AttemptProcesses()
+        attempts.started(NAME, victim.pid)
+        found = attempts.attempts_of([victim.pid, forger.pid], supervisor=os.getpid())
         victim.kill()
         forger.kill()
     assert found == {victim.pid: NAME, forger.pid: None}

@@ -1,4 +1,4 @@
-"""Find the member that a process of this host belongs to: by its cgroup, session, ancestors and environment."""
+"""Find the attempt that a process of this host belongs to: by its cgroup, session, ancestors and environment."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from moorage.system.proctree import MARK_NAMES, read_environ, read_process, uid_
 ANCESTORS_MAX: Final = 4096
 
 
-class MemberProcesses:
-    """The processes that one driver's supervisor has started, by member."""
+class AttemptProcesses:
+    """The processes that one driver's supervisor has started, by attempt."""
 
     def __init__(self) -> None:
         self._names: dict[int, AttemptName] = {}  # by the pid of the first process, which leads a session
@@ -23,23 +23,23 @@ class MemberProcesses:
         self._pids: dict[AttemptName, int] = {}
 
     def started(self, name: AttemptName, pid: int) -> None:
-        """Record the pid of a member's first process."""
+        """Record the pid of an attempt's first process."""
         self._names[pid] = name
         self._pids[name] = pid
 
     def ended(self, name: AttemptName) -> None:
-        """Forget a member: all of its processes have ended."""
+        """Forget an attempt: all of its processes have ended."""
         pid = self._pids.pop(name, None)
         if pid is not None:
-            if self._names.get(pid) == name:  # otherwise the pid belongs to another member by now
+            if self._names.get(pid) == name:  # otherwise the pid belongs to another attempt by now
                 del self._names[pid]
             self._groups.pop(name, None)
 
-    def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, AttemptName | None]:
-        """Return the member of each process; None if the process belongs to an unknown member.
+    def attempts_of(self, pids: Collection[int], supervisor: int) -> dict[int, AttemptName | None]:
+        """Return the attempt of each process; None if the process belongs to an unknown attempt.
 
         Such a process descends from the supervisor and hides its session and environment. Processes that belong to no
-        member are left out.
+        attempt are left out.
         """
         found: dict[int, AttemptName | None] = {}
         if not pids or not self._names:
@@ -47,7 +47,7 @@ class MemberProcesses:
         groups = self._own_groups(supervisor)
         for pid in pids:
             name = _by_group(pid, groups) or self._by_ancestors(pid)
-            # what members leave descends from the supervisor; any process can have marks, so they prove nothing alone
+            # what attempts leave descends from the supervisor; any process can have marks, so they prove nothing alone
             if name is None and supervisor in _ancestors(pid)[1:]:
                 found[pid] = self._by_marks(pid)
             elif name is not None:
@@ -55,11 +55,11 @@ class MemberProcesses:
         return found
 
     def _own_groups(self, supervisor: int) -> dict[str, AttemptName]:
-        """Return the members by their cgroups.
+        """Return the attempts by their cgroups.
 
-        A cgroup belongs to a member if neither supervisor nor agent is in it.
+        A cgroup belongs to an attempt if neither supervisor nor agent is in it.
         """
-        for name, pid in self._pids.items():  # read only when needed: most members end before that
+        for name, pid in self._pids.items():  # read only when needed: most attempts end before that
             if name not in self._groups:
                 self._groups[name] = _group(pid)
         shared = {"", _group(supervisor), _group(os.getpid())}
@@ -81,7 +81,7 @@ class MemberProcesses:
         name = (tenant, job, replica, attempt, fence)
         if name not in self._pids:
             return None
-        # any process can carry the marks of another user's member, and that member would pay for what it uses
+        # any process can carry the marks of another user's attempt, and that attempt would pay for what it uses
         return name if uid_of(pid) == uid_of(self._pids[name]) is not None else None
 
 
