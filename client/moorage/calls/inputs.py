@@ -120,7 +120,7 @@ class Inputs:
             self.forget(number)
         return was_coming
 
-    def forget_unheard(self) -> list[int]:
+    def drop_incomplete(self) -> list[int]:
         """Delete all data that are not whole; return the numbers of their calls, of which the program knows nothing."""
         return [number for number in list(self._coming) if self.forget_coming(number)]
 

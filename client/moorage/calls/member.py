@@ -272,7 +272,7 @@ class Member:
         self._take_back(now_s)
         self._send_away_late(now_s)
         if self.room:
-            self._say_have(now_s)
+            self._send_have(now_s)
         self._look_at_room()
         self._begin_last_batches()
 
@@ -287,7 +287,7 @@ class Member:
         elif not self._begin(call, now_s):
             # a place was taken meanwhile. The call is not lost for want of room
             self._let_wait(call, now_s)
-            self._say_have(now_s)
+            self._send_have(now_s)
         else:  # more may wait there, and it may have another place
             self._fetch(now_s)
         self._look_whether_gathered(now_s)
@@ -316,7 +316,7 @@ class Member:
         self.meter.handed += 1
         self._outside.hand(to, call, call.waited(now_s))
         if self.room:
-            self._say_have(now_s)
+            self._send_have(now_s)
         self._look_at_room()
 
     def on_end(self, number: int, now_s: float) -> Call | None:
@@ -368,7 +368,7 @@ class Member:
         self._send_away_late(now_s)
         self._look_at_room()
         if self.room and now_s - self._have_said_s >= HAVE_AGAIN_S:
-            self._say_have(now_s)
+            self._send_have(now_s)
         if self._asked_s is not None:
             is_late = now_s - self._asked_s >= (GIVEN_S_MAX if self.draining else WANT_AGAIN_S)
             if is_late:
@@ -381,7 +381,7 @@ class Member:
         """Take no more calls than those that are here: what waits is for other members to fetch, or runs here."""
         self.draining, self._rests_s = True, now_s
         if self.room:
-            self._say_have(now_s)
+            self._send_have(now_s)
         self._begin_last_batches()
 
     def died(self, now_s: float, unheard: Collection[int] = ()) -> None:
@@ -505,7 +505,7 @@ class Member:
                 self._let_wait(call, now_s)
         self._begin_next(now_s)  # it may go on meanwhile, and take a later one than those
         if self.room:
-            self._say_have(now_s)
+            self._send_have(now_s)
         self._fill(now_s)
 
     def _keep(self, call: Call, now_s: float) -> None:
@@ -525,7 +525,7 @@ class Member:
         if call in away:
             self._look_at_room()
         else:
-            self._say_have(now_s)
+            self._send_have(now_s)
 
     def _let_wait(self, call: Call, now_s: float) -> None:
         self.room.add(call, now_s)
@@ -634,7 +634,7 @@ class Member:
             self.gathers = False
             self._outside.gathered()
 
-    def _say_have(self, now_s: float) -> None:
+    def _send_have(self, now_s: float) -> None:
         self._look_at_room()
         is_known = "" in self._have_said_of or self.room.methods <= self._have_said_of
         if now_s - self._have_said_s >= self.quiet_s or not is_known:

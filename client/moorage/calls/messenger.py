@@ -191,7 +191,7 @@ class Messenger:
         await self._connection.subscribe(self._inbox, self._on_given)
         self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
         await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
-        await self._connection.subscribe(f"{self._inbox}.part.*", self._on_unheard)
+        await self._connection.subscribe(f"{self._inbox}.part.*", self._on_no_responders)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
@@ -212,7 +212,7 @@ class Messenger:
             self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
         for endpoint in self.endpoints:
             self._calls.append(await self._connection.subscribe(self._method(endpoint), self._on_method, QUEUE))
-        self._tasks.append(asyncio.get_running_loop().create_task(self._tell_load()))
+        self._tasks.append(asyncio.get_running_loop().create_task(self._send_loads()))
         first, *rest = self._discovery.subjects
         try:
             await self._connection.subscribe(first, self._on_discovery)
@@ -233,7 +233,7 @@ class Messenger:
 
     async def died(self) -> None:
         """The program is over: answer what ran, let the others fetch what waits for `ROOM_S`, refuse the rest."""
-        self.member.died(time.monotonic(), self._inputs.forget_unheard())
+        self.member.died(time.monotonic(), self._inputs.drop_incomplete())
         self._look()
         await self._leave()
         with contextlib.suppress(TimeoutError):
@@ -245,7 +245,7 @@ class Messenger:
         """Answer what still waits or runs with an error."""
         for reply in list(self._sought):
             self._is_not_found(reply)
-        self.member.give_up(time.monotonic(), self._inputs.forget_unheard())
+        self.member.give_up(time.monotonic(), self._inputs.drop_incomplete())
 
     async def close(self) -> None:
         """Let out what was sent, say last what became of the calls, and end."""
@@ -264,7 +264,7 @@ class Messenger:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._say_load(self.member.load(time.monotonic()))
+        await self._send_load(self.member.load(time.monotonic()))
         with contextlib.suppress(BusError):
             await self._connection.flush()
 
@@ -502,7 +502,7 @@ class Messenger:
         self.member.on_end(number, now_s)
         self._look()
 
-    def _on_unheard(self, delivery: Delivery) -> None:
+    def _on_no_responders(self, delivery: Delivery) -> None:
         """The server says that nobody has heard a part: the caller is gone, and has said nothing."""
         number = number_of(delivery.subject.rpartition(".")[2]) or 0
         call = self.member.running.get(number)
@@ -723,12 +723,12 @@ class Messenger:
             if not self.member.needs_ticks:
                 self._ticking.clear()
 
-    async def _tell_load(self) -> None:
+    async def _send_loads(self) -> None:
         said, said_s, by_call = None, 0.0, False
         while True:
             now_s = time.monotonic()
             load = self.member.load(now_s)
-            if (load != said or now_s - said_s >= LOAD_QUIET_S) and await self._say_load(load):
+            if (load != said or now_s - said_s >= LOAD_QUIET_S) and await self._send_load(load):
                 said, said_s = load, now_s
             # who has no calls says the first one at once: it may sleep, and is to be woken. Who gives up its GPUs says
             # at once that nothing runs any more
@@ -738,7 +738,7 @@ class Messenger:
             else:
                 by_call = await _is_set_within(self._called, LOAD_S)
 
-    async def _say_load(self, load: MemberLoad) -> bool:
+    async def _send_load(self, load: MemberLoad) -> bool:
         """Send what the member has to do and has done; return False if the server is away."""
         try:
             await self._connection.send([(self._load, encode(load), "")])

@@ -130,7 +130,7 @@ async def serve(
                     await messenger.take()
                     if on_ready is not None:
                         on_ready(messenger)
-                    with _told_ready():
+                    with _ready_file():
                         await _first(asked, over)
                 if over.is_set():
                     log.error("%s%s", said[0], "" if ready.is_set() else " before it was ready")
@@ -146,7 +146,7 @@ async def serve(
 
 
 @contextlib.contextmanager
-def _told_ready() -> Iterator[None]:
+def _ready_file() -> Iterator[None]:
     """Keep the file that tells the worker of this attempt that calls are taken, if it looks for one."""
     path = os.environ.get(READY_VARIABLE)
     if not path:

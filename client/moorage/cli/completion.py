@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
 from moorage.cli.framework.arguments import Argument, Parameter, arguments_of
-from moorage.cli.framework.console import tell
+from moorage.cli.framework.console import print_out
 from moorage.cli.verbs import Verb, all_verbs, below
 
 _BASH: Final = """\
@@ -56,7 +56,7 @@ def completion(
 ) -> int:
     """Print a script that completes verbs, options, jobs and workers in your shell; it asks the scheduler for jobs and
     workers when you press Tab."""
-    tell({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
+    print_out({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from moorage.cli.examples import EXAMPLES
 from moorage.cli.framework.arguments import Argument, Parameter, arguments_of
-from moorage.cli.framework.console import paint, tell
+from moorage.cli.framework.console import paint, print_out
 from moorage.cli.topics import TOPICS
 from moorage.cli.verbs import LOOKUP, VERBS, Verb, all_verbs, below, find
 from moorage.client.errors import not_found
@@ -37,15 +37,15 @@ def help(
 ) -> int:
     """Show every verb, or the help of one verb, or a topic."""
     if word is None:
-        tell(whole_help())
+        print_out(whole_help())
         return 0
     verb, _ = find([word, *([of] if of else [])])
     if verb is not None:
-        tell(verb_help(verb))
+        print_out(verb_help(verb))
     elif below(word):
-        tell(help_below(word))
+        print_out(help_below(word))
     elif word in TOPICS:
-        tell(TOPICS[word].text())
+        print_out(TOPICS[word].text())
     else:
         from moorage.cli.framework.console import fail
         from moorage.cli.habits import OURS

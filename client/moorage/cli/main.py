@@ -183,11 +183,11 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
-    from moorage.cli.framework.console import emit, tell_error
+    from moorage.cli.framework.console import emit, print_error
     from moorage.schemas.errors import problem
 
     told = problem(code, why, next=fixes[0])
     if "--json" in _before_command(words):
         emit(told)
-    tell_error(told, fixes)
+    print_error(told, fixes)
     return EXIT_USAGE

@@ -79,7 +79,7 @@ def explained_in(waiting: Mapping[str, Any]) -> Explained:
 T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)
 
 
-def told(kind: type[T], data: Mapping[str, Any]) -> T:
+def as_struct(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return an answer's data as a struct. It lacks a request with fields that this release does not know, which is in
     `data`: requests are read strictly. Raises `msgspec.ValidationError`."""
     try:

@@ -125,7 +125,7 @@ class Asking:
         except _NotNow as error:
             raise not_now(error.problem, self.where, deadline_s) from None
         except BusError as error:
-            self._heard_nothing(error)
+            self._on_no_answer(error)
             heard, told = tries.heard, self.refused or error
             if heard is not None and isinstance(told, RequestTimeout):  # the last try was too short for this answer
                 raise not_now(heard.problem, self.where, deadline_s) from None
@@ -139,11 +139,11 @@ class Asking:
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         failed = state.outcome.exception() if state.outcome is not None else None
         self.put_off = failed.problem if isinstance(failed, _NotNow) else None
-        self._heard_nothing(failed)
+        self._on_no_answer(failed)
         if self._on_wait is not None:
             self._on_wait()
 
-    def _heard_nothing(self, failed: BaseException | None) -> None:
+    def _on_no_answer(self, failed: BaseException | None) -> None:
         self.unclear = self.unclear or isinstance(failed, RequestTimeout | Disconnected)
 
 

@@ -76,7 +76,7 @@ def _with_files(fields: Mapping[str, Any], paths: Sequence[str]) -> list[str | o
     return [*([files] if isinstance(files, str | os.PathLike) else files), *paths]
 
 
-def _says_events(what: What) -> bool:
+def _sets_events(what: What) -> bool:
     """Return whether the request sets `events` itself; a command given as words does not."""
     if isinstance(what, COMMAND):
         return False
@@ -179,7 +179,7 @@ class AsyncClient:
         (`Conflict`, `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         await self._bring(fields)
-        if not _says_events(what):
+        if not _sets_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
 
@@ -301,7 +301,7 @@ class AsyncClient:
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         histories = self._wire._histories
         await histories.linger()
-        if (histories.lingers or (histories.is_crowded and not histories.is_refused)) and not _says_events(what):
+        if (histories.lingers or (histories.is_crowded and not histories.is_refused)) and not _sets_events(what):
             fields.setdefault("events", "tenant")
         id, request, body = self._requests.prepared(what, gpu, job, fields)
 
@@ -575,11 +575,13 @@ class AsyncClient:
         `*` is any), a pattern of `ids` such as `train-*-r1`, the `reason` for which it waits, the `worker` that has it.
         Raises `Rejected`.
         """
-        from moorage.client.answers import JobList, told
+        from moorage.client.answers import JobList, as_struct
 
         asked = {"states": [states] if isinstance(states, str) else list(states), "limit": limit, "history": False}
         more = {"labels": dict(labels or {}), "ids": ids, "reason": reason, "worker": worker}
-        return told(JobList, await self._wire.read("ls", asked | {name: each for name, each in more.items() if each}))
+        return as_struct(
+            JobList, await self._wire.read("ls", asked | {name: each for name, each in more.items() if each})
+        )
 
     def lease(
         self,

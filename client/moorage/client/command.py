@@ -145,7 +145,7 @@ class Command:
             await asyncio.wait((self._beating,))
         try:
             if self._in and not self._ended.done():
-                await self._say(Mark.LEAVE)
+                await self._send_piece(Mark.LEAVE)
             if self._heard is not None:
                 await self._heard.unsubscribe()
         except BusError:  # the connection is lost: the worker misses the beats
@@ -203,15 +203,15 @@ class Command:
     async def detach(self) -> None:
         """Leave the terminal of the job's own program with its input open. Leaving the block otherwise ends the input
         60 s later, unless another caller has come."""
-        await self._say(Mark.DETACH)
+        await self._send_piece(Mark.DETACH)
 
     async def resize(self, size: Terminal) -> None:
         """Give its terminal this size."""
-        await self._say(Mark.SIZE, 0, encode(size))
+        await self._send_piece(Mark.SIZE, 0, encode(size))
 
     async def signal(self, name: str) -> None:
         """Send it a signal, by its name without SIG."""
-        await self._say(Mark.SIGNAL, 0, name.encode())
+        await self._send_piece(Mark.SIGNAL, 0, name.encode())
 
     async def wait(self) -> int:
         """Return its exit code, or minus the signal that ended it.
@@ -222,7 +222,7 @@ class Command:
 
     # ---------------------------------------------------------------------------------------------------- inside
 
-    async def _say(self, mark: Mark, offset: int = 0, rest: bytes = b"") -> None:
+    async def _send_piece(self, mark: Mark, offset: int = 0, rest: bytes = b"") -> None:
         await self._send(piece(mark, offset, rest))
 
     async def _send(self, message: bytes) -> None:
@@ -288,13 +288,13 @@ class Command:
             self._ready.clear()
             try:
                 if self._ended.done():
-                    await self._say(Mark.LEAVE)
+                    await self._send_piece(Mark.LEAVE)
                     return
                 if self._started.is_set():
-                    await self._say(Mark.BEAT, self._sender.sent)
+                    await self._send_piece(Mark.BEAT, self._sender.sent)
                     await self._send(self._receiver.acknowledgement())
                 else:
-                    await self._say(Mark.GO, 0, encode(self._size))
+                    await self._send_piece(Mark.GO, 0, encode(self._size))
             except BusError:
                 pass  # the connection may come back before the worker misses the beats
             waits = self._loop.create_task(self._ready.wait())

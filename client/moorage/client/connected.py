@@ -272,16 +272,16 @@ class Connected:
 
     async def show(self, job: str, replicas: Ranges | None = None, tenant: str | None = None) -> JobInfo:
         """Return the answer of `show` about a job, with the rows of these replicas if some are named."""
-        from moorage.client.answers import JobInfo, told  # slow to import, and most clients need it late or never
+        from moorage.client.answers import JobInfo, as_struct  # slow to import, and most clients need it late or never
 
         asked = {"job": job} if replicas is None else {"job": job, "replicas": format_ranges(replicas)}
-        return told(JobInfo, await self.read("show", asked, tenant))
+        return as_struct(JobInfo, await self.read("show", asked, tenant))
 
     async def explain(self, job: str, tenant: str | None = None) -> Explanation:
         """Return the answer of `explain` about a job."""
-        from moorage.client.answers import Explanation, told
+        from moorage.client.answers import Explanation, as_struct
 
-        return told(Explanation, await self.read("explain", {"job": job}, tenant))
+        return as_struct(Explanation, await self.read("explain", {"job": job}, tenant))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> Answer:
         """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame.

@@ -245,7 +245,7 @@ class JobFailed(ClientError):
     ) -> None:
         code, what = _ENDED.get(result.state, _ENDED[FAILED])
         text = f"job {result.job} {what}"
-        limit = _limit_met(result)
+        limit = _limit_reached(result)
         value = None if limit is None else _value_of(request, limit.field)
         if result.state == FAILED and result.code is not None:
             text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
@@ -317,7 +317,7 @@ _LIMITS: Final = (
 )
 
 
-def _limit_met(result: Result) -> _Limit | None:
+def _limit_reached(result: Result) -> _Limit | None:
     """Return the limit that ended the job; None if none did, or if no transition that names it was seen."""
     if result.state not in (TIMED_OUT, EXPIRED):
         return None

@@ -42,9 +42,9 @@ class Fleet:
         `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
         now on one host.
         """
-        from moorage.client.answers import FleetInfo, told
+        from moorage.client.answers import FleetInfo, as_struct
 
-        return told(FleetInfo, (await self._client.operate("fleet")).data)
+        return as_struct(FleetInfo, (await self._client.operate("fleet")).data)
 
     async def audit(self) -> Audit:
         """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.

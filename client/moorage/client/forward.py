@@ -83,7 +83,7 @@ class Forward:
         argv = ("python3", "-c", source, self._remote)
         command = Command.of(self._client, self._job, argv, replica=self._replica, by=self._by)
         channels = relay.Channels(
-            command.write, tell=lambda why: self._hear(f"port {self.port} here: {why}\n".encode())
+            command.write, tell=lambda why: self._on_data(f"port {self.port} here: {why}\n".encode())
         )
         await command.__aenter__()
         try:
@@ -124,7 +124,7 @@ class Forward:
             raise RuntimeError("the forward is not open: use it in `async with job.forward(port) as forward:`")
         return await asyncio.shield(self._carrying)
 
-    def _hear(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
         self._said += data[: max(0, _SAID_BYTES_MAX - len(self._said))]
         if self.on_said is not None:
             self.on_said(data.decode(errors="replace"))
@@ -136,7 +136,7 @@ class Forward:
                 if stream == "out":
                     await channels.received(data)
                 else:
-                    self._hear(data)
+                    self._on_data(data)
             return await command.wait()
         finally:
             server.close()

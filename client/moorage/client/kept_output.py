@@ -34,11 +34,11 @@ async def attempts_to_read(read: Reads, shown: JobInfo) -> tuple[dict[int, int |
     asked = {number for numbers in some for number in islice(numbers_in(numbers), ENDED_MAX)}
     rows: list[ReplicaInfo] = []
     if asked:
-        from moorage.client.answers import JobInfo, told
+        from moorage.client.answers import JobInfo, as_struct
 
         try:
             data = await read("show", {"job": shown.job, "replicas": format_ranges(ranges_of(asked))})
-            rows = told(JobInfo, data).replica_states
+            rows = as_struct(JobInfo, data).replica_states
         except ClientError:
             pass  # the history is behind, or gone: what runs is given all the same
     ran = [row for row in rows if row.state in _RAN and row.attempt]

@@ -308,7 +308,7 @@ class Joiner:
         """Yield the output that is missing before a new piece, and then the piece, unless it was yielded already."""
         key = (piece.replica, piece.attempt, piece.stream)
         stream = self._streams[key]
-        self._heard(piece.replica, piece.attempt)
+        self._note_attempt(piece.replica, piece.attempt)
         if stream.over:
             return
         if piece.offset > (stream.at or 0):
@@ -349,7 +349,7 @@ class Joiner:
                     self.on_trouble(gone)
                 self._troubles.setdefault((replica, attempt), gone)
                 return
-            self._heard(replica, page.attempt)
+            self._note_attempt(replica, page.attempt)
             if begin < page.offset:  # its lines are longer than guessed: read on from where the tail begins
                 stream.at = begin
                 continue
@@ -387,7 +387,7 @@ class Joiner:
             text = _bytes_of(piece_of(page))
             end = len(text)
 
-    def _heard(self, replica: int, attempt: int) -> None:
+    def _note_attempt(self, replica: int, attempt: int) -> None:
         self._newest[replica] = max(attempt, self._newest.get(replica, 0))
 
 

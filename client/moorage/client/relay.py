@@ -207,10 +207,10 @@ async def relay(port: int) -> None:
         writer.write(data)
         await writer.drain()
 
-    def tell(why: str) -> None:
+    def print_trouble(why: str) -> None:
         print(f"port {port} of the job: {why}", file=sys.stderr, flush=True)
 
-    channels = Channels(send, lambda: asyncio.open_connection("localhost", port), tell)
+    channels = Channels(send, lambda: asyncio.open_connection("localhost", port), print_trouble)
     with contextlib.suppress(OSError, ValueError):
         while True:
             data = await reader.read(65536)

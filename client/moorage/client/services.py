@@ -43,7 +43,7 @@ from moorage.client.errors import (
     timed_out,
 )
 from moorage.schemas.errors import Problem
-from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
+from moorage.schemas.handler import NOT_FINITE, Result, decode_result, null_place
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.served import NAME_ALLOWED, Answer, is_header, too_large
 from moorage.schemas.service import (
@@ -634,7 +634,7 @@ def _encoded(data: Any) -> tuple[bytes, str]:
         if isinstance(data, str):
             return data.encode(), "text/plain; charset=utf-8"
         encoded = _encode(data)
-        if place := not_told("data", data, encoded):
+        if place := null_place("data", data, encoded):
             raise ValueError(f"{place} is {NOT_FINITE}")
         return encoded, "application/json"
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:

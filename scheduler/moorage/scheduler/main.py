@@ -43,7 +43,7 @@ from moorage.scheduler.settings import (
 )
 from moorage.scheduler.tflops import read_capacities
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.settings import DEFAULT, Found, declared, read_file, told, unknown_variables
+from moorage.schemas.settings import DEFAULT, Found, as_words, declared, read_file, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
 from moorage.system.logged import begin_log, log_problem
@@ -216,7 +216,7 @@ def run(
 
 def log_settings(found: Mapping[str, Found]) -> None:
     """Log the settings that differ from the defaults with their source, and unknown variables."""
-    log.info("settings: %s", told(found) or "defaults")
+    log.info("settings: %s", as_words(found) or "defaults")
     for name in unknown_variables(SECTION, found):
         log.warning("%s is not a setting and has no effect", name)
     if found["ranker"].source == DEFAULT and found["ranker"].value != RANKER_DEFAULT:

@@ -475,7 +475,7 @@ def as_one_replica(spec: GpuSpec, replicas: int) -> str:
     return format_token(msgspec.structs.replace(spec, count=whole))
 
 
-def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
+def with_token(spec: GpuSpec | None, token: str) -> GpuSpec | None:
     """Return the spec with the count, models, memory and sharing of a token; its other fields, such as vendor and
     scheduling, stay.
 

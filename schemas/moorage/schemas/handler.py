@@ -57,7 +57,7 @@ def encode_result(value: object) -> Result:
     else:
         try:
             result = Result("application/json", _encode(value))
-            if place := not_told("result", value, result.data):
+            if place := null_place("result", value, result.data):
                 raise refuse("invalid-argument", f"{place} is {NOT_FINITE}: return it as text, or leave it out")
             if len(result.data) <= INLINE_BYTES_MAX:
                 _decode_raw(result.data)  # an invalid `msgspec.Raw` in it would spoil the lines of other results
@@ -72,7 +72,7 @@ def _no_raw(raw: msgspec.Raw) -> None:
     """Give nothing for a `msgspec.Raw`: it is JSON already, and contains no float."""
 
 
-def not_told(place: str, value: object, encoded: bytes) -> str:
+def null_place(place: str, value: object, encoded: bytes) -> str:
     """Return the place of a float in a value that stands as null in its encoded JSON, as `not_finite` names it."""
     return not_finite(place, msgspec.to_builtins(value, enc_hook=_no_raw)) if b"null" in encoded else ""
 

@@ -318,7 +318,7 @@ def _place_of(key: str, error: str) -> re.Match[str] | None:
     return re.search(rf"^{re.escape(key)}\b|\b{re.escape(key)}{behind}", error)
 
 
-def told(found: Mapping[str, Found]) -> str:
+def as_words(found: Mapping[str, Found]) -> str:
     """Return the settings that differ from their defaults and where they are from, for a service's first line of
     log."""
     return "; ".join(

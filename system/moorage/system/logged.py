@@ -61,10 +61,10 @@ class JsonLines(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
-            self._tell(line)
+            self._log_line(line)
         return len(text)
 
-    def _tell(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         if line.strip():
             word = line.lstrip().lower()
             level = "ERROR" if word.startswith("error") else "WARNING" if word.startswith("warning") else "INFO"

@@ -37,7 +37,7 @@ class Manager:
         #: seconds from one beat to the next: at most half of the watchdog's time
         self.beat_s = min(BEAT_S, int(usec) / 2e6) if self.watched else BEAT_S
 
-    async def tell(self, ready: asyncio.Event) -> None:
+    async def notify_ready(self, ready: asyncio.Event) -> None:
         """Say that the process is ready once `ready` is set, then beat until it is cancelled; last, that it stops.
 
         Returns at once if nobody is to be told. A fault of the socket or the file is logged and not raised.
@@ -84,7 +84,7 @@ class Manager:
 async def managed(ready: asyncio.Event) -> AsyncIterator[Manager]:
     """Tell the manager that this process is ready once `ready` is set, and that it lives as long as the block runs."""
     manager = Manager()
-    telling = asyncio.create_task(manager.tell(ready))
+    telling = asyncio.create_task(manager.notify_ready(ready))
     try:
         yield manager
     finally:

@@ -88,7 +88,7 @@ class Upkeep:
     def _is_observed(self) -> bool:
         """Return whether a test subscribes to the periodic frames of the fleet or of the workers' load."""
         subjects = self._subjects
-        return self._bus.is_heard_outside(self.process, subjects.fleet_frame, *map(subjects.load, self._workers))
+        return self._bus.is_subscribed_outside(self.process, subjects.fleet_frame, *map(subjects.load, self._workers))
 
     def slept(self, seconds: float) -> None:
         """Tell the leader and the workers how much time was skipped, so that it does not count as silence."""

@@ -405,7 +405,7 @@ class WorkerCheck:
 
     async def _kind(self, kind: str, name: AttemptName) -> Report:
         def found() -> str:
-            return f"no `{kind}` of {name[1]}, but {self._told(name)}"
+            return f"no `{kind}` of {name[1]}, but {self._reports_of(name)}"
 
         report = await self._until(lambda: self._seat.report(kind, name), found, f"`{kind}` within {self._slack_s:g} s")
         assert isinstance(report, Report)
@@ -427,18 +427,18 @@ class WorkerCheck:
     def _kinds(self, name: AttemptName) -> list[str]:
         return self._seat.kinds(name)
 
-    def _told(self, name: AttemptName) -> str:
+    def _reports_of(self, name: AttemptName) -> str:
         told = [f"{report.kind} {report.detail}".strip() for report in self._seat.reports if name_in(report) == name]
         return ", ".join(told) or "nothing"
 
     def _only(self, name: AttemptName, kinds: list[str], next_step: str) -> None:
         if self._kinds(name) != kinds:
-            raise Broken(f"reports: {self._told(name)}", f"reports: {', '.join(kinds) or 'none'}", next_step)
+            raise Broken(f"reports: {self._reports_of(name)}", f"reports: {', '.join(kinds) or 'none'}", next_step)
 
     def _is_whole(self, name: AttemptName) -> None:
         if self._kinds(name) != ["claimed", "started", "exited", "freed"]:
             raise Broken(
-                f"reports: {self._told(name)}",
+                f"reports: {self._reports_of(name)}",
                 "claimed, started, exited, freed, each once",
                 "remember each placement: the same one comes until its reports are answered",
             )

@@ -26,7 +26,7 @@ from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.client.errors import NotFound
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
@@ -59,7 +59,7 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
-    history = draw.JobDetail(told(JobInfo, shown), None, [], [BAD])
+    history = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
     parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(history, 5)]
     text = whole(parts) + draw.document("/", parts, title=BAD, private=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.fleet.ledger import said_replicas
+from moorage.cli.fleet.ledger import configured_replicas
 from moorage.cli.framework.settings import example_file
 from tests.system.cli.node import Lines, environment, moorage, node_on, start
 
@@ -59,12 +59,12 @@ def test_a_restore_goes_by_the_copies_that_the_schedulers_settings_say(
     file = tmp_path / "moorage.toml"
     file.write_text("[scheduler]\nreplicas = 1\n")
     file.chmod(0o600)
-    assert said_replicas(file) == 1
+    assert configured_replicas(file) == 1
     monkeypatch.setenv("MOORAGE_SCHEDULER_REPLICAS", "3")
-    assert said_replicas(file) == 3
+    assert configured_replicas(file) == 3
     monkeypatch.delenv("MOORAGE_SCHEDULER_REPLICAS")
     file.write_text("[worker]\n")
-    assert said_replicas(file) == 0, "then those of the backup"
+    assert configured_replicas(file) == 0, "then those of the backup"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.cli.jobs import get
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
 from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
@@ -218,20 +218,20 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
     ended = shown("a", "SUCCEEDED")
-    assert "has no keep patterns" in why_none("", told(JobInfo, ended), ((0, 0),))[0]
-    keeps = told(JobInfo, {**ended, "request": {"run": {"keep": ["out/**"]}}})
+    assert "has no keep patterns" in why_none("", as_struct(JobInfo, ended), ((0, 0),))[0]
+    keeps = as_struct(JobInfo, {**ended, "request": {"run": {"keep": ["out/**"]}}})
     assert "files that match out/** when it ends" in why_none("x", keeps, ((0, 0),))[0]
 
 
 def test_what_to_do_is_said_of_the_replicas_that_were_asked_for() -> None:
     rows = [{"replica": each, "state": "RUNNING"} for each in range(3)]
     for only in range(3):
-        runs = told(JobInfo, shown("a", "RUNNING", replica_states=rows))
+        runs = as_struct(JobInfo, shown("a", "RUNNING", replica_states=rows))
         assert f"exec a/{only} -- " in why_none("", runs, ((only, only),))[1]
     ends = [Change(rev, rev, rev - 1, 1, "SUCCEEDED", f"w{rev - 1}", code=0, fence=10) for rev in (1, 2, 3)]
     ended = shown("a", "SUCCEEDED", *ends, replica_states=[{**row, "state": "SUCCEEDED"} for row in rows])
     ended["replica_states"][0]["state"] = "RUNNING"
-    assert "moorage get a --rescue" in why_none("", told(JobInfo, ended), ((1, 1),))[1]
+    assert "moorage get a --rescue" in why_none("", as_struct(JobInfo, ended), ((1, 1),))[1]
 
 
 async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_rescued_after_its_end(
@@ -332,4 +332,4 @@ async def test_files_and_values_of_a_large_job_that_left_memory_are_whole_or_ref
 
 def test_the_output_of_each_replica_of_a_large_job_that_left_memory_is_read() -> None:
     data = shown("j", "SUCCEEDED", Change(9, 9, 2, 4, "SUCCEEDED", fence=7), request={"replicas": 3})
-    assert newest_attempts(told(JobInfo, data)) == {0: None, 1: None, 2: 4}
+    assert newest_attempts(as_struct(JobInfo, data)) == {0: None, 1: None, 2: 4}

@@ -106,7 +106,7 @@ async def test_a_worker_remembers_no_job_that_is_over(
                     driver = ("process", "noop")[at % 2]
                     argv = ["sh", "-c", "echo one"] if driver == "process" else []
                     await leader.want("w1", place(name, body(*argv, driver=driver)))
-                    await leader.heard("w1", "freed", name)
+                    await leader.await_report("w1", "freed", name)
 
             await use(0, FIRST)
             before = sizes(running)

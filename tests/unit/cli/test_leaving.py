@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.cli.jobs.exec import say_left
+from moorage.cli.jobs.exec import print_left
 
 
 def test_leaving_a_terminal_begins_a_line_and_prints_no_escaped_character(capsys: pytest.CaptureFixture[str]) -> None:
-    say_left("it", 3)
+    print_left("it", 3)
     said = capsys.readouterr().err
     assert said.startswith("\nthis command has left the terminal of job it, which goes on\n")
     assert "moorage attach it/3" in said

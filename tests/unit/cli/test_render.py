@@ -13,7 +13,7 @@ from msgspec import convert
 
 from moorage.cli.fleet import usage
 from moorage.cli.fleet.workers import model_words, packed, trouble_lines
-from moorage.cli.framework.console import plain, say, tell, tell_error
+from moorage.cli.framework.console import plain, print_err, print_error, print_out
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, table
 from moorage.cli.framework.screen import Screen, cut
@@ -26,7 +26,7 @@ from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.cli.jobs.show import (
     why_of,
 )
-from moorage.client.answers import JobInfo, explained_in, told
+from moorage.client.answers import JobInfo, as_struct, explained_in
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.answers.fleet import WorkerInfo
@@ -382,10 +382,10 @@ def test_what_others_wrote_is_shown_and_not_obeyed(
     assert plain("Größe\t·\n\x1b[31mred\x1b[0m") == "Größe\t·\n\x1b[31mred\x1b[0m"
     assert shown in table(["MODELS"], [[[evil]]])
     assert table(["A", "B"], [["x\ny", ["r\now"]]]).splitlines()[1] == "x y\tr ow"
-    tell(evil)
-    say(evil)
-    tell_error(problem("not-found", evil, found=evil, next=evil))
-    tell("\x1b[31mgreen and SUCCEEDED")  # one of our own styles, of somebody else, where we paint nothing
+    print_out(evil)
+    print_err(evil)
+    print_error(problem("not-found", evil, found=evil, next=evil))
+    print_out("\x1b[31mgreen and SUCCEEDED")  # one of our own styles, of somebody else, where we paint nothing
     monkeypatch.setenv("TERM", "xterm")
     drawn = Terminal()
     Screen(drawn).draw([evil])
@@ -408,7 +408,7 @@ def test_no_row_is_wider_than_a_terminal_with_room_for_a_few_letters(
 
 
 def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_error(problem("not-found", "no such job"), ("one", "two", "one", "", "three", "four"))
+    print_error(problem("not-found", "no such job"), ("one", "two", "one", "", "three", "four"))
     fixes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fix:")]
     assert fixes == ["fix: one", "fix: two", "fix: three"]
 
@@ -417,7 +417,7 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
 def test_the_field_of_a_request_is_told_where_no_option_is(
     message: str, is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_error(problem("invalid-argument", message, field="$.priority", next="give 0..100"))
+    print_error(problem("invalid-argument", message, field="$.priority", next="give 0..100"))
     assert ("at $.priority" in capsys.readouterr().err) is is_told
 
 
@@ -452,7 +452,7 @@ def row_of(data: dict[str, Any]) -> JobRow:
 
 
 def words_of(data: dict[str, Any]) -> str:
-    return show.job_words(told(JobInfo, data))
+    return show.job_words(as_struct(JobInfo, data))
 
 
 _LONG: Final = "evaluate-large-model-43-seed-7"
@@ -516,7 +516,7 @@ def test_an_error_breaks_no_word_and_no_command(
     monkeypatch.setattr("sys.stderr", shown)
     command = "moorage submit --gpu 1xH100 --replicas 3 --job a-long-name -- python train.py"
     advice = "with a count any model may be named, and the environment of the worker decides"
-    tell_error(problem("invalid-argument", advice, next=""), (advice, command))
+    print_error(problem("invalid-argument", advice, next=""), (advice, command))
     lines = shown.getvalue().splitlines()
     assert f"fix: {command}" in lines, "it is pasted"
     prose = [line for line in lines if command not in line]

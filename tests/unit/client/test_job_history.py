@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.client.follow.job_history import AHEAD_MAX, JobHistory, Shown, shown_event
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.frames import Event, Idle, Replicas, Stalled
@@ -21,7 +21,7 @@ def heard(*revs: int, state: str = "RUNNING", **fields: Any) -> Event:
 
 def answered(rev: int, state: str = "RUNNING", first: int = 1) -> Shown:
     data = shown("j", state, *(change(each) for each in range(first, rev + 1)), rev=rev)
-    return Shown(told(JobInfo, data), 10 * rev)
+    return Shown(as_struct(JobInfo, data), 10 * rev)
 
 
 def accept(history: JobHistory, answer: Shown) -> list[Event]:
@@ -135,7 +135,7 @@ def test_of_very_many_replicas_each_failure_comes_once_and_in_order(seed: int) -
 def answered_of_many(rev: int, failed: set[int]) -> Shown:
     changes = [change(each) for each in sorted(failed) if each <= rev]
     many = {"of": 2_000, "states": {"RUNNING": 2_000}}
-    return Shown(told(JobInfo, shown("j", "RUNNING", *changes, replicas=many) | {"rev": rev}), 10 * rev)
+    return Shown(as_struct(JobInfo, shown("j", "RUNNING", *changes, replicas=many) | {"rev": rev}), 10 * rev)
 
 
 def test_an_event_of_very_many_of_a_leader_of_a_former_release_is_taken_as_it_comes() -> None:

@@ -24,38 +24,38 @@ ONE_TRY = [
 
 def test_a_lease_goes_from_the_placement_to_the_end_of_the_attempt() -> None:
     lanes = Lanes()
-    lanes.hear("vision", "train", ONE_TRY[:4])
+    lanes.add("vision", "train", ONE_TRY[:4])
     assert lanes.leases("a") == [Lease("vision", "train", 0, 1, 3_000, None)]
     assert lanes.jobs == {("vision", "train")}
-    lanes.hear("vision", "train", ONE_TRY)  # as `show` tells it all once more
-    lanes.hear("vision", "train", [change(9_500, "PLACED", attempt=2, worker="n2", gpus=["c"])])
+    lanes.add("vision", "train", ONE_TRY)  # as `show` tells it all once more
+    lanes.add("vision", "train", [change(9_500, "PLACED", attempt=2, worker="n2", gpus=["c"])])
     assert lanes.leases("b") == [Lease("vision", "train", 0, 1, 3_000, 9_000)]
     assert lanes.leases("c") == [Lease("vision", "train", 0, 2, 9_500, None)]
-    lanes.hear("vision", "train", [change(9_900, "SUCCEEDED", attempt=2, worker="n2", code=0)])
+    lanes.add("vision", "train", [change(9_900, "SUCCEEDED", attempt=2, worker="n2", code=0)])
     assert lanes.leases("c") == [Lease("vision", "train", 0, 2, 9_500, 9_900)]
     assert not lanes.jobs
 
 
 def test_sharers_of_a_gpu_have_leases_beside_one_another_and_each_ends_its_own() -> None:
     lanes = Lanes()
-    lanes.hear("vision", "one", [change(10, "PLACED", gpus=["a"])])
-    lanes.hear("vision", "two", [change(20, "PLACED", gpus=["a"]), change(20, "PLACED", replica=1, gpus=["a"])])
-    lanes.hear("vision", "two", [change(30, "SUCCEEDED")])
+    lanes.add("vision", "one", [change(10, "PLACED", gpus=["a"])])
+    lanes.add("vision", "two", [change(20, "PLACED", gpus=["a"]), change(20, "PLACED", replica=1, gpus=["a"])])
+    lanes.add("vision", "two", [change(30, "SUCCEEDED")])
     ends = [(lease.job, lease.until_ms) for lease in lanes.leases("a")]
     assert ends == [("one", None), ("two", 30), ("two", None)]
 
 
 def test_what_ended_unheard_is_closed_and_what_is_old_is_forgotten() -> None:
     lanes = Lanes()
-    lanes.hear("vision", "train", ONE_TRY[:4])
-    lanes.hear("vision", "other", [change(5_000, "PLACED", gpus=["c"])])
+    lanes.add("vision", "train", ONE_TRY[:4])
+    lanes.add("vision", "other", [change(5_000, "PLACED", gpus=["c"])])
     lanes.keep("vision", ["other"], 20_000)
     assert lanes.leases("a") == [Lease("vision", "train", 0, 1, 3_000, 20_000)]
     assert lanes.jobs == {("vision", "other")}
     lanes.forget(20_001)
     assert (lanes.leases("a"), lanes.leases("c")) == ([], [Lease("vision", "other", 0, 1, 5_000, None)])
     for number in range(LEASES_MAX + 5):
-        lanes.hear("vision", f"j{number}", [change(30_000, "PLACED", gpus=["d"]), change(30_001, "FAILED")])
+        lanes.add("vision", f"j{number}", [change(30_000, "PLACED", gpus=["d"]), change(30_001, "FAILED")])
     lanes.forget(0)
     assert len(lanes.leases("d")) == LEASES_MAX
 

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.cli.jobs.show import PORTS_ROWS_MAX, _ports_of, _show
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, LogPage
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown
@@ -32,14 +32,14 @@ async def test_a_running_job_tells_where_it_is_reached(
         for asked_for in (config, {"template": config}):
             data = running(3, **asked_for)
             scheduler.will("logs", *(Answer("logs", 9, page) for page in pages), away)
-            data["ports"] = await _ports_of(client, told(JobInfo, data))
+            data["ports"] = await _ports_of(client, as_struct(JobInfo, data))
             assert data["ports"] == {"0": {"80": "10.0.0.7:30000"}, "1": {"80": "10.0.0.7:30001"}}
         _show(data)
         assert "replica 0: 80 at 10.0.0.7:30000; replica 1: 80 at 10.0.0.7:30001" in capsys.readouterr().out
         asked = len(scheduler.asked)
         for other in (running(1), running(1, driver_config={"podman": {"ports": [80]}}), shown("j", "QUEUED")):
-            assert await _ports_of(client, told(JobInfo, other)) == {}
+            assert await _ports_of(client, as_struct(JobInfo, other)) == {}
         assert len(scheduler.asked) == asked, "no worker is asked about a job that wants no ports"
         scheduler.will("logs", Answer("logs", 9, pages[0]))
-        found = await _ports_of(client, told(JobInfo, running(2 * PORTS_ROWS_MAX, **config)))
+        found = await _ports_of(client, as_struct(JobInfo, running(2 * PORTS_ROWS_MAX, **config)))
         assert len(found) == PORTS_ROWS_MAX

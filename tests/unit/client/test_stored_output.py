@@ -14,7 +14,7 @@ import pytest
 
 from moorage.cli.jobs import run
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.run import tell_missing
+from moorage.cli.jobs.run import print_missing
 from moorage.client import AsyncClient
 from moorage.client import output as capturing
 from moorage.client.errors import JobFailed, NoOutput, Overloaded
@@ -247,9 +247,9 @@ async def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(
     watch.joiner = joiner_on(source)
     source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
     _ = [each async for each in watch.joiner.kept(0, 1)]
-    tell_missing(watch, asked_for=False)
+    print_missing(watch, asked_for=False)
     assert capsys.readouterr().err == "warning[not-kept]: the driver naps keeps no output\n"
-    tell_missing(watch, asked_for=True)
+    print_missing(watch, asked_for=True)
     assert capsys.readouterr().err.startswith("error[not-kept]: the driver naps keeps no output\n")
 
 
@@ -385,7 +385,7 @@ def test_who_follows_a_job_on_a_silent_worker_is_told_so_at_once(monkeypatch: py
         progress.event(Event("t", "j", 2, "RUNNING", 1, [Change(2, 0, 0, 1, "RUNNING", "w1")]))
         watch.joiner = joiner_on(source)
         source.refusals = [NoOutput(problem("worker-lost", "it ran on w1, which does not answer now"))] * 2
-        saying = asyncio.create_task(run._say_silent(watch, progress))
+        saying = asyncio.create_task(run._print_silent(watch, progress))
         await asyncio.sleep(0)
         _ = [each async for each in watch.joiner.kept(0, 1)]
         await saying

@@ -45,7 +45,7 @@ def told(model: Model, *rows: JobRow, waits: int | None = None) -> None:
     """Tell the model these jobs; `waits` in all, more than were listed."""
     listed = sum(row.state == "QUEUED" for row in rows)
     counts = {"QUEUED": listed if waits is None else waits, "RUNNING": len(rows) - listed, "FAILED": 9}
-    model.told_jobs(list(rows), counts, more=waits is not None)
+    model.take_jobs(list(rows), counts, more=waits is not None)
 
 
 def used(least: int, most: int) -> dict[str, int]:
@@ -54,7 +54,7 @@ def used(least: int, most: int) -> dict[str, int]:
 
 def test_each_sign_is_counted_once_and_sharers_are_leased_too() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "··##13f!x-?"), ("n2", "left", "··"), ("n3", "draining", "·#·")), 0)
+    model.take_frame(frame(("n1", "up", "··##13f!x-?"), ("n2", "left", "··"), ("n3", "draining", "·#·")), 0)
     assert model.view(0, AT_MS).counts == Counts(
         gpus=14, free=2, leased=5, shared=1, frozen=1, sick=1, foreign=1, not_lent=1, lost=1, closed=2
     )
@@ -70,8 +70,8 @@ def test_without_a_first_frame_the_view_says_after_a_while_that_nobody_leads() -
 
 def test_a_leader_that_is_silent_is_a_grave_trouble_and_the_picture_stays() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "··#")), 1_000)
-    model.hear(Standing("s1", "0.3.0", 1, 100, leads=True), 1_000)
+    model.take_frame(frame(("n1", "up", "··#")), 1_000)
+    model.take_frame(Standing("s1", "0.3.0", 1, 100, leads=True), 1_000)
     assert model.view(1_000 + SILENT_MS, AT_MS).troubles == []
     assert model.view(2_000, AT_MS).leader == "s1"
     late = model.view(1_001 + SILENT_MS, AT_MS)
@@ -82,17 +82,17 @@ def test_a_leader_that_is_silent_is_a_grave_trouble_and_the_picture_stays() -> N
 
 def test_a_deposed_leaders_last_frame_changes_nothing() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##"), epoch=4), 0)
-    model.hear(frame(("n1", "up", "··"), epoch=3), 10)
+    model.take_frame(frame(("n1", "up", "##"), epoch=4), 0)
+    model.take_frame(frame(("n1", "up", "··"), epoch=3), 10)
     assert model.view(20, AT_MS).counts.leased == 2
 
 
 def test_workers_that_are_gone_are_forgotten_however_many_come() -> None:
     model = Model(0)
     for at in range(5 * GONE_MAX):
-        model.hear(hello(f"w{at}", "H100"), at * LOAD_MS)
-        model.hear(load(f"w{at}", SlotLoad(0, util_percent=9)), at * LOAD_MS)
-        model.hear(frame((f"w{at}", "up", "#")), at * LOAD_MS)
+        model.take_frame(hello(f"w{at}", "H100"), at * LOAD_MS)
+        model.take_frame(load(f"w{at}", SlotLoad(0, util_percent=9)), at * LOAD_MS)
+        model.take_frame(frame((f"w{at}", "up", "#")), at * LOAD_MS)
     assert model.view((5 * GONE_MAX - 1) * LOAD_MS, AT_MS).use == 9
     assert len(model.loads) <= GONE_MAX + 2
     assert (model.hello_of("w1"), model.hello_of(f"w{5 * GONE_MAX - 1}") is None) == (None, False)
@@ -100,20 +100,20 @@ def test_workers_that_are_gone_are_forgotten_however_many_come() -> None:
 
 def test_a_fleet_that_begins_a_new_ledger_is_shown_once_the_old_one_is_silent() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##"), epoch=40), 0)
-    model.hear(frame(("n1", "up", "··"), epoch=1), SILENT_MS + 1)
+    model.take_frame(frame(("n1", "up", "##"), epoch=40), 0)
+    model.take_frame(frame(("n1", "up", "··"), epoch=1), SILENT_MS + 1)
     view = model.view(SILENT_MS + 2, AT_MS)
     assert (view.epoch, view.counts.free, view.heard_ms_ago, view.troubles) == (1, 2, 1, [])
 
 
 def test_with_public_frames_alone_it_tells_troubles_fits_and_idle_workers() -> None:
     model = Model(0)
-    model.hear(hello("n1", "NVIDIA H100", "NVIDIA H100", "NVIDIA H100"), 0)
-    model.hear(frame(("n1", "up", "·#!"), ("n2", "lost", "??"), ("n3", "left", "??"), ("n4", "up", "x·")), 0)
-    model.hear(
+    model.take_frame(hello("n1", "NVIDIA H100", "NVIDIA H100", "NVIDIA H100"), 0)
+    model.take_frame(frame(("n1", "up", "·#!"), ("n2", "lost", "??"), ("n3", "left", "??"), ("n4", "up", "x·")), 0)
+    model.take_frame(
         load("n1", SlotLoad(0), SlotLoad(1, leased=True), SlotLoad(2, health="xid", detail="Xid 79: fallen off")), 0
     )
-    model.hear(load("n4", SlotLoad(0, foreign="pid 8 python (user bob)"), SlotLoad(1)), 0)
+    model.take_frame(load("n4", SlotLoad(0, foreign="pid 8 python (user bob)"), SlotLoad(1)), 0)
     view = model.view(0, AT_MS)
     assert view.troubles == [
         Trouble("n2", "lost", grave=True),
@@ -132,7 +132,7 @@ def test_a_service_that_rests_is_none_that_waits() -> None:
     model = Model(0)
     rests = job("a", "rests", "QUEUED", 9, reason="scaled", replicas={"of": 4, "states": {"QUEUED": 4}})
     some = job("a", "some", "RUNNING", 9, reason="scaled", waiting=3)
-    model.hear(frame(("n1", "up", "#·"), queued=8), 0)
+    model.take_frame(frame(("n1", "up", "#·"), queued=8), 0)
     told(model, rests, some, job("a", "waits", "QUEUED", 5, reason="busy"))
     view = model.view(0, AT_MS)
     assert ([(row.job, row.jobs, row.reason) for row in view.waiting], view.waits) == ([("waits", 1, "busy")], 1)
@@ -145,7 +145,7 @@ def test_a_service_that_rests_is_none_that_waits() -> None:
 
 def test_who_holds_without_using_is_seen_for_as_long_as_this_screen_saw_it() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "####")), 0)
+    model.take_frame(frame(("n1", "up", "####")), 0)
     rows = job("a", "partly", "RUNNING", 9, use=used(0, 97)), job("a", "busy", "RUNNING", 9, use=used(50, 97))
     told(model, *rows)
     assert model.view(100, AT_MS).idle == [Idle("a", 1, 2, "partly", "", 0, 0, 97)]
@@ -165,25 +165,25 @@ def test_an_operator_is_told_by_the_leader_for_how_long_gpus_do_nothing() -> Non
         {"tenant": "b", "job": "works", **held, "percent": 80, "percent_min": 70, "percent_max": 90},
     ]
     rows = convert(told_of, list[UsedJob])
-    model.told_detail(FleetDetail(3, 100, jobs=rows))
-    model.told_detail(FleetDetail(3, 100, jobs=[*rows[:2], replace(rows[2], percent=60)]))
+    model.take_detail(FleetDetail(3, 100, jobs=rows))
+    model.take_detail(FleetDetail(3, 100, jobs=[*rows[:2], replace(rows[2], percent=60)]))
     told(model)
     view = model.view(0, AT_MS)
     assert view.idle == [Idle("a", 2, 2, "old", "n1", 700_000, 0, 0)]
     assert view.sparks == {"a/new": [0, 0], "a/old": [0, 0], "b/works": [80, 60]}
-    model.told_detail(FleetDetail(3, 100, jobs=rows[:1]))
+    model.take_detail(FleetDetail(3, 100, jobs=rows[:1]))
     assert list(model.view(0, AT_MS).sparks) == ["a/new"], "what has ended is forgotten"
 
 
 def test_the_oldest_waiting_job_of_each_tenant_and_reason_is_the_one_to_explain_and_says_why() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##"), queued=4), 0)
+    model.take_frame(frame(("n1", "up", "##"), queued=4), 0)
     mine = [job("a", "new", "QUEUED", 5), job("a", "old", "QUEUED", 50), job("a", "r", "RUNNING", 90)]
     held = job("a", "kept", "QUEUED", 20, reason="held")
     told(model, *mine, held, job("b", "b1", "QUEUED", 70), waits=300)
     assert model.oldest() == [("b", "b1"), ("a", "old"), ("a", "kept")]
     why = Explained(job="old", tenant="a", state="QUEUED", reason="busy", means="jobs lease it")
-    model.told_why("a", replace(why, starts=Start(p50_ms=4_000)))
+    model.take_why("a", replace(why, starts=Start(p50_ms=4_000)))
     view = model.view(0, AT_MS)
     assert [(row.tenant, row.jobs, row.job, row.reason, row.more) for row in view.waiting] == [
         ("b", 1, "b1", "", True),
@@ -226,19 +226,19 @@ WARNED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WARNED)
 def test_what_doctor_warns_of_in_the_leaders_answer_is_a_trouble(name: str) -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##")), 0)
+    model.take_frame(frame(("n1", "up", "##")), 0)
     calm = {"leader": "s1", "epoch": 1, "ledger": 1, "fits_now": [], "workers": []}
     answer = convert(calm | WARNED[name], FleetAnswer)
-    model.told_fleet(answer, 0)
+    model.take_fleet(answer, 0)
     [warned] = [check for check in of_fleet(answer) if check.verdict != "ok" and check.name != "workers"]
     assert (warned.name, model.view(0, AT_MS).troubles) == (name, [Trouble(name, warned.found)])
-    model.told_fleet(convert(calm, FleetAnswer), 0)
+    model.take_fleet(convert(calm, FleetAnswer), 0)
     assert model.view(0, AT_MS).troubles == []
 
 
 def test_an_observer_hears_of_a_ledger_with_one_copy_and_of_a_fleet_without_a_worker() -> None:
     model = Model(0)
-    model.hear(FleetFrame(4, 9, workers=[], ledger_copies=convert(ONE_COPY, LedgerCopies)), 0)
+    model.take_frame(FleetFrame(4, 9, workers=[], ledger_copies=convert(ONE_COPY, LedgerCopies)), 0)
     troubles = model.view(0, AT_MS).troubles
     assert [(trouble.where, trouble.grave) for trouble in troubles] == [("fleet", True), ("copies", False)]
     assert troubles[0].what == "no worker has joined"
@@ -247,9 +247,9 @@ def test_an_observer_hears_of_a_ledger_with_one_copy_and_of_a_fleet_without_a_wo
 
 def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_tenant() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##")), 0)
+    model.take_frame(frame(("n1", "up", "##")), 0)
     stalled = [{"tenant": "b", "job": "hung", "seconds": 600, "why": "1 GPU at 0 %"}]
-    model.told_fleet(FleetAnswer(leader="s1", stalled=convert(stalled, list[StalledJob])), 0)
+    model.take_fleet(FleetAnswer(leader="s1", stalled=convert(stalled, list[StalledJob])), 0)
     assert model.view(0, AT_MS).troubles == [Trouble("b/hung", "stalled for 10m: 1 GPU at 0 %")]
     rows = [{"replica": replica, "seconds": 60 * replica, "why": "2 GPUs at 0 %"} for replica in (1, 2)]
     told(
@@ -271,7 +271,7 @@ def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_t
 
 def test_a_service_whose_replicas_crash_again_and_again_is_a_trouble_while_others_of_them_run() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "##")), 0)
+    model.take_frame(frame(("n1", "up", "##")), 0)
     looping = {"attempt": 9, "waiting": 1, "reason": "backoff", "why": "RUNNING by exit 1"}
     told(
         model,
@@ -290,7 +290,7 @@ def test_a_service_whose_replicas_crash_again_and_again_is_a_trouble_while_other
 
 def test_a_service_that_was_woken_often_and_rests_is_no_trouble() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "··")), 0)
+    model.take_frame(frame(("n1", "up", "··")), 0)
     told(model, job("a", "api", "QUEUED", 90, ready=0, attempt=7, reason="scaled"))
     assert model.view(0, AT_MS).troubles == []
 
@@ -312,7 +312,7 @@ def test_a_moment_of_the_past_has_leases_queue_and_outcomes_and_nothing_of_use_a
 
 def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "draining", "·!"), ("n2", "up", "··"), simulated=True), 0)
+    model.take_frame(frame(("n1", "draining", "·!"), ("n2", "up", "··"), simulated=True), 0)
     worker = {"models": ["NVIDIA H100"], "heard_ms_ago": 500, "by": "operator:ana", "flag": "open", "members": 0}
     drained = {"flag": "draining", "members": 3, "why": "new fan", "since_ms": 7_800_000}
     told(model, job("a", "there", "LOST_KEPT", 9, worker="n3"), job("b", "too", "LOST_KEPT", 9, worker="n3"))
@@ -335,7 +335,7 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
         },
         FleetAnswer,
     )
-    model.told_fleet(told_fleet, 0)
+    model.take_fleet(told_fleet, 0)
     view = model.view(0, AT_MS)
     assert view.troubles == [
         Trouble("n2", "jobs fail to start: no such user", grave=True),

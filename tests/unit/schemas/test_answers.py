@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import JobRow
 from tools.answers import DATA, parts_of
@@ -28,10 +28,10 @@ def test_an_answer_of_another_release_is_read(struct: type[msgspec.Struct]) -> N
 
 def test_a_job_whose_request_has_a_field_of_a_newer_release_is_shown_without_it() -> None:
     shown = {"job": "j", "tenant": "t", "state": "QUEUED", "request": {"run": {"argv": ["true"]}}}
-    known = told(JobInfo, shown)
+    known = as_struct(JobInfo, shown)
     assert known.request is not None
     assert known.request.workload.argv == ["true"]
-    newer = told(JobInfo, {**shown, "request": {**shown["request"], "made_up": 1}})  # type: ignore[dict-item]
+    newer = as_struct(JobInfo, {**shown, "request": {**shown["request"], "made_up": 1}})  # type: ignore[dict-item]
     assert (newer.job, newer.request, newer.data["request"]["made_up"]) == ("j", None, 1)
 
 

@@ -21,13 +21,13 @@ from moorage.schemas.settings import (
     DEFAULT,
     NO_FILE,
     SECTIONS,
+    as_words,
     declared,
     made,
     read_file,
     setting,
     settle,
     shown,
-    told,
     unknown_variables,
 )
 from moorage.schemas.settings_file import find_file
@@ -406,7 +406,7 @@ def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     assert (one.lease_s, one.takeover_s) == (Config().lease_s, Config().takeover_s)
     assert three.lease_s == CLUSTER_DEFAULTS["lease_s"]
     assert three.takeover_s == 10
-    assert told(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
+    assert as_words(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ async def test_a_name_without_a_file_and_no_watchdog() -> None:
         assert not told.watched, "another process is watched"
         ready = asyncio.Event()
         ready.set()
-        telling = asyncio.create_task(told.tell(ready))
+        telling = asyncio.create_task(told.notify_ready(ready))
         assert await heard(there) == "READY=1"
         telling.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -66,7 +66,7 @@ async def test_a_name_without_a_file_and_no_watchdog() -> None:
 async def test_the_file_of_a_health_check_is_there_once_it_is_ready(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     ready = asyncio.Event()
-    telling = asyncio.create_task(Manager({"MOORAGE_ALIVE_FILE": str(alive)}).tell(ready))
+    telling = asyncio.create_task(Manager({"MOORAGE_ALIVE_FILE": str(alive)}).notify_ready(ready))
     await asyncio.sleep(0)
     assert not alive.exists()
     ready.set()
@@ -79,14 +79,14 @@ async def test_the_file_of_a_health_check_is_there_once_it_is_ready(tmp_path: Pa
 
 
 async def test_without_a_manager_there_is_nothing_to_do() -> None:
-    await Manager({}).tell(asyncio.Event())
+    await Manager({}).notify_ready(asyncio.Event())
 
 
 async def test_a_manager_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ready = asyncio.Event()
     ready.set()
     gone = Manager({"NOTIFY_SOCKET": str(tmp_path / "gone"), "MOORAGE_ALIVE_FILE": str(tmp_path / "no" / "alive")})
-    telling = asyncio.create_task(gone.tell(ready))
+    telling = asyncio.create_task(gone.notify_ready(ready))
     await asyncio.sleep(0)
     assert not telling.done()
     assert "cannot be told READY=1: No such file" in caplog.text

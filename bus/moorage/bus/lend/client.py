@@ -151,16 +151,16 @@ class BorrowedLease:
                     self.asked_back = None
                     self._news.clear()
                 else:
-                    self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
+                    self._note_asked(AskedBack(answer.reason, answer.deadline_boottime_s))
             elif isinstance(answer, protocol.Returned):
                 return
             else:
                 if not self._over:
                     self._over = self._lost = True
-                    self._told(AskedBack(AGENT_GONE, boottime_s()))
+                    self._note_asked(AskedBack(AGENT_GONE, boottime_s()))
                 return
 
-    def _told(self, asked: AskedBack) -> None:
+    def _note_asked(self, asked: AskedBack) -> None:
         self.asked_back = asked
         self._news.set()
         if self._on_asked_back is None:

@@ -23,7 +23,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
 from moorage.cli.demo.stack import Stack
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say_if_heard
+from moorage.cli.framework.console import try_print_err
 from moorage.cli.framework.interrupts import end_in_order
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
@@ -132,7 +132,7 @@ class Demo:
         while self.following.over() < KILL_AT * len(self.plans):
             self.following.changed.clear()
             await self.following.changed.wait()
-        self._say(
+        self._print(
             f"the scheduler is killed (kill -9) after {self.following.over()} of {len(self.plans)} jobs have "
             "ended; another scheduler starts"
         )
@@ -167,11 +167,11 @@ class Demo:
     def _progress(self) -> None:
         states = Counter(self.following.states.values())
         parts = "  ".join(f"{name.lower()} {number}" for name, number in sorted(states.items()))
-        self._say(f"{time.monotonic() - self.began:5.1f} s  {parts}")
+        self._print(f"{time.monotonic() - self.began:5.1f} s  {parts}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self.quiet:
-            say_if_heard(text)
+            try_print_err(text)
 
 
 def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
@@ -225,7 +225,7 @@ def main(
 
     def ending(number: int) -> None:
         by.append(number)
-        say_if_heard("ending …" if len(by) == 1 else "the demo still ends its processes; it leaves none running")
+        try_print_err("ending …" if len(by) == 1 else "the demo still ends its processes; it leaves none running")
 
     async def until_a_signal() -> int:
         end_in_order(ending)
@@ -234,7 +234,7 @@ def main(
             return await _run(folder, jobs, workers, seed, json)
         finally:
             if keep:
-                say_if_heard(f"kept: {folder}")
+                try_print_err(f"kept: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 

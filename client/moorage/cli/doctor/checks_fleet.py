@@ -40,7 +40,7 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
 
     try:
         async with client_of(options) as client:
-            heard = await _may_hear(client)
+            heard = await _check_events(client)
             try:
                 listed = await client._wire.answer("ls", {"limit": 1})
             except NoScheduler as error:
@@ -121,7 +121,7 @@ def clock_beside(fleet: FleetAnswer, from_s: float, until_s: float) -> Check:
     return clock(off_s, f"that of scheduler {fleet.leader}")
 
 
-async def _may_hear(client: AsyncClient) -> Check:
+async def _check_events(client: AsyncClient) -> Check:
     try:
         await (await client._wire.subscribe(client._wire.subjects.events(client.tenant), lambda _: None)).unsubscribe()
     except MoorageError as error:

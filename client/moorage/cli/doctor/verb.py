@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from moorage.cli.doctor.checks import all_checks
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, paint, say, tell
+from moorage.cli.framework.console import emit, paint, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import DEFAULTS, Options, guarded
@@ -32,7 +32,7 @@ def doctor(
     if example:
         from moorage.cli.framework.settings import example_file
 
-        tell(example_file().rstrip())
+        print_out(example_file().rstrip())
         return 0
     if settings:
         return guarded(options, lambda: _show_settings(options))
@@ -46,7 +46,7 @@ def doctor(
             else:
                 _show(check)
         if not options.json:
-            say(", ".join(f"{number} {verdict}" for verdict, number in counts.items()))
+            print_err(", ".join(f"{number} {verdict}" for verdict, number in counts.items()))
         return EXIT_FAILED if counts["fail"] else 0
 
     return guarded(options, lambda: run(look()))
@@ -59,7 +59,7 @@ def _show_settings(options: Options) -> int:
     from moorage.schemas.settings import NO_FILE, shown
 
     file = the_file()
-    say(f"settings file: {file.path}" if file is not NO_FILE else "no settings file is used")
+    print_err(f"settings file: {file.path}" if file is not NO_FILE else "no settings file is used")
     every = list(effective(file))
     if options.json:
         for found in every:
@@ -68,22 +68,22 @@ def _show_settings(options: Options) -> int:
             emit({"kind": "setting", "section": one.section, "key": one.key, "value": value, "source": found.source})
         return 0
     rows = [[f.setting.section, f.setting.key, shown(f.setting, f.value), f.source] for f in every]
-    tell(table(["SECTION", "KEY", "VALUE", "FROM"], rows))
+    print_out(table(["SECTION", "KEY", "VALUE", "FROM"], rows))
     return 0
 
 
 def _show(check: Check) -> None:
     found = check.found.replace("\n", " ")
     if not sys.stdout.isatty():
-        tell("\t".join((check.verdict, check.name, found, check.fix or "-")))
+        print_out("\t".join((check.verdict, check.name, found, check.fix or "-")))
         return
     first, *rest = wrapped(found, 4 + len(GAP) + _NAME_CHARS + len(GAP))
     verdict = paint(check.verdict.ljust(4), _STYLE[check.verdict], sys.stdout)
-    tell(f"{verdict}{GAP}{check.name.ljust(_NAME_CHARS)}{GAP}{first}")
+    print_out(f"{verdict}{GAP}{check.name.ljust(_NAME_CHARS)}{GAP}{first}")
     for line in rest:
-        tell(" " * (4 + len(GAP) + _NAME_CHARS + len(GAP)) + line)
+        print_out(" " * (4 + len(GAP) + _NAME_CHARS + len(GAP)) + line)
     if check.fix:
         first, *rest = wrapped(check.fix, 6 + len("fix: "))
-        tell(f"      {paint('fix:', 'cyan', sys.stdout)} {first}")
+        print_out(f"      {paint('fix:', 'cyan', sys.stdout)} {first}")
         for line in rest:
-            tell(" " * (6 + len("fix: ")) + line)
+            print_out(" " * (6 + len("fix: ")) + line)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import here, say, tell
+from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.cli.jobs.flag_values import warn_of_decimal
@@ -59,8 +59,8 @@ def hold(
             done = await client.admin.hold(why=why)
             if not options.shown(done, [done]):
                 gpus = f", its running jobs ({many(done.gpus, 'GPU')}) go on" if done.gpus else ""
-                tell(f"tenant {done.tenant}\tqueue {_now('on hold', done)}{_by(done.hold)}{gpus}")
-                say(f"undo: moorage admin release --queue --tenant {done.tenant}{here(tenant=False)}")
+                print_out(f"tenant {done.tenant}\tqueue {_now('on hold', done)}{_by(done.hold)}{gpus}")
+                print_err(f"undo: moorage admin release --queue --tenant {done.tenant}{here(tenant=False)}")
             return None
         await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held, undo="release")
         return None
@@ -100,12 +100,12 @@ def release(
             done = await client.admin.release_worker(worker, slots=gpu or None, why=why)
             if not options.shown(done, [done]):
                 gpus = ", ".join(map(str, done.slots))
-                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has no unhealthy GPU to release'}")
+                print_out(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has no unhealthy GPU to release'}")
             return None
         if not _one_of(jobs, queue, "release"):
             done = await client.admin.release(why=why)
             if not options.shown(done, [done]):
-                tell(f"tenant {done.tenant}\t{'queue released' if done.changed else 'queue was not on hold'}")
+                print_out(f"tenant {done.tenant}\t{'queue released' if done.changed else 'queue was not on hold'}")
             return None
         await _each(client, jobs, lambda name: client.admin.release(name, why=why), options, _released)
         return None
@@ -284,9 +284,9 @@ def limit(
         bounds = [_bound_of("--gpus", gpus, client.tenant), _bound_of("--jobs", jobs, client.tenant)]
         done = await client.admin.limit(gpus=bounds[0], jobs=bounds[1], why=why)
         if not options.shown(done, [done]):
-            tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
+            print_out(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
             if done.limit is not None and 0 < done.limit.gpus < done.gpus:
-                say(
+                print_err(
                     f"the tenant leases {many(done.gpus, 'GPU')} now, and the jobs on them go on; no waiting job with "
                     f"GPUs starts until it leases fewer than {done.limit.gpus}"
                 )
@@ -314,10 +314,10 @@ def share(
     async def work(client: AsyncClient) -> int | None:
         done = await client.admin.share(weight=weight, gpus=gpus, why=why)
         if not options.shown(done, [done]):
-            tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
+            print_out(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
             with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
                 if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).workers)):
-                    say(warning)
+                    print_err(warning)
             await _warn_of_unknown(client)
         return None
 
@@ -340,7 +340,7 @@ def tenants(*, options: RowOptions = ROWS) -> int:
         if options.shown(answer, rows):
             return None
         if not rows:
-            say("no tenant has jobs, leases, a hold, a limit or a share")
+            print_err("no tenant has jobs, leases, a hold, a limit or a share")
             return None
         cells = [
             [
@@ -355,7 +355,7 @@ def tenants(*, options: RowOptions = ROWS) -> int:
             for row in rows
         ]
         header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
-        tell(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
+        print_out(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
         return None
 
     return with_client(options, work)
@@ -387,13 +387,13 @@ def acts(
         if told.acts:
             header = ["UTC", "BY", "VERB", "WHAT", "WHY"]
             cells = [[utc(row.at_ms), words(row.by, row.said), row.verb, about(row), row.why] for row in told.acts]
-            tell(table(header, cells, optional=("WHY",), shortened=("WHAT",)))
+            print_out(table(header, cells, optional=("WHY",), shortened=("WHAT",)))
         else:
-            say("no operator has changed anything" + (f" since {utc(told.from_ms)}" if told.from_ms else ""))
+            print_err("no operator has changed anything" + (f" since {utc(told.from_ms)}" if told.from_ms else ""))
         if told.left_out:
-            say(f"{told.left_out} older ones are not shown: narrow it by --since, --by or --verb")
+            print_err(f"{told.left_out} older ones are not shown: narrow it by --since, --by or --verb")
         for from_ms, until_ms in told.gaps:
-            say(f"not known: from {utc(from_ms)} to {utc(until_ms)}: a restore, or what moorage doctor says")
+            print_err(f"not known: from {utc(from_ms)} to {utc(until_ms)}: a restore, or what moorage doctor says")
 
     return with_client(options, work)
 
@@ -415,7 +415,9 @@ async def _warn_of_unknown(client: AsyncClient) -> None:
         rows = await client.admin.tenants()
         if not any(row.jobs for row in rows if row.tenant == client.tenant):
             others = ", ".join([row.tenant for row in rows if row.jobs][:OTHERS_MAX])
-            say(f"note: tenant {client.tenant} has no jobs now" + (f"; those that have: {others}" if others else ""))
+            print_err(
+                f"note: tenant {client.tenant} has no jobs now" + (f"; those that have: {others}" if others else "")
+            )
 
 
 async def _each(
@@ -433,13 +435,13 @@ async def _each(
         if done.changed:
             changed.append(name)
         if not options.shown(done, [done]):
-            tell(f"{name}\t{told(done)}")
+            print_out(f"{name}\t{told(done)}")
     if options.json or options.format:
         return
     if len(names) != 1:
-        say(many(len(names), "job"))
+        print_err(many(len(names), "job"))
     if undo and changed:
-        say(
+        print_err(
             f"undo: moorage admin {undo} {','.join(map(word_of, changed))} --tenant {client.tenant}{here(tenant=False)}"
         )
 

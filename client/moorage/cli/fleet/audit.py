@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_DRIFT
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.schemas.answers.operators import Audit, Drift
@@ -67,16 +67,16 @@ def audit(
         frame = _frame(answer, drift)
         if not options.shown(frame, drift):
             for worker, kind, member in standing:
-                tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
+                print_out(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
         if not standing:
-            say(_no_drift(told))
-            _tell_silent(told)
+            print_err(_no_drift(told))
+            _print_silent(told)
             return 0
         found = "found once" if quick else "drift"
         differ = f"{many(len(standing), 'difference')} between ledger, workers and devices"
-        say(f"{found}: {differ}; compared {_summary(told)}")
-        _tell_silent(told)
-        say(_fix_after_once() if quick else _fix(standing))
+        print_err(f"{found}: {differ}; compared {_summary(told)}")
+        _print_silent(told)
+        print_err(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT
 
     return with_client(options, work)
@@ -97,7 +97,7 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
         rows = [{**msgspec.to_builtins(each.row), "change": each.change} for each in changes]
         if rows and not options.shown(_frame(answer, rows), rows):
             for row, change in changes:
-                tell("\t".join((change, row.worker, row.kind, row.member or "-")))
+                print_out("\t".join((change, row.worker, row.kind, row.member or "-")))
         standing, seen = now, found
 
 
@@ -125,13 +125,13 @@ def in_both(before: Container[_Key], now: dict[_Key, Drift]) -> dict[_Key, Drift
     return {key: row for key, row in now.items() if key in before}
 
 
-def _tell_silent(told: Audit) -> None:
+def _print_silent(told: Audit) -> None:
     silent = told.not_looked
     if silent:
         shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
-        say(f"warning[audit]: {many(len(silent), 'worker')} did not check their devices in time: {shown}")
+        print_err(f"warning[audit]: {many(len(silent), 'worker')} did not check their devices in time: {shown}")
     if told.left_out:
-        say(f"warning[audit]: {told.left_out} more differences on devices are not shown")
+        print_err(f"warning[audit]: {told.left_out} more differences on devices are not shown")
 
 
 def _summary(told: Audit) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, say, tell
+from moorage.cli.framework.console import fail, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.files import read_within
 from moorage.cli.framework.options import RowOptions, with_client
@@ -55,10 +55,10 @@ def list_letters(*, options: LetterOptions = LETTERS) -> int:
         if options.shown({"kind": "answer", "verb": "dlq", "data": {"letters": rows}}, rows):
             return None
         if not rows:
-            say("no dead letters" + (f" of tenant {options.tenant}" if options.tenant else ""))
+            print_err("no dead letters" + (f" of tenant {options.tenant}" if options.tenant else ""))
             return None
         cells = [[row.sequence, row.tenant, row.verb, row.job or "-", row.code, _short(row.message)] for row in rows]
-        tell(table(["LETTER", "TENANT", "VERB", "JOB", "CODE", "WHY"], cells, numbers=("LETTER",)))
+        print_out(table(["LETTER", "TENANT", "VERB", "JOB", "CODE", "WHY"], cells, numbers=("LETTER",)))
         return None
 
     return with_client(options, work)
@@ -83,8 +83,8 @@ def show(
             *((("failed", found.evidence),) if found.evidence else ()),
             ("message", found.body + ("  (no text; --json has its bytes)" if found.data is not None else "")),
         ]
-        tell(facts(told))
-        say(
+        print_out(facts(told))
+        print_err(
             f"to submit a corrected request: moorage dlq resend {found.sequence} -f FILE; to delete this "
             f"request: moorage dlq drop {found.sequence}"
         )
@@ -177,9 +177,9 @@ async def _each(
             fail(type(error)(msgspec.structs.replace(error.problem, message=message)), json=options.json)
             continue
         if not options.shown({"kind": "answer", "verb": "dlq", "data": done}, [done]):
-            tell(f"{letter}\t{told(done)}")
+            print_out(f"{letter}\t{told(done)}")
     if len(chosen) != 1 and not (options.json or options.format):
-        say(many(len(chosen), "dead letter") + (f", {failed} {failing}" if failed else ""))
+        print_err(many(len(chosen), "dead letter") + (f", {failed} {failing}" if failed else ""))
     return EXIT_FAILED if failed else 0
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_read
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.settings import FILE_HELP, the_file
-from moorage.client.answers import FleetInfo, told
+from moorage.client.answers import FleetInfo, as_struct
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
@@ -53,7 +53,7 @@ def backup(
             emit({"kind": "backup", "file": str(file), **msgspec.to_builtins(header)})
         else:
             jobs, workers = many(header.jobs, "job"), many(header.workers, "worker")
-            tell(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
+            print_out(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
         return 0
 
     return ledger_guarded(options, act)
@@ -89,9 +89,11 @@ def restore(
             reason = "Permission denied" if file.exists() else "No such file"
             raise cannot_read(file, reason, "name a file of moorage admin backup")
         held, target = scheduler_of(settings, options)
-        users, copies = target or held.nats, replicas or said_replicas(settings)
+        users, copies = target or held.nats, replicas or configured_replicas(settings)
         ledger = ledger_url(held.ledger_url_file) or users
-        made = make(ledger, users, held.prefix, copies, file, replace=replace, say=say, count_the_rest=count_the_rest)
+        made = make(
+            ledger, users, held.prefix, copies, file, replace=replace, say=print_err, count_the_rest=count_the_rest
+        )
         state = run(made)
         if options.json:
             emit(
@@ -105,7 +107,7 @@ def restore(
                 }
             )
         else:
-            tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
+            print_out(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
         return 0
 
     return ledger_guarded(options, act)
@@ -132,7 +134,7 @@ def feature_level(
     async def work(client: AsyncClient) -> int | None:
         if to is None:
             answer = await client._wire.operate("fleet")
-            found = told(FleetInfo, answer.data)
+            found = as_struct(FleetInfo, answer.data)
             rows = found.schedulers or []
             if not options.shown(answer, rows):
                 cells = [
@@ -145,12 +147,14 @@ def feature_level(
                     ]
                     for row in rows
                 ]
-                tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", "ROLE"], cells, numbers=("KNOWS", "RECORD")))
-                say(f"feature level {found.feature_level or 1}")
+                print_out(
+                    table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", "ROLE"], cells, numbers=("KNOWS", "RECORD"))
+                )
+                print_err(f"feature level {found.feature_level or 1}")
             return None
         done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
         if not options.shown(done, [done]):
-            tell(f"feature level\t{done.level}{'' if done.changed else ' already'}")
+            print_out(f"feature level\t{done.level}{'' if done.changed else ' already'}")
         return None
 
     return with_client(options, work)
@@ -166,7 +170,7 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
     return find_ledger(held)
 
 
-def said_replicas(settings: Path | None) -> int:
+def configured_replicas(settings: Path | None) -> int:
     """Return how many copies of the ledger the schedulers' settings ask for; 0 if they do not say."""
     from moorage.scheduler.settings import scheduler_settings
     from moorage.schemas.settings import DEFAULT

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, guarded, with_client
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
@@ -395,14 +395,14 @@ class _Scraped:
                 found = await _ask(self._client)
         except (MoorageError, TimeoutError) as error:
             if self._answered:
-                say(
+                print_err(
                     "no leader answers, so the metrics of the fleet are missing: "
                     f"{error or f'not within {ANSWER_S_MAX:g} s'}"
                 )
             self._answered = False
             return Told()
         if not self._answered:
-            say("the leader answers again")
+            print_err("the leader answers again")
         self._answered = True
         return found
 
@@ -415,12 +415,12 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
     except MoorageError as error:
         if error.problem.fault == "caller":  # a key without this right has it no later either
             raise
-        say(f"no leader answers yet: {error}")
+        print_err(f"no leader answers yet: {error}")
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))
     except OSError as error:
         raise cannot_listen(host, port, error) from None
-    say(f"metrics at {address(host, server.server_address[1])}/metrics, until Ctrl-C")
+    print_err(f"metrics at {address(host, server.server_address[1])}/metrics, until Ctrl-C")
     serving = asyncio.Event()
     serving.set()
     try:

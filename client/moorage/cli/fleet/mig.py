@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from moorage.cli.fleet.workers import worker_of
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.framework.render import age
 from moorage.client.durations import seconds
@@ -75,15 +75,15 @@ def mig(
         except BaseException:
             if was_open:
                 await client.fleet.uncordon(worker)
-                say(f"worker {worker} is open for jobs again, and its GPU is as it was")
+                print_err(f"worker {worker} is open for jobs again, and its GPU is as it was")
             raise
         try:
             changed = await _in_time(lambda: found.change(wanted))
             if changed and (told := await _specs_made_anew()):
-                say(told)
+                print_err(told)
             slices = await _listed(client, worker, (uuid, pci), sorted(wanted))
         except BaseException:
-            say(f"worker {worker} stays drained; moorage uncordon {worker} opens it for jobs again")
+            print_err(f"worker {worker} stays drained; moorage uncordon {worker} opens it for jobs again")
             raise
         if was_open:
             await client.fleet.uncordon(worker)
@@ -92,9 +92,9 @@ def mig(
             emit({"kind": "mig", "worker": worker, "gpu": uuid, "changed": changed, "slices": rows})
             return
         done = "has this MIG layout already" if not changed else many(len(slices), "slice") if slices else "whole"
-        tell(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each.profile}\t{each.uuid}" for each in slices))
+        print_out(f"{worker}\tGPU {gpu}\t{done}" + "".join(f"\n{each.profile}\t{each.uuid}" for each in slices))
         if not was_open:
-            say(
+            print_err(
                 f"worker {worker} was drained or cordoned before this command, so it was not opened again: "
                 f"moorage uncordon {worker} opens it for jobs"
             )
@@ -196,7 +196,7 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
             raise rejected("failed-precondition", why, found=row.cells, next=f"moorage fleet {worker} shows them")
         words = f"waiting for {many(row.members, 'job')} and {many(used, 'GPU')} in use on {worker}"
         if words != told:
-            say(words)
+            print_err(words)
         told = words
         await asyncio.sleep(ASK_S)
 

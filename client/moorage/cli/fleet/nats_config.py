@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import Options, guarded
 from moorage.schemas.subjects import PREFIX_DEFAULT
@@ -129,7 +129,7 @@ def nats_config(
         if json:
             emit({"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)})
         else:
-            _told(site, out, written, is_first=is_first)
+            _print_written(site, out, written, is_first=is_first)
         return 0
 
     return guarded(Options(json=json), act)
@@ -258,63 +258,71 @@ def _is_address(text: str | None) -> bool:
         return False
 
 
-def _told(site: Site, out: Path, written: Written, *, is_first: bool) -> None:
+def _print_written(site: Site, out: Path, written: Written, *, is_first: bool) -> None:
     for path in written.configuration:
-        tell(path)
+        print_out(path)
     for name in written.contexts:
-        tell(f"{out.absolute() / CONTEXTS}/{name}.json")
+        print_out(f"{out.absolute() / CONTEXTS}/{name}.json")
     for path in written.secrets:
-        tell(path)
+        print_out(path)
     for name in written.variables:
-        tell(f"${name}")
-    say(f"configuration for {many(len(site.identities), 'user')}, {many(len(written.keys), 'new key')}")
+        print_out(f"${name}")
+    print_err(f"configuration for {many(len(site.identities), 'user')}, {many(len(written.keys), 'new key')}")
     if gone := written.left_out:
         names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
-        say(
+        print_err(
             "warning: users that are no longer in the configuration lose access when the server reads it: "
             f"{names}; to keep a user, name it again"
         )
     if site.clustered:
-        say(
+        print_err(
             "note: with several servers, submitters may submit to the scheduler only, not to the durable queue: in a "
             "replicated stream one message with a wrong header stops the queue"
         )
     elif site.shared:
-        say(
+        print_err(
             "note: submitters may submit to the scheduler only, not to the durable queue, which needs an account "
             "for each tenant"
         )
     settings = out.absolute() / SCHEDULERS
     if site.clustered:
-        _tell_copies(len(site.servers), settings, is_new=str(settings) in written.configuration)
+        _print_copies(len(site.servers), settings, is_new=str(settings) in written.configuration)
     [first, *_] = (path for path in written.configuration if Path(path).name.startswith("server"))
-    say(f"next: nats-server -c {first}")
+    print_err(f"next: nats-server -c {first}")
     if site.clustered:
-        say(f"      and on the other machines so, each with its own file, up to server-{len(site.servers)}.conf")
+        print_err(f"      and on the other machines so, each with its own file, up to server-{len(site.servers)}.conf")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
-        say(f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)")
+        print_err(
+            f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)"
+        )
     if site.auth != "env":
         scheduler = site.schedulers[0]
         settings_of = f"MOORAGE_SETTINGS={settings} " if site.clustered else ""
-        say(
+        print_err(
             f"      XDG_CONFIG_HOME={out} MOORAGE_LEDGER_URL=ledger.{scheduler} {settings_of}moorage scheduler"
             f" --nats scheduler.{scheduler}"
         )
-        say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")
+        print_err(
+            f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}"
+        )
 
 
-def _tell_copies(servers: int, settings: Path, *, is_new: bool) -> None:
+def _print_copies(servers: int, settings: Path, *, is_new: bool) -> None:
     """Say how many copies a new ledger gets, and warn if settings that were there say another number."""
     from moorage.schemas.settings import read_file
 
     if is_new:
-        say(f"note: {settings} says replicas = {servers}: a copy of the ledger on each server, with every scheduler")
+        print_err(
+            f"note: {settings} says replicas = {servers}: a copy of the ledger on each server, with every scheduler"
+        )
         return
     found = read_file(settings).table("scheduler").get("replicas")
     said = "no replicas" if found is None else f"replicas = {found}"
     left = f"{settings} was there and is left as it is; it says {said}"
     if found == servers:
-        say(f"note: {left}")
+        print_err(f"note: {left}")
     else:
-        say(f"warning: {left}: for a copy of a new ledger on each server, write replicas = {servers} under [scheduler]")
+        print_err(
+            f"warning: {left}: for a copy of a new ledger on each server, write replicas = {servers} under [scheduler]"
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.client.durations import seconds
@@ -53,9 +53,9 @@ def usage(
             for from_ms, until_ms in told.gaps:
                 if [from_ms, until_ms] in told.restores:
                     before = f"up to {utc(from_ms)} before it, and " if from_ms else ""  # 0: nothing is known of before
-                    say(f"a restore: counted {before}from {utc(until_ms)} on behind it")
+                    print_err(f"a restore: counted {before}from {utc(until_ms)} on behind it")
                 else:
-                    say(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
+                    print_err(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
     words = [word.strip() for word in by.split(",")]
     return with_client(options, work)
@@ -86,7 +86,7 @@ def _names(by: list[str], row: UsageRow) -> list[str]:
 
 def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
     if not rows:
-        say(f"no GPU time has been counted since {utc(from_ms)}")
+        print_err(f"no GPU time has been counted since {utc(from_ms)}")
         return
     header = [*map(str.upper, by), "GPU-H", "GIB-H", "USED-GPU-H", "USED-GIB-H"]
     cells = [
@@ -100,5 +100,5 @@ def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
         for row in rows
     ]
     shortened = [name for name in ("MODEL", "TENANT") if name in header]
-    tell(table(header, cells, numbers=header[len(by) :], optional=("GIB-H", "USED-GPU-H"), shortened=shortened))
-    say(f"since {utc(from_ms)}")
+    print_out(table(header, cells, numbers=header[len(by) :], optional=("GIB-H", "USED-GPU-H"), shortened=shortened))
+    print_err(f"since {utc(from_ms)}")

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, fail, here, say, tell
+from moorage.cli.framework.console import emit, fail, here, print_err, print_out
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.framework.render import age, day_and_time
 from moorage.client.durations import seconds
@@ -78,7 +78,7 @@ def drain(
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
             told = f"draining{f': {why}' if why else ''}{_goes_on(done)}"
-        _tell(options, worker, done, told)
+        _print_done(options, worker, done, told)
 
     def act() -> int:
         _check_order(within, last)
@@ -135,7 +135,7 @@ def cordon(*workers: _Worker, why: _Why = "", options: Options = DEFAULTS) -> in
 
     async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.cordon(worker, why=why)
-        _tell(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}")
+        _print_done(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}")
 
     return _each(workers, options, one, undo=True)
 
@@ -149,7 +149,7 @@ def uncordon(
 
     async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.uncordon(worker, why=why)
-        _tell(options, worker, done, f"open{_goes_on(done)}")
+        _print_done(options, worker, done, f"open{_goes_on(done)}")
 
     return _each(workers, options, one, undo=False)
 
@@ -170,17 +170,17 @@ def _each(
             else:
                 done.append(worker)
         if undo and done and not options.json:
-            say(f"undo: moorage uncordon {' '.join(done)}{here()}")
+            print_err(f"undo: moorage uncordon {' '.join(done)}{here()}")
         return code
 
     return with_client(options, work)
 
 
-def _tell(options: Options, worker: str, done: Done, told: str) -> None:
+def _print_done(options: Options, worker: str, done: Done, told: str) -> None:
     if options.json:
         emit(done)
     else:
-        tell(f"{worker}\t{told}")
+        print_out(f"{worker}\t{told}")
 
 
 def _on_it(done: Done) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import paint, say, tell
+from moorage.cli.framework.console import paint, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show import enforced_words
-from moorage.client.answers import FleetInfo, told
+from moorage.client.answers import FleetInfo, as_struct
 from moorage.client.errors import not_found, rejected
 from moorage.client.view.checks import warnings
 from moorage.client.view.closed import closed_words, device_words, down_words, planned_words
@@ -59,7 +59,7 @@ def fleet(
             return None
         answer = await client._wire.operate("fleet")
         if not options.shown(answer, answer.data["workers"]):
-            _fleet(told(FleetInfo, answer.data))
+            _fleet(as_struct(FleetInfo, answer.data))
         return None
 
     def act() -> int:
@@ -90,15 +90,15 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
             for device in devices
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
-        tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(devices), *told_of(row)]:
-            say(folded(line, sys.stderr))
+        print_out(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
+        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(devices), *driver_words(row)]:
+            print_err(folded(line, sys.stderr))
 
 
 async def worker_of(client: AsyncClient, worker: str) -> tuple[Answer, WorkerInfo]:
     """Return the leader's answer about one worker, and its row, with all details of its devices. Raises `NotFound`."""
     answer = await client._wire.operate("fleet", {"worker": worker})
-    for row in told(FleetInfo, answer.data).workers:
+    for row in as_struct(FleetInfo, answer.data).workers:
         if row.worker == worker:
             return answer, row
     raise not_found("no worker of this fleet has that id", found=worker, next="moorage fleet lists them")
@@ -109,7 +109,7 @@ def kept(devices: Sequence[DeviceRow]) -> list[str]:
     return [f"GPU {device.slot}: only for jobs with {' or '.join(device.modes)}" for device in devices if device.modes]
 
 
-def told_of(worker: WorkerInfo) -> list[str]:
+def driver_words(worker: WorkerInfo) -> list[str]:
     """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
     capabilities = worker.capabilities
     fences = device_fences(capabilities) if worker.devices else []
@@ -152,11 +152,11 @@ def _fleet(data: FleetInfo) -> None:
     workers, warned = data.workers, [f"{check.name}: {check.found}" for check in warnings(data)]
     if not workers:
         for line in warned:
-            say(folded(line, sys.stderr))
-        say("no worker has joined")
-        say("fix: start a worker with moorage worker, or simulated workers with moorage up --simulate 4x8xH100")
+            print_err(folded(line, sys.stderr))
+        print_err("no worker has joined")
+        print_err("fix: start a worker with moorage worker, or simulated workers with moorage up --simulate 4x8xH100")
         return
-    tell(
+    print_out(
         table(
             ["WORKER", "KIND", "STATE", "CELLS", "FREE", "GPUS", "JOBS", "HEARD", "MODELS"],
             [
@@ -178,7 +178,7 @@ def _fleet(data: FleetInfo) -> None:
         )
     )
     for line in [*warned, *trouble_lines(workers)][:TROUBLES_MAX]:
-        say(folded(line, sys.stderr))
+        print_err(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk
     if data.fits_now:
@@ -187,15 +187,15 @@ def _fleet(data: FleetInfo) -> None:
         for row in data.fits_now:
             token = f"{row.largest}x{words[row.model]}" if row.largest else "-"
             rows.append([token, row.free, row.gpus, row.model])
-        tell("")
-        tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
+        print_out("")
+        print_out(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
     line = (
         f"epoch {data.epoch}  ledger {data.ledger}  {many(data.queued, 'replica')} queued  "
         f"{many(data.live_jobs, 'job')} not ended"
     )
     if any(worker.simulated for worker in workers):
         line = "sim  " + line
-    say(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
+    print_err(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
 
 
 def trouble_lines(workers: Sequence[WorkerInfo]) -> list[str]:
@@ -254,8 +254,8 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
             screen.draw(lines, tail=legend, unseen=unseen)
         elif text != before:
             if not before:
-                say("\t".join(_COLUMNS))
-            tell(text)
+                print_err("\t".join(_COLUMNS))
+            print_out(text)
         before = text
 
 

@@ -186,7 +186,7 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
             raise _unknown(verb, words, word, arguments) from None
         raise
     given = vars(read_words)
-    if takes_command is not None and unknown and _stands_before(unknown[0], given.get(takes_command.field), before):
+    if takes_command is not None and unknown and _is_before(unknown[0], given.get(takes_command.field), before):
         raise _unknown(verb, words, unknown[0], arguments)  # first: its value looks like a command
     if takes_command is not None:
         _check_command(verb, list(words), given.get(takes_command.field) or [], behind, unknown)
@@ -215,7 +215,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
     return {**said, "type": kind, "choices": one.choices or None, "metavar": one.value}
 
 
-def _stands_before(option: str, command: list[str] | None, words: list[str]) -> bool:
+def _is_before(option: str, command: list[str] | None, words: list[str]) -> bool:
     """Return whether an unknown option stands before the job's command; after it, it belongs to that command."""
     return not command or option not in words or words.index(option) < words.index(command[0])
 

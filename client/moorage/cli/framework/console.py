@@ -112,7 +112,7 @@ def plain(text: str, stream: TextIO | None = None) -> str:
     return safe
 
 
-def say(text: str) -> None:
+def print_err(text: str) -> None:
     """Print a line for the user to stderr; nothing with --quiet."""
     if not _quiet:
         report(text)
@@ -124,13 +124,13 @@ def report(text: str) -> None:
     print(plain(text, sys.stderr), file=sys.stderr, flush=True)
 
 
-def say_if_heard(text: str) -> None:
+def try_print_err(text: str) -> None:
     """Do the same as `say`, but raise nothing if the terminal was closed or the pipe has no reader."""
     with contextlib.suppress(OSError):
-        say(text)
+        print_err(text)
 
 
-def tell(text: str) -> None:
+def print_out(text: str) -> None:
     """Print a line of the verb's answer to stdout."""
     print(plain(text, sys.stdout), flush=True)
 
@@ -166,7 +166,7 @@ def fail(error: MoorageError, *, json: bool = False) -> int:
             told, fixes = msgspec.structs.replace(told, message=f"{told.message}: {full}"), (ROOM,)
     if json:
         emit(told)
-    tell_error(told, fixes)
+    print_error(told, fixes)
     return exit_code_of(error)
 
 
@@ -175,7 +175,7 @@ def error_line(error: MoorageError) -> str:
     return f"error[{error.code}]: {error.problem.message}"
 
 
-def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
+def print_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     import msgspec
 
     from moorage.cli.framework.wrapping import folded

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from moorage.cli.framework import console
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import Colour, emit, fail, tell
+from moorage.cli.framework.console import Colour, emit, fail, print_out
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.settings_file import find_file
 
@@ -115,7 +115,7 @@ class _Rows:
             from moorage.cli.framework.fields import filled
 
             for row in rows:
-                tell(filled(self.format, row))
+                print_out(filled(self.format, row))
         return self.json or self.format is not None
 
     def show_each(self, answers: Iterable[Answer], show: Callable[[dict[str, Any]], None]) -> None:
@@ -123,7 +123,7 @@ class _Rows:
         for at, answer in enumerate(answers):
             if not self.shown(answer, [answer.data]):
                 if at:
-                    tell("")
+                    print_out("")
                 show(answer.data)
 
 
@@ -259,7 +259,7 @@ def whose_key(options: Options) -> tuple[str, str]:
 async def _connected(options: Options, work: Work, *, sends: bool) -> int | None:
     async with client_of(options, sends=sends) as client:
         if (found := client._wire.found) is not None:
-            console.say(f"using the moorage up of {found.folder}; to name it: --nats {found.up.url}")
+            console.print_err(f"using the moorage up of {found.folder}; to name it: --nats {found.up.url}")
         return await work(client)
 
 
@@ -283,7 +283,7 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
                 why += f": `{client._wire.asked}` was sent at {client._wire.server_at}"
             if code != "not-authorized":  # that ends it
                 why += f"; this command asks again for up to {client._wire.timeout_s:g}s"
-            console.say(why)
+            console.print_err(why)
 
     client = AsyncClient(
         options.nats,

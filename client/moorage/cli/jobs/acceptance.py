@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from moorage.cli.framework.console import here, report, say, word_here
+from moorage.cli.framework.console import here, print_err, report, word_here
 from moorage.cli.framework.render import is_asleep, waits
 from moorage.client.answers import explained_in
 from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
@@ -37,10 +37,10 @@ _WARNINGS: Final = {
 }
 
 
-def say_below_ctrl_c() -> None:
+def begin_below_ctrl_c() -> None:
     """Begin a line of a terminal below its ^C."""
     if sys.stderr.isatty():
-        say("")
+        print_err("")
 
 
 async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence[str | None], check: str = "") -> T:
@@ -49,17 +49,17 @@ async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence
         return await submitting
     except (NoScheduler, Unreachable):
         if client._wire.unclear:
-            say_interrupted(jobs, "no answer came", check)
+            print_interrupted(jobs, "no answer came", check)
         raise
 
 
-def say_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") -> None:
+def print_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again.
 
     Without `why`, Ctrl-C was pressed. `check` says how to look and to send again where several jobs are of no file.
     """
     if not why:
-        say_below_ctrl_c()
+        begin_below_ctrl_c()
         why = "interrupted before the scheduler answered"
     if len(jobs) == 1:
         # if it never arrived, the id alone could mean another that begins with it
@@ -72,15 +72,15 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") 
         report(f"  check: {check or of_file}")
 
 
-def say_cancel_interrupted(job: str, *, before: bool) -> None:
+def print_cancel_interrupted(job: str, *, before: bool) -> None:
     """Say that this job may have been cancelled or not; to cancel it again is harmless."""
-    say_below_ctrl_c()
+    begin_below_ctrl_c()
     word = exactly(job) + here()
     report(f"interrupted before the scheduler answered: job {job} may have been cancelled")
     report(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
 
 
-def say_stdin() -> None:
+def print_unread_stdin() -> None:
     """Say that a job does not get this command's stdin, if that is a file or a pipe with data."""
     try:
         about = os.fstat(0)
@@ -93,10 +93,10 @@ def say_stdin() -> None:
     except OSError:  # closed
         return
     if is_given:
-        say("warning[stdin]: stdin is not passed on to the job: bring data as a file, with --with")
+        print_err("warning[stdin]: stdin is not passed on to the job: bring data as a file, with --with")
 
 
-def say_accepted(job: Job, request: Request) -> None:
+def print_accepted(job: Job, request: Request) -> None:
     """Print what the scheduler answered, and how to follow the job."""
     accepted = job.accepted
     assert accepted is not None
@@ -104,24 +104,26 @@ def say_accepted(job: Job, request: Request) -> None:
     without = "no GPU" if request.copies == 1 else f"{request.copies} replicas without GPUs"
     asks = format_token(request.effective_gpu, request.copies) if request.effective_gpu else without
     if any(map(ends_at_once, accepted.warnings)):
-        tell_warnings(accepted)
-        say(f"why: moorage explain {word_to_explain(job.job)}{here()}   run again: moorage again {word_here(job.job)}")
+        print_warnings(accepted)
+        print_err(
+            f"why: moorage explain {word_to_explain(job.job)}{here()}   run again: moorage again {word_here(job.job)}"
+        )
         return
     record = f", ledger record {accepted.ledger}" if accepted.ledger else ""  # which a compacted job has not
-    say(f"{known}: {asks}{record}")
-    tell_warnings(accepted)
-    say_when_it_stops(request)
+    print_err(f"{known}: {asks}{record}")
+    print_warnings(accepted)
+    print_failure_limit(request)
     if accepted.waiting is not None and (why := explained_in(accepted.waiting)).reason:
-        say(_waits(why))
-    say(f"follow: moorage logs {word_here(job.job)}   why: moorage explain {word_to_explain(job.job)}{here()}")
+        print_err(_waits(why))
+    print_err(f"follow: moorage logs {word_here(job.job)}   why: moorage explain {word_to_explain(job.job)}{here()}")
 
 
-def say_when_it_stops(request: Request) -> None:
+def print_failure_limit(request: Request) -> None:
     """Print after how many failures the job cancels its other replicas, unless the request says so."""
     most = request.failed_max
     is_gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
     if request.max_failed == 0 and most is not None and most < request.copies and not is_gang:
-        say(f"stops once {most} of {request.copies} replicas have failed; --max-failed all goes on")
+        print_err(f"stops once {most} of {request.copies} replicas have failed; --max-failed all goes on")
 
 
 def _waits(why: Explained) -> str:
@@ -139,16 +141,16 @@ def ends_at_once(warning: str) -> bool:
     return warning.startswith("after ")
 
 
-def tell_warnings(accepted: Accepted) -> None:
+def print_warnings(accepted: Accepted) -> None:
     for warning in accepted.warnings:
-        tell_warning(warning)
+        print_warning(warning)
 
 
-def tell_warning(warning: str) -> None:
+def print_warning(warning: str) -> None:
     """Print a warning of an acceptance or of a plan: a code, in most cases with details after a colon."""
     code, _, text = warning.partition(":")
     if ends_at_once(warning):
-        say(f"cancelled at once: {code.removeprefix('after ')} {text.strip()}")
+        print_err(f"cancelled at once: {code.removeprefix('after ')} {text.strip()}")
         return
     text = text.strip() or _WARNINGS.get(code, "see moorage explain")
-    say(f"warning[{code}]: {'no known worker could run this job: ' if code == 'no-match' else ''}{text}")
+    print_err(f"warning[{code}]: {'no known worker could run this job: ' if code == 'no-match' else ''}{text}")

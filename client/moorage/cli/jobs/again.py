@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
-from moorage.cli.jobs.acceptance import accepted, say_interrupted, say_when_it_stops, tell_warnings
+from moorage.cli.jobs.acceptance import accepted, print_failure_limit, print_interrupted, print_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
@@ -132,11 +132,11 @@ def again(
 
             def detach() -> None:
                 if asked:
-                    say_interrupted([asked])
+                    print_interrupted([asked])
 
             code = await detachable(run_all(), detach)
             if several and not (options.json or options.format):
-                say(f"{made} of {many(len(names), 'job')} run again")
+                print_err(f"{made} of {many(len(names), 'job')} run again")
             return code
 
         words, numbers = replica_in(jobs, replica)
@@ -178,10 +178,10 @@ async def _answer(
     except Rejected as refused:
         if not several or refused.code != "failed-precondition":
             raise
-        say(f"left out: {refused.why}")
+        print_err(f"left out: {refused.why}")
         return None
     if several and answer.again:
-        say(f"left out: job {name} was run again before, as {', '.join(answer.again)}")
+        print_err(f"left out: job {name} was run again before, as {', '.join(answer.again)}")
         return None
     return answer
 
@@ -200,11 +200,11 @@ async def _submit(client: AsyncClient, answer: AgainAnswer, request: Request, op
     assert submitted.accepted is not None
     if options.shown(submitted.accepted, [submitted.accepted]):
         return
-    tell(submitted.job)
+    print_out(submitted.job)
     which = "" if request.indices is None else f": {_cut(request.indices)}"
-    say(f"accepted: {many(answer.of, 'replica')} of {answer.again_of}{which}")
-    tell_warnings(submitted.accepted)
-    say_when_it_stops(request)
+    print_err(f"accepted: {many(answer.of, 'replica')} of {answer.again_of}{which}")
+    print_warnings(submitted.accepted)
+    print_failure_limit(request)
 
 
 def _cut(indices: str) -> str:

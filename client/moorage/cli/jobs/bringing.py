@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from moorage.cli.framework.console import is_live, say
+from moorage.cli.framework.console import is_live, print_err
 from moorage.cli.jobs.from_shell import warn_of_deadline, warn_of_sbatch, warn_of_secrets
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
@@ -52,10 +52,10 @@ async def with_files(
                     f"{word} is a file on this machine, and is looked for in the worker's PATH",
                     (f"add --with {name}, and write ./{name} in the command"),
                 )
-            say(f"warning[files]: {here}: {fix}")
+            print_err(f"warning[files]: {here}: {fix}")
         elif file := not_startable(paths, request):
             why = f"{file} is no program, as its x bit is not set, so each attempt fails with code 126"
-            say(f"warning[files]: {why}: chmod +x {file}, or name what reads it first, as in sh {file}")
+            print_err(f"warning[files]: {why}: chmod +x {file}, or name what reads it first, as in sh {file}")
         if not paths:
             return request
         address = await send_files(client, paths, request.job or "", of_schedule=of_schedule)
@@ -120,14 +120,14 @@ async def send_files(client: AsyncClient, paths: Sequence[str], job: str, *, of_
     sent = await send(
         client._wire,
         paths,
-        lambda packed, size: progress.stands(
+        lambda packed, size: progress.show_line(
             f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
         ),
         of_schedule=of_schedule,
     )
     progress.erase()
     for warning in sent.warnings:
-        say(f"warning[files]: {warning}")
+        print_err(f"warning[files]: {warning}")
     return sent.address
 
 

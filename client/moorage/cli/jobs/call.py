@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell_error
+from moorage.cli.framework.console import emit, print_err, print_error
 from moorage.cli.framework.exit_codes import exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
@@ -86,7 +86,7 @@ def call(
             if not options.json:
                 raise
             emit({**to_builtins(error.problem), "status": error.status, "headers": error.headers})
-            tell_error(error.problem, error.fixes)
+            print_error(error.problem, error.fixes)
             return exit_code_of(error)
         printed.end()
         return None
@@ -108,7 +108,7 @@ def _sent(data: str, kind: Kind | None) -> Any:
 
     if data == STDIN:
         if sys.stdin.isatty():
-            say("reading standard input; Ctrl-D ends it")
+            print_err("reading standard input; Ctrl-D ends it")
         raw, default = sys.stdin.buffer.read(BYTES_MAX + 1), "bytes"
     elif data.startswith(FILE_MARK):
         path = Path(data[1:])

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, say, tell, word_here
+from moorage.cli.framework.console import fail, print_err, print_out, word_here
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age
-from moorage.cli.jobs.acceptance import say_cancel_interrupted
+from moorage.cli.jobs.acceptance import print_cancel_interrupted
 from moorage.cli.jobs.selectors import (
     ANY_JOB,
     HELP,
@@ -80,24 +80,24 @@ def cancel(
             was = did.was
             if was == "UNKNOWN":
                 remembered = age(did.remembered_s * 1000)
-                tell(f"{name}\tno such job yet; its submit is refused for {remembered}")
-                say(f"lift it: moorage uncancel {word_here(name)}")
+                print_out(f"{name}\tno such job yet; its submit is refused for {remembered}")
+                print_err(f"lift it: moorage uncancel {word_here(name)}")
             elif was in TERMINAL:
-                tell(f"{name}\tunchanged, the job had ended before: {was}")
+                print_out(f"{name}\tunchanged, the job had ended before: {was}")
             else:
                 some_of = "" if only is None else f"replica {format_ranges(only, RANGES_SAID)}"
                 if did.cancelled:
                     words = f"cancelling what goes on of {some_of}" if some_of else "cancelling"
                 else:
                     words = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
-                tell(f"{name}\t{words}, the job was {was}")
+                print_out(f"{name}\t{words}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
-            say(many(known, "job"))
+            print_err(many(known, "job"))
         return code
 
     def detach() -> None:
         for name in asked_last:
-            say_cancel_interrupted(name, before=before)
+            print_cancel_interrupted(name, before=before)
 
     def act() -> int:
         nonlocal given, numbers
@@ -119,7 +119,7 @@ def uncancel(
             if not options.shown(answer, [answer.data]):
                 done = msgspec.convert(answer.data, Uncancelled)
                 lifted = "its submit is accepted again" if done.lifted else "unchanged, nothing is in its way"
-                tell(f"{done.job}\t{lifted}")
+                print_out(f"{done.job}\t{lifted}")
         return None
 
     return with_client(options, work, sends=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
@@ -52,9 +52,11 @@ def change(
                 )
                 if options.shown(now, [now]):
                     continue
-                tell(f"{name}\t{'now' if now.changed else 'unchanged'}: {_bounds(now)}; the job is {now.state}")
+                print_out(f"{name}\t{'now' if now.changed else 'unchanged'}: {_bounds(now)}; the job is {now.state}")
                 if limit_s is not None and now.members:
-                    say(f"the limit holds from the next attempt on: {many(now.members, 'attempt')} keep what they have")
+                    print_err(
+                        f"the limit holds from the next attempt on: {many(now.members, 'attempt')} keep what they have"
+                    )
             return None
 
         return with_named(options, jobs, work, sends=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, here, say
+from moorage.cli.framework.console import fail, here, print_err
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, replica_of
@@ -88,7 +88,7 @@ def attach(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
         found = await one_id(client, name, "attach", acts=True)
         code = await hold(client, found, replica)
         if code is None:
-            say_left(found, replica)
+            print_left(found, replica)
             return 0
         return code
 
@@ -108,13 +108,13 @@ async def hold(client: AsyncClient, job: str, replica: int = 0) -> int | None:
             return await _carry(command, is_terminal=has_terminal, leaves=has_terminal)
 
 
-def say_left(job: str, replica: int = 0) -> None:
+def print_left(job: str, replica: int = 0) -> None:
     """Say that the job goes on, and how its terminal is taken again."""
     word = word_of(job)
     again = f"{word}/{replica}" if replica else word
-    say("")  # the terminal is cooked again
-    say(f"this command has left the terminal of job {job}, which goes on")
-    say(f"  take it again: moorage attach {again}{here()}   cancel the job: moorage cancel {word}{here()}")
+    print_err("")  # the terminal is cooked again
+    print_err(f"this command has left the terminal of job {job}, which goes on")
+    print_err(f"  take it again: moorage attach {again}{here()}   cancel the job: moorage cancel {word}{here()}")
 
 
 async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], options: Options, *, is_terminal: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import FIXES, code_of, fix_of, fix_of_end, frame, states
-from moorage.cli.framework.console import here, say, tell, word_here
+from moorage.cli.framework.console import here, print_err, print_out, word_here
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age, facts, ordinal, pipe_line, place_of, utc
@@ -17,7 +17,7 @@ from moorage.cli.jobs.instead import as_words, as_words_of_new
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
-from moorage.client.answers import Explanation, told
+from moorage.client.answers import Explanation, as_struct
 from moorage.client.errors import stopped_early
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -64,7 +64,7 @@ def explain(
         state = states().get(code.code.upper().replace("-", "_"))
         if state is not None and state != code:
             text += f"\n{state.code}, the state of a job: {state.means}"
-        return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
+        return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else print_out(text))
 
     async def work(client: AsyncClient) -> int | None:
         async def ask(name: str) -> Answer:
@@ -113,13 +113,13 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             answer = await client._wire.answer("explain", {"job": job})
             if before is not None and answer.data == before.data:
                 continue
-            before = told(Explanation, answer.data)
+            before = as_struct(Explanation, answer.data)
             if options.json or options.format:
                 options.shown(answer, [answer.data])
             elif screen.live:
                 screen.draw([*explained(before).splitlines(), *fix_lines(before)])
             else:
-                tell(pipe_line((job, before.state, before.reason, _why(before))))
+                print_out(pipe_line((job, before.state, before.reason, _why(before))))
             await asyncio.sleep(APART_S)
     finally:
         for subscription in subscriptions:
@@ -127,10 +127,10 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
 
 
 def _explain(data: dict[str, Any]) -> None:
-    why = told(Explanation, data)
-    tell(explained(why))
+    why = as_struct(Explanation, data)
+    print_out(explained(why))
     for line in fix_lines(why):
-        say(line)
+        print_err(line)
 
 
 def _why(why: Explained) -> str:

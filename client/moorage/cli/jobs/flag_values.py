@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from moorage.cli.framework.arguments import lacks_unit
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
@@ -242,7 +242,9 @@ def warn_of_decimal(size: str, mib: int) -> None:
     """Say how many MiB a size such as `16G` was read as, and what `16Gi` would be, which most tools mean by it."""
     if found := _DECIMAL.fullmatch(size.strip()):
         binary = f"{found[1]}i"
-        say(f"warning[memory]: {found[0]} is {mib:,} MiB, as G is 1e9 bytes; {binary} is {mebibytes(binary):,} MiB")
+        print_err(
+            f"warning[memory]: {found[0]} is {mib:,} MiB, as G is 1e9 bytes; {binary} is {mebibytes(binary):,} MiB"
+        )
 
 
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:

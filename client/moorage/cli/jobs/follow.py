@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.interrupts import end_in_order
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
@@ -80,15 +80,15 @@ def follow(
         async def hand_over(told: Told) -> None:
             pause_s = PAUSE_S
             while why := await hand(told, options):
-                say(f"{told.job} {told.state} was not taken: {why}; again in {pause_s:g}s")
+                print_err(f"{told.job} {told.state} was not taken: {why}; again in {pause_s:g}s")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
         def trouble(error: ClientError) -> None:
-            say(f"no answer, asking again: {error.why}")
+            print_err(f"no answer, asking again: {error.why}")
 
         def began() -> None:
-            say(f"telling what becomes of the jobs of {client.tenant}; Ctrl-C ends it")
+            print_err(f"telling what becomes of the jobs of {client.tenant}; Ctrl-C ends it")
 
         end_in_order(lambda _: None)
         with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how it ends
@@ -130,7 +130,7 @@ def _hand(command: str | None, url: str | None) -> Hand:
 
 async def _print(told: Told, options: RowOptions) -> str:
     if not options.shown(told, [told]):
-        tell(told.text)
+        print_out(told.text)
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, word_here
+from moorage.cli.framework.console import print_err, word_here
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.exec import OneJob
@@ -59,9 +59,9 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
     name, replica = replica_of(word)
     job = await one_id(client, name, "forward", acts=True)
     asked = client.job(job).forward(ports.remote, local=ports.local, replica=replica, by=who())
-    asked.on_said = lambda text: say(text.rstrip())
+    asked.on_said = lambda text: print_err(text.rstrip())
     async with asked as forward:
-        say(f"http://{forward.address} leads to {ports.remote} of job {job}; Ctrl-C ends it")
+        print_err(f"http://{forward.address} leads to {ports.remote} of job {job}; Ctrl-C ends it")
         code = await forward.wait()
-    say(f"the relay in job {job} is over: moorage show {word_here(job)} says how the job does")
+    print_err(f"the relay in job {job} is over: moorage show {word_here(job)} says how the job does")
     return shell_code(code)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.files import cannot_read
 from moorage.client.durations import age, seconds
 from moorage.client.errors import Rejected, rejected
@@ -103,7 +103,7 @@ def warn_of_secrets(env: Mapping[str, object]) -> None:
     """Say which variables of a request have a value that looks like a secret."""
     if names := [name for name, value in env.items() if isinstance(value, str) and _is_secret_name(name)]:
         shown = f"the value of {', '.join(names)} is in the request, the ledger and moorage show"
-        say(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
+        print_err(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
 
 
 def own_program(command: Sequence[str], driver: str | None, setup: str | None) -> Sequence[str]:
@@ -115,7 +115,9 @@ def own_program(command: Sequence[str], driver: str | None, setup: str | None) -
         folder = os.path.join(os.environ.get(variable, ""), "bin")
         path = os.path.join(folder, command[0])
         if os.environ.get(variable) and os.access(path, os.X_OK) and _is_pythons(path, folder):
-            say(f"{command[0]} is {path}, of the environment that is active here: it has to be on the worker, too")
+            print_err(
+                f"{command[0]} is {path}, of the environment that is active here: it has to be on the worker, too"
+            )
             return [path, *command[1:]]
     return command
 
@@ -129,7 +131,7 @@ def warn_of_sbatch(request: Request) -> None:
     """Say that the options of a script for Slurm are not read, if the command names one."""
     for word in request.workload.argv:
         if os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
-            say(
+            print_err(
                 f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
                 "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"
             )
@@ -142,7 +144,7 @@ def warn_of_deadline(request: Request) -> None:
     for option, given_s in (("--time-limit", request.workload.timeout_s), ("--start-within", request.start_within_s)):
         if given_s is not None and given_s > request.deadline_s:
             deadline, given = age(1000 * request.deadline_s), age(1000 * given_s)
-            say(f"warning[deadline]: --deadline {deadline} ends the job before {option} {given} is over")
+            print_err(f"warning[deadline]: --deadline {deadline} ends the job before {option} {given} is over")
 
 
 def warn_of_timeout(timeout: str | None, time_limit: str | None) -> None:
@@ -152,7 +154,7 @@ def warn_of_timeout(timeout: str | None, time_limit: str | None) -> None:
     with contextlib.suppress(Rejected):  # it is refused where it is read
         if seconds(timeout) >= _LONG_S:
             own = f"the job's own: --time-limit {timeout}"
-            say(f"warning[timeout]: --timeout {timeout} bounds the wait for answers; {own}")
+            print_err(f"warning[timeout]: --timeout {timeout} bounds the wait for answers; {own}")
 
 
 def _head(path: str) -> bytes:

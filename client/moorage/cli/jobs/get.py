@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id, replica_in
@@ -61,13 +61,13 @@ def get(
         except OSError as error:
             raise cannot_write(into, error.strerror, _fix_of(error)) from None
         for line in left_out:
-            say(f"warning[files]: {line}")
+            print_err(f"warning[files]: {line}")
         if options.json:
             emit({"kind": "files", "job": name, "files": [str(each) for each in found]})
         else:
             for each in found:
-                tell(str(each))
-            say(f"{many(len(found), 'file')} of job {name}")
+                print_out(str(each))
+            print_err(f"{many(len(found), 'file')} of job {name}")
         return None
 
     return with_client(options, work)

@@ -21,7 +21,7 @@ from moorage.cli.jobs.selectors import one_id
 from moorage.client.errors import Rejected, rejected
 from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request, merged
-from moorage.schemas.gpu import GpuSpec, said_anew
+from moorage.schemas.gpu import GpuSpec, with_token
 from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.plan import Plan
 
@@ -115,7 +115,7 @@ def changed(
     if flags.gpu is not None:
         replicas, said = gpu_spec(flags.gpu)
         before = msgspec.convert(body["gpu"], GpuSpec) if body.get("gpu") is not None else None
-        spec = said if before is None else said_anew(before, flags.gpu)
+        spec = said if before is None else with_token(before, flags.gpu)
         if spec is None:
             raise rejected(
                 "invalid-argument",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_
 
 from moorage.cli.framework.arguments import DURATION, Parameter
 from moorage.cli.framework.batches import batch, queue
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.flag_values import (
     after,
     array,
@@ -463,7 +463,7 @@ async def offered(
     at = choices.index(chosen) // len(drivers_of(flags))
     if at and flags.or_gpu:
         instead = flags.or_gpu[at - 1]
-        say(f"no worker could ever give {flags.gpu}, or a limit refuses it; the job asks for {instead} instead")
+        print_err(f"no worker could ever give {flags.gpu}, or a limit refuses it; the job asks for {instead} instead")
     return chosen
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import report, say
+from moorage.cli.framework.console import print_err, report
 from moorage.cli.framework.exit_codes import exit_code_of_start
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
@@ -73,7 +73,7 @@ async def _held(gpu: str, command: tuple[str, ...], purpose: str, within_s: floa
 
     async with Lending(gpu, purpose or command[0], within_s, socket or None, None) as held:
         simulated = " (simulated)" if held.simulated else ""
-        say(f"worker {held.worker} lends {', '.join(device.name for device in held.devices)}{simulated}")
+        print_err(f"worker {held.worker} lends {', '.join(device.name for device in held.devices)}{simulated}")
         signals = _Signals()
         process = await _started(command, held)
         if isinstance(process, int):

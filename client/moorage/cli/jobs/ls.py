@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import paint, say, tell
+from moorage.cli.framework.console import paint, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import counts_line, matching
 from moorage.cli.jobs.listing import Listing
 from moorage.cli.jobs.selectors import ANY_JOB, EACH, Chosen
-from moorage.client.answers import JobList, told
+from moorage.client.answers import JobList, as_struct
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -67,18 +67,18 @@ def ls(
         answer = await listing.ask(runs_first=not options.json and options.format is None)
         if options.shown(answer, answer.data["jobs"]):
             return None
-        listed = told(JobList, answer.data)
+        listed = as_struct(JobList, answer.data)
         rows, counts = listed.jobs, listed.counts
         if not rows:
-            say(listing.none())
+            print_err(listing.none())
             return None
-        tell(listing.table(rows))
+        print_out(listing.table(rows))
         there = matching(counts, chosen.states)
         if len(rows) < there and not reason:
             more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "to see the others: --state STATE"
-            say(f"{len(rows)} of {there:,}; {more}")
+            print_err(f"{len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():
-            say(paint(folded(counts_line(counts), sys.stderr), "dim", sys.stderr))
+            print_err(paint(folded(counts_line(counts), sys.stderr), "dim", sys.stderr))
         return None
 
     return with_client(options, work)

@@ -7,12 +7,12 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.render import pipe_line
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.job_rows import counts_line, job_row, matching
-from moorage.client.answers import JobList, told
+from moorage.client.answers import JobList, as_struct
 from moorage.client.errors import Overloaded, Unreachable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
                 if has_heard or tty:
                     raise
                 continue  # while nothing happens, a pipe outlasts a leader that is away, or too busy to answer
-            listed = told(JobList, answer.data)
+            listed = as_struct(JobList, answer.data)
             rows, counts = listed.jobs, listed.counts
             if options.json:
                 states = [(row.tenant, row.job, row.state, row.rev) for row in rows]
@@ -63,22 +63,22 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
                 screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
                 if not rows and not has_told:  # said once: the jobs are listed again and again
-                    say(f"{listing.none()}; each change of a job prints a row")
+                    print_err(f"{listing.none()}; each change of a job prints a row")
                 has_told = True
-                _tell_changed(listed, shown, options)
+                _print_changed(listed, shown, options)
             await asyncio.sleep(APART_S)
     finally:
         await listening.unsubscribe()
 
 
-def _tell_changed(listed: JobList, shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions) -> None:
+def _print_changed(listed: JobList, shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions) -> None:
     """Print the rows of jobs that have changed, oldest first."""
     for row, data in zip(reversed(listed.jobs), reversed(listed.data["jobs"]), strict=True):
         seen, of = (row.state, row.rev), (row.tenant, row.job)
         if shown.get(of) != seen:
             shown[of] = seen
             if not options.shown(None, [data]):
-                tell(pipe_line(job_row(row)))
+                print_out(pipe_line(job_row(row)))
     there = {(row.tenant, row.job) for row in listed.jobs}
     for name in [name for name in shown if name not in there]:
         del shown[name]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.job_flags import JobFlags, request_of
 from moorage.cli.jobs.selectors import one_id
 from moorage.schemas.names import LAST
@@ -29,7 +29,7 @@ async def with_newest(
     if not _names_newest(flags):
         return flags, request
     newest = await one_id(client, LAST, "--after")
-    say(f"--after last is job {newest}")
+    print_err(f"--after last is job {newest}")
     found = _after(replace(flags, job=request.job), newest)
     return found, request_of(found, command, sweep)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell, tell_error
+from moorage.cli.framework.console import print_err, print_error, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, waits
-from moorage.cli.jobs.acceptance import tell_warning
+from moorage.cli.jobs.acceptance import print_warning
 from moorage.cli.jobs.explain import explained_rows, fix_lines, foreseen
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
@@ -146,7 +146,7 @@ async def _plan(
     imagined = bool(drain or add is not None or quota is not None or share)
     data = msgspec.to_builtins(planned)
     if not options.shown(Answer("plan", planned.ledger, data), [data]):
-        _tell(planned, request, imagined)
+        _print_plan(planned, request, imagined)
     return EXIT_NOT_NOW if _in_part(planned) else _EXITS.get(planned.starts, 0)
 
 
@@ -155,7 +155,7 @@ def _in_part(planned: Plan) -> bool:
     return planned.starts == "now" and planned.replicas_now < planned.replicas
 
 
-def _tell(planned: Plan, request: Request | None, imagined: bool) -> None:
+def _print_plan(planned: Plan, request: Request | None, imagined: bool) -> None:
     """Print the plan, of a request or of changes alone. `imagined` says that it is for another fleet or other rights
     than there are, so a submit would do something else."""
     rows: list[tuple[str, Any]] = [("starts", _starts(planned) if request is not None else "")]
@@ -168,17 +168,17 @@ def _tell(planned: Plan, request: Request | None, imagined: bool) -> None:
     why = None if planned.waiting is None else msgspec.structs.replace(planned.waiting, job="JOB")
     rows += [row for row in explained_rows(why) if row[0] != "starts"] if why is not None else []
     rows.append(("ledger", planned.ledger))
-    tell(facts(rows))
+    print_out(facts(rows))
     if planned.problem is not None:
-        tell_error(planned.problem)
+        print_error(planned.problem)
     apart = request is not None and request.gpu is not None and bool(request.gpu.distinct_hosts)
     for line in fix_lines(why, apart=apart) if why is not None else []:
-        say(line)
+        print_err(line)
     for warning in planned.warnings:
         if warning.startswith(WARNED):
-            tell_warning(warning)
+            print_warning(warning)
     if planned.starts == "now" and not imagined:
-        say(
+        print_err(
             f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {planned.ledger} …"
         )
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, TextIO
 
-from moorage.cli.framework.console import is_live, is_piped, is_quiet, plain, say
+from moorage.cli.framework.console import is_live, is_piped, is_quiet, plain, print_err
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
@@ -154,17 +154,17 @@ class Progress:
             self._show(text)
         elif why.reason != self._reason:
             self._reason = why.reason
-            say(text)
+            print_err(text)
 
     def _note(self, text: str) -> None:
         if not self._quiet:
             self.erase()
-            say(text)
+            print_err(text)
 
     def output(self, piece: Piece) -> None:
         """Write a piece of the job's output, or show a note or ports that its worker sends in the same stream."""
         if not piece.is_output:
-            self._tell(piece)
+            self._show_piece(piece)
             return
         key = (piece.replica, piece.attempt, piece.stream)
         expected = self._offsets.get(key, 0 if self._whole else piece.offset)
@@ -192,7 +192,7 @@ class Progress:
         else:
             self._write(piece.stream, b"\n" + line)
 
-    def _tell(self, piece: Piece) -> None:
+    def _show_piece(self, piece: Piece) -> None:
         """Show what the worker does before the start, or the job's ports. In a pipe, a pull of an image is one line in
         all."""
         of = f"replica {piece.replica}: " if self._labelled is not None else ""
@@ -224,7 +224,7 @@ class Progress:
         if stream.isatty():
             self._at_line_start = text[-1:] in ("\n", b"\n")
 
-    def stands(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         """Show this text as the progress line."""
         if not self._quiet:
             self._line = text
@@ -252,7 +252,7 @@ class Progress:
             self._write(name, text)
         if not self._rewrites:
             if self._line and self._has_ended:
-                say(f"{self._line}  {age(self._lasted_ms())}")
+                print_err(f"{self._line}  {age(self._lasted_ms())}")
         elif self._line and not self._drawn:
             self._draw()
         if self._drawn:

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import fix_of_end
-from moorage.cli.framework.console import emit, is_live, paint, report, say, tell_error, word_here
+from moorage.cli.framework.console import emit, is_live, paint, print_err, print_error, report, word_here
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
+from moorage.cli.jobs.acceptance import (
+    accepted,
+    begin_below_ctrl_c,
+    print_interrupted,
+    print_unread_stdin,
+    print_warnings,
+)
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, refusing, request_of
@@ -24,7 +30,7 @@ from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, replica_in, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
-from moorage.cli.jobs.unkept import say_unkept
+from moorage.cli.jobs.unkept import print_unkept
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
 from moorage.schemas.units import many
@@ -82,21 +88,21 @@ def run(
             assert job.accepted is not None
             if options.json:
                 emit(job.accepted)
-            tell_warnings(job.accepted)
+            print_warnings(job.accepted)
             if not terminal:
-                say_stdin()
+                print_unread_stdin()
 
         def detach() -> bool:
             if submitted:
-                return _say_detached(job_id, cancels=was_ctrl_c())
-            say_interrupted([job_id])
+                return _print_detached(job_id, cancels=was_ctrl_c())
+            print_interrupted([job_id])
             return False
 
         async def cancel() -> None:
             if submitted:
-                say_below_ctrl_c()
+                begin_below_ctrl_c()
                 answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
-                say(f"cancelling job {job_id}, which was {answer.data['was']}")
+                print_err(f"cancelling job {job_id}, which was {answer.data['was']}")
 
         labelled = request.copies > 1 and not no_prefix
         try:
@@ -106,11 +112,11 @@ def run(
                 following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.copies)
             code = await detachable(following, detach, cancel)
             if code == 0 and request.workload.keep:
-                await say_unkept(client, job_id)
+                await print_unkept(client, job_id)
             return code
         except BrokenPipeError:  # as of `| head`: its reader wants no more, and the job goes on
             if submitted:
-                _say_detached(job_id)
+                _print_detached(job_id)
             raise
 
     def act() -> int:
@@ -180,7 +186,9 @@ def logs(
             return await _kept_of_failed(client, names, options, tail, plain=no_prefix)
         if len(names) != 1:
             following = _each(client, names, options, tail, numbers, attempt, follow=not no_follow, plain=no_prefix)
-            return await detachable(following, lambda: say("this command no longer follows the jobs, which go on"))
+            return await detachable(
+                following, lambda: print_err("this command no longer follows the jobs, which go on")
+            )
         [name] = names
         if options.json or only is not None:
             replicas = 1 if only is None else count_of(only)
@@ -190,7 +198,7 @@ def logs(
         if no_follow or attempt is not None:
             return await _kept(client, name, options, tail, numbers, attempt, labelled=labelled)
         following = _follow(client, name, options, tail=tail, replica=numbers, labelled=labelled, replicas=replicas)
-        return await detachable(following, lambda: _say_detached(name))
+        return await detachable(following, lambda: _print_detached(name))
 
     gc.enable()
 
@@ -215,7 +223,7 @@ async def _kept_of_failed(
     for job in jobs:
         numbers = await failed_numbers(client._wire, await client._wire.show(job))
         if not numbers:
-            say(f"no replica of job {job} has failed")
+            print_err(f"no replica of job {job} has failed")
             continue
         which, named = format_ranges(ranges_of(numbers)), len(jobs) > 1
         await _kept(client, job, options, tail, which, None, labelled=not plain, named=named, replicas=len(numbers))
@@ -240,7 +248,7 @@ async def _each(
     from moorage.schemas.errors import MoorageError
 
     if not jobs:
-        say(f"tenant {client.tenant} has no job that has not ended")
+        print_err(f"tenant {client.tenant} has no job that has not ended")
     follows = follow and attempt is None
     at_once = asyncio.Semaphore(AT_ONCE if follows else 1)
 
@@ -292,21 +300,21 @@ async def _kept(
         given += 1
         wrote = wrote or bool(piece.text) or bool(piece.dropped)
         if options.json:
-            emit(_told(job, piece) if named else piece)
+            emit(_piece_row(job, piece) if named else piece)
         else:
             progress.output(piece)
     progress.close()
-    tell_cuts(joiner)
+    print_cuts(joiner)
     if joiner.trouble is not None and not given:
         raise joiner.trouble
     if joiner.trouble is not None:
-        say(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
+        print_err(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
     elif not wrote and not options.json:
-        say(f"no output of job {job}, which is {shown.state}{f': {shown.why}' if shown.why else ''}")
+        print_err(f"no output of job {job}, which is {shown.state}{f': {shown.why}' if shown.why else ''}")
     return 0
 
 
-def _say_detached(job: str, *, cancels: bool = False) -> bool:
+def _print_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
     report(f"this command no longer follows job {job}, which goes on")
@@ -351,15 +359,15 @@ async def _follow(
             await submit()
         asking: asyncio.Task[None] | None = None
         ticking = asyncio.create_task(_tick(progress))
-        silent = asyncio.create_task(_say_silent(watch, progress))
+        silent = asyncio.create_task(_print_silent(watch, progress))
         try:
             async for item in watch:
                 if options.json:
-                    emit(_told(job, item) if named and not isinstance(item, Event) else item)
+                    emit(_piece_row(job, item) if named and not isinstance(item, Event) else item)
                 elif isinstance(item, Event):
                     progress.event(item)
                     if item.state == QUEUED and asking is None and not named:
-                        asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                        asking = asyncio.create_task(_print_why(client, job, watch, progress))
                 else:
                     progress.output(item)
         finally:
@@ -369,21 +377,21 @@ async def _follow(
                 task.cancel()
             await asyncio.wait(beside)
         result = watch.result()
-        tell_missing(watch, asked_for=submit is None)
+        print_missing(watch, asked_for=submit is None)
     if result.state == SUCCEEDED:
         return 0
     if options.json:
         return exit_code_of_result(result)
     failed = JobFailed(result, request=await _limits(client, result))
     if named:
-        say(paint(f"{job} {result.state}: {failed.why}", "red", sys.stderr))
+        print_err(paint(f"{job} {result.state}: {failed.why}", "red", sys.stderr))
         return exit_code_of_result(result)
     if result.code is None or result.state != "FAILED":
-        tell_error(failed.problem, failed.fixes)
+        print_error(failed.problem, failed.fixes)
     else:
-        say(paint(failed.why, "red", sys.stderr))
+        print_err(paint(failed.why, "red", sys.stderr))
         if result.why.startswith("not-here:"):
-            say(f"fix: {fix_of_end(result.why).format(job=word_here(job))}")
+            print_err(f"fix: {fix_of_end(result.why).format(job=word_here(job))}")
     return exit_code_of_result(result)
 
 
@@ -405,7 +413,7 @@ def _with_terminal(request: Request, options: Options) -> Request:
 async def _hold(client: AsyncClient, job: str, submit: Callable[[], Awaitable[None]]) -> int:
     """Submit a job, and hold the terminal of each of its attempts; return the job's exit code, or 0 once the user has
     left the terminal."""
-    from moorage.cli.jobs.exec import hold, say_left
+    from moorage.cli.jobs.exec import hold, print_left
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, RUNNING, SUCCEEDED
 
@@ -418,13 +426,13 @@ async def _hold(client: AsyncClient, job: str, submit: Callable[[], Awaitable[No
                 assert isinstance(item, Event)
                 progress.event(item)
                 if item.state == QUEUED and asking is None:
-                    asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                    asking = asyncio.create_task(_print_why(client, job, watch, progress))
                 if not any(change.state == RUNNING for change in item.changes):  # only where an attempt begins
                     continue
                 progress.close()  # the rest of the screen is the job's
                 try:
                     if await hold(client, job) is None:
-                        say_left(job)
+                        print_left(job)
                         return 0
                     was_held = True
                 except ClientError as error:
@@ -442,11 +450,11 @@ async def _hold(client: AsyncClient, job: str, submit: Callable[[], Awaitable[No
     if result.state == SUCCEEDED:
         return 0
     failed = JobFailed(result, request=await _limits(client, result))
-    say(paint(failed.why, "red", sys.stderr))
+    print_err(paint(failed.why, "red", sys.stderr))
     return exit_code_of_result(result)
 
 
-def _told(job: str, piece: Piece) -> dict[str, Any]:
+def _piece_row(job: str, piece: Piece) -> dict[str, Any]:
     """Return a piece of output with its job, which a piece alone does not name."""
     import msgspec
 
@@ -465,45 +473,45 @@ async def _limits(client: AsyncClient, result: Result) -> Request | None:
     return None
 
 
-def tell_missing(watch: Watch, *, asked_for: bool) -> None:
+def print_missing(watch: Watch, *, asked_for: bool) -> None:
     """Print which output is missing and why; it is an error if the user asked for the output alone."""
     if watch.lost:
-        say(
+        print_err(
             f"warning[output]: {watch.lost} pieces of the job's output were not printed: they could not be read, or "
             "arrived faster than this command prints; moorage logs prints what the worker stored"
         )
     joiner = watch.joiner
     if joiner is None:
         return
-    tell_cuts(joiner)
+    print_cuts(joiner)
     trouble = joiner.trouble
     if trouble is not None and asked_for:
-        tell_error(trouble.problem, trouble.fixes)
+        print_error(trouble.problem, trouble.fixes)
     elif trouble is not None:
-        say(f"warning[{trouble.code}]: {trouble.problem.message}")
+        print_err(f"warning[{trouble.code}]: {trouble.problem.message}")
 
 
-def tell_cuts(joiner: Joiner) -> None:
+def print_cuts(joiner: Joiner) -> None:
     """Print of which streams the worker did not store all, and how many replicas are left out."""
     if joiner.left_out:
         left = many(joiner.left_out, "more replica")
-        say(f"the output of {left} that ended is not printed; moorage logs JOB --replica 0-99 prints some")
+        print_err(f"the output of {left} that ended is not printed; moorage logs JOB --replica 0-99 prints some")
     for replica, attempt, stream in sorted(joiner.truncated, key=str):
         name = f"std{stream} of replica {replica}, attempt {attempt}"
         dropped = joiner.truncated[replica, attempt, stream]
         if dropped:
-            say(
+            print_err(
                 f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows: its beginning and "
                 f"its end are stored, {dropped} bytes between them are dropped"
             )
         else:
-            say(
+            print_err(
                 f"warning[output]: {name} has more bytes than the worker's output_cap_bytes allows, or the worker's "
                 "disk was full; the rest of the output was not stored"
             )
 
 
-async def _say_silent(watch: Watch, progress: Progress) -> None:
+async def _print_silent(watch: Watch, progress: Progress) -> None:
     """Say once that stored output cannot be read now, if the job goes on for a while after that was found."""
     joiner = watch.joiner
     if joiner is None:
@@ -513,7 +521,7 @@ async def _say_silent(watch: Watch, progress: Progress) -> None:
     trouble = await found
     await asyncio.sleep(SILENT_SAID_S)
     progress.erase()
-    say(f"warning[{trouble.code}]: {trouble.problem.message}; this command prints what comes")
+    print_err(f"warning[{trouble.code}]: {trouble.problem.message}; this command prints what comes")
 
 
 async def _tick(progress: Progress) -> None:
@@ -522,7 +530,7 @@ async def _tick(progress: Progress) -> None:
         progress.tick()
 
 
-async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
+async def _print_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
     """While the job waits, ask every WHY_AGAIN_S why, and show the answer. Never returns: cancel it."""
     from moorage.schemas.job import QUEUED
 

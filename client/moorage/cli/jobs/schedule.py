@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import here, say, tell
+from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.cli.jobs.bringing import with_files
@@ -85,9 +85,9 @@ def add(
             if await lacks_files(client._wire, chosen):
                 await with_files(client, flags.with_, plain, sweep, of_schedule=True)
             if not options.shown(row, [row]):
-                tell(name)
+                print_out(name)
                 word = f"{name}{here()}"
-                say(f"its runs: moorage schedule show {word}; one at once: moorage schedule run-now {word}")
+                print_err(f"its runs: moorage schedule show {word}; one at once: moorage schedule run-now {word}")
             return None
 
         return with_client(options, work)
@@ -103,14 +103,14 @@ def ls(*, options: RowOptions = ROWS) -> int:
         if options.shown({"kind": "answer", "verb": "schedule", "data": {"schedules": rows}}, rows):
             return None
         if not rows:
-            say("no schedules; moorage schedule add NAME --cron '0 3 * * *' -- COMMAND adds one")
+            print_err("no schedules; moorage schedule add NAME --cron '0 3 * * *' -- COMMAND adds one")
             return None
         cells = [
             [row.name, row.cron, row.tz or "UTC", _next(row), row.job or "-", row.state or "-", row.runs, row.skipped]
             for row in rows
         ]
         header = ["NAME", "CRON", "ZONE", "NEXT", "LAST JOB", "STATE", "RUNS", "LEFT OUT"]
-        tell(table(header, cells, numbers=("RUNS", "LEFT OUT")))
+        print_out(table(header, cells, numbers=("RUNS", "LEFT OUT")))
         return None
 
     return with_client(options, work)
@@ -146,10 +146,10 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             ("last job", f"{row.job} {row.state}".strip()),
             ("so far", f"{many(row.runs, 'job')}, {row.skipped} left out"),
         ]
-        tell(facts(told))
+        print_out(facts(told))
         if row.job:
             label = f"--label schedule={row.name}{here()}"
-            say(f"its jobs: moorage ls {label}; all schedules share one count, so numbers have gaps")
+            print_err(f"its jobs: moorage ls {label}; all schedules share one count, so numbers have gaps")
         return None
 
     return with_client(options, work)
@@ -161,8 +161,8 @@ def pause(name: _Name, /, *, options: RowOptions = ROWS) -> int:
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.pause(name)
         if not options.shown(row, [row]):
-            tell(f"{name}\tpaused")
-            say(f"undo: moorage schedule resume {name}{here()}")
+            print_out(f"{name}\tpaused")
+            print_err(f"undo: moorage schedule resume {name}{here()}")
         return None
 
     return with_client(options, work)
@@ -174,7 +174,7 @@ def resume(name: _Name, /, *, options: RowOptions = ROWS) -> int:
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.resume(name)
         if not options.shown(row, [row]):
-            tell(f"{name}\truns again")
+            print_out(f"{name}\truns again")
         return None
 
     return with_client(options, work)
@@ -190,7 +190,7 @@ def run_now(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         job = await client.schedules.run_now(name)
         row = {"name": name, "job": job.job}
         if not options.shown({"kind": "answer", "verb": "schedule", "data": row}, [row]):
-            tell(job.job)
+            print_out(job.job)
         return None
 
     return with_client(options, work)
@@ -202,7 +202,7 @@ def remove(name: _Name, /, *, options: RowOptions = ROWS) -> int:
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.remove(name)
         if not options.shown(row, [row]):
-            tell(f"{name}\tremoved")
+            print_out(f"{name}\tremoved")
         return None
 
     return with_client(options, work)

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.options import Options, Work, guarded, with_client
 from moorage.client.errors import NotFound, not_found, rejected
 from moorage.client.pages import pages
@@ -242,7 +242,7 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
         if not found:
             raise
     name = _only(word, found)
-    say(f"{word} is job {name}, the only one whose id begins so")
+    print_err(f"{word} is job {name}, the only one whose id begins so")
     return await ask(name)
 
 

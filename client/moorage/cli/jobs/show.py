@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell, word_here
+from moorage.cli.framework.console import print_err, print_out, word_here
 from moorage.cli.framework.options import ROWS, RowOptions
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
@@ -34,7 +34,7 @@ from moorage.cli.jobs.selectors import (
 )
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.client.errors import ClientError, FailedReplica, stopped_early
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
@@ -80,20 +80,20 @@ def show(
             async for event in client.job(name).events():
                 if not options.shown(event, [event]):
                     if event.enforced is not None and not event.changes:
-                        tell(f"from now on {enforced_words(event.enforced)}")
+                        print_out(f"from now on {enforced_words(event.enforced)}")
                     if event.idle is not None:
-                        tell(idle_words(event.idle.seconds, event.idle.ends_s))
+                        print_out(idle_words(event.idle.seconds, event.idle.ends_s))
                     if event.stalled is not None:
-                        tell(stall_event_words(event.stalled))
+                        print_out(stall_event_words(event.stalled))
                     for change in event.changes:
-                        tell(pipe_line(_change_row(change, None)))
+                        print_out(pipe_line(_change_row(change, None)))
             return None
 
         from moorage.client.brought import brought
 
         async def ask(name: str) -> Answer:
             answer = await client._wire.answer("show", {"job": name})
-            shown = told(JobInfo, answer.data)
+            shown = as_struct(JobInfo, answer.data)
             found = Found(
                 ports=await _ports_of(client, shown),
                 output_cuts=await _cuts_of(client, shown),
@@ -107,7 +107,9 @@ def show(
             from moorage.client.failures import failed_replicas
 
             answer = await client._wire.answer("show", {"job": name})
-            answer.data["failed"] = msgspec.to_builtins(await failed_replicas(client._wire, told(JobInfo, answer.data)))
+            answer.data["failed"] = msgspec.to_builtins(
+                await failed_replicas(client._wire, as_struct(JobInfo, answer.data))
+            )
             return answer
 
         options.show_each(
@@ -225,20 +227,20 @@ def _kept_rows(shown: ShownJob) -> list[tuple[str, str]]:
 
 
 def _show(data: dict[str, Any]) -> None:
-    tell(job_words(told(JobInfo, data), msgspec.convert(data, Found)))
+    print_out(job_words(as_struct(JobInfo, data), msgspec.convert(data, Found)))
 
 
 def _show_failed(data: dict[str, Any]) -> None:
     """Print which replicas failed, and how the others are."""
-    shown, rows = told(JobInfo, data), msgspec.convert(data["failed"], list[FailedReplica])
-    say(f"job {shown.job} {shown.state}: {shown_words(shown.replicas) or many(len(rows), 'replica') + ' failed'}")
+    shown, rows = as_struct(JobInfo, data), msgspec.convert(data["failed"], list[FailedReplica])
+    print_err(f"job {shown.job} {shown.state}: {shown_words(shown.replicas) or many(len(rows), 'replica') + ' failed'}")
     if not rows:
         return
     cells = [(row.replica, _item_cell(row.item), row.state, code_cell(row.code), row.stderr or row.why) for row in rows]
-    tell(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
+    print_out(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
     early = " --max-failed all" if stopped_early(shown.why) else ""
     word = word_here(shown.job)
-    say(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
+    print_err(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
 
 
 def _item_cell(item: Any) -> str:

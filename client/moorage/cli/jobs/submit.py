@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, here, report, say, tell, tell_error
+from moorage.cli.framework.console import emit, here, print_err, print_error, print_out, report
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
+from moorage.cli.jobs.acceptance import (
+    accepted,
+    begin_below_ctrl_c,
+    print_accepted,
+    print_interrupted,
+    print_unread_stdin,
+)
 from moorage.cli.jobs.bringing import packed_address, refuse_jobs, send_files, with_files, with_packed
 from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
@@ -79,12 +85,12 @@ def submit(
             if not isinstance(found, Said):
                 return _submit_requests(found, flags, command, options, dry_run=dry_run)
             said = found.under(flags, command)
-        return _submit_said(said, options, dry_run=dry_run)
+        return _submit_request(said, options, dry_run=dry_run)
 
     return guarded(options, act)
 
 
-def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
+def _submit_request(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
     warn_of_timeout(options.timeout, flags.time_limit)
     command = own_program(said.command, flags.driver, flags.setup)
@@ -99,7 +105,7 @@ def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     async def one(client: AsyncClient) -> int | None:
         wanted, asked = await with_newest(client, flags, command, request, sweep)
         chosen = await offered(client.plan, wanted, command, asked, sweep)
-        say_stdin()
+        print_unread_stdin()
         return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
 
     return with_client(options, one, sends=True)
@@ -119,13 +125,13 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
     async def all_of(client: AsyncClient) -> int | None:
         wanted, asked = await with_newest(client, flags, command, request, None)
         chosen = await offered(client.plan, wanted, command, asked)
-        say_stdin()
+        print_unread_stdin()
         trials = trials_of(await with_files(client, flags.with_, chosen), items)
         ids = [str(trial.job) for trial in trials]
         of_all = f"--label {LABEL}={trials[0].labels[LABEL]}"
         check = f"moorage ls {of_all}{here()}; submit again with --job {chosen.job}: no job is then created twice"
         many = _many(client, trials, {}, options, ids, check=check, follow=f"moorage wait {of_all}")
-        return await detachable(many, lambda: say_interrupted(ids, check=check))
+        return await detachable(many, lambda: print_interrupted(ids, check=check))
 
     return with_client(options, all_of, sends=True)
 
@@ -167,7 +173,7 @@ def _submit_requests(
         if only is not None:
             return await _one(client, build_request(only, fields=fields), options)
         ids = [body["job"] for body in named]
-        return await detachable(_many(client, named, fields, options, ids), lambda: say_interrupted(ids))
+        return await detachable(_many(client, named, fields, options, ids), lambda: print_interrupted(ids))
 
     return with_client(options, work, sends=True)
 
@@ -205,17 +211,17 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
             cancelled = True
         await _submit(client, request, options)
 
-    def say_rest(error: MoorageError | None = None) -> None:
+    def print_rest(error: MoorageError | None = None) -> None:
         import msgspec
 
         if request is None or (isinstance(error, Rejected) and not cancelled):  # nothing was changed
             return
         if not gone:
             if error is None:
-                say_interrupted([request.job])
+                print_interrupted([request.job])
             return
         if error is None:
-            say_below_ctrl_c()
+            begin_below_ctrl_c()
         if isinstance(error, Rejected):
             report(f"job {gone} was cancelled, and the request in its place was refused; the request:")
         elif cancelled:
@@ -231,22 +237,22 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
         report(msgspec.json.encode(_of_file(request)).decode())
 
     try:
-        return await detachable(ask(), say_rest)
+        return await detachable(ask(), print_rest)
     except MoorageError as error:
-        say_rest(error)
+        print_rest(error)
         raise
 
 
 async def _one(client: AsyncClient, request: Request, options: RowOptions) -> int | None:
-    return await detachable(_submit(client, request, options), lambda: say_interrupted([request.job]))
+    return await detachable(_submit(client, request, options), lambda: print_interrupted([request.job]))
 
 
 async def _submit(client: AsyncClient, request: Request, options: RowOptions) -> None:
     job = await accepted(client, client.submit(request), [request.job])
     assert job.accepted is not None
     if not options.shown(job.accepted, [job.accepted]):
-        tell(job.job)
-        say_accepted(job, request)
+        print_out(job.job)
+        print_accepted(job, request)
 
 
 async def _many(
@@ -271,14 +277,14 @@ async def _many(
     for at, job in enumerate(jobs):
         if job is not None:
             if not options.shown(job.accepted, [job.accepted]):
-                tell(job.job)
+                print_out(job.job)
             continue
         if options.json:
             emit(problems[at])
-        tell_error(problems[at])
+        print_error(problems[at])
         code = code or exit_code_of(error_of(problems[at])) or EXIT_FAILED
     if not options.json:
-        say(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
+        print_err(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
     if follow and len(problems) < len(jobs):
-        say(f"follow: {follow}{here()}")
+        print_err(f"follow: {follow}{here()}")
     return code

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.client.errors import ClientError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ async def unkept(client: AsyncClient, shown: JobInfo) -> list[str]:
     return []
 
 
-async def say_unkept(client: AsyncClient, job: str) -> None:
+async def print_unkept(client: AsyncClient, job: str) -> None:
     """Print these lines of a job that has ended."""
     with contextlib.suppress(ClientError):  # the end itself is known
         for line in await unkept(client, await client._wire.show(job)):
-            say(f"warning[keep]: {job}: {line}")
+            print_err(f"warning[keep]: {job}: {line}")

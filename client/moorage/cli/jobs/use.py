@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
@@ -75,13 +75,13 @@ def use(
                     if screen.live and watch:
                         screen.draw(use_table(rows, sys.stdout).splitlines())
                     else:
-                        tell(use_table(rows, sys.stdout))
+                        print_out(use_table(rows, sys.stdout))
             if not watch:
                 return None
             await asyncio.sleep(WATCH_S)
             shown = await client._wire.show(name)
             if shown.state in TERMINAL:
-                say(f"{name} has ended: {shown.state}")
+                print_err(f"{name} has ended: {shown.state}")
                 return None
 
     return with_client(options, work)

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import is_live, say, tell
+from moorage.cli.framework.console import is_live, print_err, print_out
 from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import Rows, state, utc_ms, waits
-from moorage.cli.jobs.acceptance import say_below_ctrl_c
+from moorage.cli.jobs.acceptance import begin_below_ctrl_c
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
 from moorage.cli.jobs.show import at, why_of
-from moorage.cli.jobs.unkept import say_unkept
+from moorage.cli.jobs.unkept import print_unkept
 from moorage.client.errors import ClientError, rejected
 from moorage.schemas.job import REJECTED, STATES
 from moorage.schemas.units import many
@@ -73,7 +73,7 @@ def wait(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_of(client, jobs, chosen)
         if not names:
-            say(f"tenant {client.tenant} has no job to wait for: all its jobs have ended")
+            print_err(f"tenant {client.tenant} has no job to wait for: all its jobs have ended")
         handles = [client.job(name) for name in names]
         results: dict[str, Result] = {}
         rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",), widths=WIDTHS)
@@ -86,17 +86,17 @@ def wait(
                     options.shown(answer, [answer.data])
                 else:
                     code = None if result.code is None else shell_code(result.code)
-                    tell(rows.line((job.job, result.state, code, await _why_of(client, result))))
+                    print_out(rows.line((job.job, result.state, code, await _why_of(client, result))))
                     if result.state == "SUCCEEDED" and len(results) <= UNKEPT_MAX:
-                        await say_unkept(client, job.job)
+                        await print_unkept(client, job.job)
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
-            say(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")
+            print_err(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
     def detach() -> None:
-        say_below_ctrl_c()
-        say("this command no longer waits; the jobs go on")
+        begin_below_ctrl_c()
+        print_err("this command no longer waits; the jobs go on")
 
     gc.enable()
     return with_named(options, jobs, lambda client: detachable(work(client), detach), chosen)
@@ -134,7 +134,7 @@ class Meanwhile:
 
     async def __aenter__(self) -> Meanwhile:
         if is_live(sys.stderr):
-            self._telling = asyncio.create_task(self._tell())
+            self._telling = asyncio.create_task(self._print_event())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -148,7 +148,7 @@ class Meanwhile:
         self._left.pop(job, None)
         self._progress.erase()
 
-    async def _tell(self) -> None:
+    async def _print_event(self) -> None:
         at, words = 0, ""
         while True:
             await asyncio.sleep(TICK_S)
@@ -156,7 +156,7 @@ class Meanwhile:
                 words = await self._words()
             if not self._left:
                 return
-            self._progress.stands(words)
+            self._progress.show_line(words)
             at += 1
 
     async def _words(self) -> str:
@@ -194,21 +194,21 @@ def events(
         if fleet:
             if job is not None:
                 raise rejected("invalid-argument", "--fleet is about no job", next="leave out the job, or --fleet")
-            say("telling what happens to the fleet from now on; Ctrl-C ends it")
+            print_err("telling what happens to the fleet from now on; Ctrl-C ends it")
             async for told in client.fleet.events():
                 if not options.shown(told, [told]):
-                    tell(f"{utc_ms(told.time_ms)}\t{told.words}")
+                    print_out(f"{utc_ms(told.time_ms)}\t{told.words}")
             return None
         if job is not None:
             name = await one_id(client, job, "events")
             rows = _rows(len(name))
             async for event in client.job(name).events():
-                _tell(event, options, rows)
+                _print_event(event, options, rows)
             return None
         rows = _rows(JOB_WIDTH)
-        say(f"telling the state changes of tenant {client.tenant} from now on; Ctrl-C ends it")
+        print_err(f"telling the state changes of tenant {client.tenant} from now on; Ctrl-C ends it")
         async for event in client.events():
-            _tell(event, options, rows)
+            _print_event(event, options, rows)
         return None
 
     gc.enable()
@@ -230,11 +230,11 @@ def _rows(job_width: int) -> Rows:
     )
 
 
-def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
+def _print_event(event: Event, options: RowOptions, rows: Rows) -> None:
     if options.shown(event, [event]):
         return
     for row in rows_of(event, whole=not sys.stdout.isatty()):
-        tell(rows.line(row))
+        print_out(rows.line(row))
 
 
 def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.client.durations import seconds
@@ -67,7 +67,7 @@ def check_worker(
                 if options.json:
                     emit({"kind": "server", "url": url, "worker": worker})
                 else:
-                    tell(f"start the worker {worker} with NATS_URL={url}")
+                    print_out(f"start the worker {worker} with NATS_URL={url}")
                 async for rule in checked.run(within_s):
                     broken += rule.verdict == "fail"
                     if options.json:
@@ -75,7 +75,7 @@ def check_worker(
                     else:
                         _show(rule)
         if not options.json:
-            say("it keeps to the protocol" if not broken else f"{many(broken, 'rule')} broken")
+            print_err("it keeps to the protocol" if not broken else f"{many(broken, 'rule')} broken")
         return EXIT_FAILED if broken else 0
 
     def act() -> int:
@@ -87,10 +87,10 @@ def check_worker(
 
 
 def _show(rule: RuleChecked) -> None:
-    tell(f"{rule.verdict:4}  {rule.name:12}  {rule.rule}")
+    print_out(f"{rule.verdict:4}  {rule.name:12}  {rule.rule}")
     for word, text in (("found", rule.found), ("allowed", rule.allowed), ("next", rule.next)):
         if text:
-            tell(f"      {word}: {text}")
+            print_out(f"      {word}: {text}")
 
 
 @asynccontextmanager

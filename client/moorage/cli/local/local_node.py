@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.console import emit, paint
-from moorage.cli.framework.console import say_if_heard as say
+from moorage.cli.framework.console import try_print_err as say
 from moorage.cli.framework.disk import watch_disk
 from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.framework.interrupts import ENDING
@@ -83,7 +83,7 @@ class Node:
             assert self._worker is not None
             for child in (self._scheduler, self._worker):
                 keeping.add(loop.create_task(child.keep(self._write_up)))
-            keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._say_ready())}
+            keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._print_ready())}
             keeping.add(loop.create_task(watch_disk(self._folder, say, self._start_server_again)))
             while not stop.done():
                 done, _ = await asyncio.wait({*keeping, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +218,7 @@ class Node:
 
     # -- what is said
 
-    async def _say_ready(self) -> None:
+    async def _print_ready(self) -> None:
         from moorage.client.client import AsyncClient
         from moorage.client.errors import timed_out
 
@@ -226,7 +226,7 @@ class Node:
         async with AsyncClient(self._server.url, timeout=READY_S_MAX, name="moorage up") as client:
             try:
                 async with asyncio.timeout(READY_S_MAX):
-                    fleet = await self._until_heard(client)
+                    fleet = await self._until_joined(client)
             except TimeoutError:
                 raise timed_out(
                     f"no worker has joined within {READY_S_MAX:g} s",
@@ -236,9 +236,9 @@ class Node:
         if self._options.json:
             self._write_up()
         else:
-            self._say_screen(fleet)
+            self._print_screen(fleet)
 
-    async def _until_heard(self, client: AsyncClient) -> FleetInfo:
+    async def _until_joined(self, client: AsyncClient) -> FleetInfo:
         from moorage.worker.agent.run import simulated_of
         from moorage.worker.settings import WorkerSettings
 
@@ -250,7 +250,7 @@ class Node:
                 return fleet
             await asyncio.sleep(READY_LOOK_S)
 
-    def _say_screen(self, fleet: FleetInfo) -> None:
+    def _print_screen(self, fleet: FleetInfo) -> None:
         assert self._server is not None
         assert self._scheduler is not None
         assert self._worker is not None

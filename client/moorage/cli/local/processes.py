@@ -59,12 +59,12 @@ def scheduler(
         log_settings(found)
         _warn_of_file_here(file)
 
-        def tell(told: Problem) -> None:
+        def print_trouble(told: Problem) -> None:
             if options.json:
                 emit(told)
             print_problem(told)
 
-        return run(held, target, tell, says_replicas=found["replicas"].source != DEFAULT)
+        return run(held, target, print_trouble, says_replicas=found["replicas"].source != DEFAULT)
 
     gc.enable()
     return guarded(options, act)
@@ -110,7 +110,7 @@ def worker(
 
     def act() -> int:
         from moorage.bus.target import WORKERS_FOLDER, find_context, find_home
-        from moorage.schemas.settings import told
+        from moorage.schemas.settings import as_words
         from moorage.system.loops import loop_factory
         from moorage.worker.agent.run import run
         from moorage.worker.settings import SECTION, worker_settings
@@ -128,7 +128,7 @@ def worker(
 
         begin_log(held.log_level, held.log_format)
         log = logging.getLogger("moorage.worker")
-        log.info("settings: %s", told(found) or "defaults")
+        log.info("settings: %s", as_words(found) or "defaults")
         for name in unknown_variables(SECTION, found):
             log.warning("%s is not a setting and has no effect", name)
         _warn_of_file_here(file)

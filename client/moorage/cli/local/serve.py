@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
 from moorage.cli.local.mps_ends import announce_end
 from moorage.client.durations import seconds
@@ -77,7 +77,7 @@ def serve(
         begin_log("INFO", "text")
 
         def on_ready(messenger: Messenger) -> None:
-            say(f"serves {messenger.name.subject}: {messenger.member.places} at a time, member {messenger.id}")
+            print_err(f"serves {messenger.name.subject}: {messenger.member.places} at a time, member {messenger.id}")
 
         async def before_kill(pid: int, within_s: float) -> None:
             await announce_end(pid, os.environ, within_s)

@@ -94,15 +94,15 @@ def _file_here() -> Path | None:
 
     A file of another user is not read, because it could name programs to run.
     """
-    from moorage.cli.framework.console import say_if_heard
+    from moorage.cli.framework.console import try_print_err
 
     here = None if os.environ.get(FILE_VARIABLE) else file_here()
     if here is None:
         return None
     if here.stat().st_uid not in (os.geteuid(), 0):
-        say_if_heard(f"settings: {here} belongs to another user and is not read; to read it: --settings {here.name}")
+        try_print_err(f"settings: {here} belongs to another user and is not read; to read it: --settings {here.name}")
         return None
-    say_if_heard(f"settings: {here}")
+    try_print_err(f"settings: {here}")
     return here
 
 

@@ -129,9 +129,9 @@ class Page:
         at = request.path_params["at"]
         if await self._parts(at, request) is None:
             return Response(status_code=204)  # a browser does not come again after that
-        return StreamingResponse(self._told(at, request), media_type="text/event-stream")
+        return StreamingResponse(self._changed_parts(at, request), media_type="text/event-stream")
 
-    async def _told(self, at: str, request: Request) -> AsyncIterator[bytes]:
+    async def _changed_parts(self, at: str, request: Request) -> AsyncIterator[bytes]:
         """Yield the order of the parts and those that have changed, four times a second at most; first all of them."""
         sent: dict[str, str] = {}
         beat_s = time.monotonic()

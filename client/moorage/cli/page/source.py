@@ -17,7 +17,7 @@ from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, JobDetail
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
-from moorage.client.answers import JobInfo, JobList, told
+from moorage.client.answers import JobInfo, JobList, as_struct
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
@@ -111,7 +111,7 @@ class Source:
         except Refused:
             return
         for event in frame.jobs if isinstance(frame, Events) else [frame]:
-            self.lanes.hear(event.tenant, event.job, event.changes)
+            self.lanes.add(event.tenant, event.job, event.changes)
 
     # --------------------------------------------------------------------------------------------------- the feed
 
@@ -179,7 +179,7 @@ class Source:
         for tenant, job in unheard[:HISTORIES_MAX]:
             with contextlib.suppress(MoorageError):
                 answer = await self.client._wire.answer("show", {"job": job, "events": "tenant"}, tenant)
-                self.lanes.hear(tenant, job, told(JobInfo, answer.data).changes)
+                self.lanes.add(tenant, job, as_struct(JobInfo, answer.data).changes)
 
     # ---------------------------------------------------------------------------------------------------- answers
 
@@ -220,7 +220,7 @@ class Source:
             from moorage.cli.jobs.use import use_rows
 
             wire = self.client._wire
-            shown = told(JobInfo, (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data)
+            shown = as_struct(JobInfo, (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data)
             over = shown.state in TERMINAL
             why = None if over else await wire.explain(job, tenant)
             use: list[UseRow] = []
@@ -287,7 +287,7 @@ class Source:
                 answer = await wire.operate("ls", {**arguments, "tenant": tenant})
             else:
                 answer = await wire.answer("ls", arguments, tenant or self.client.tenant)
-            return told(JobList, answer.data)
+            return as_struct(JobList, answer.data)
 
         listed: JobList = await self.kept(key, fresh_s, ask)
         return listed

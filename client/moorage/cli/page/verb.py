@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
@@ -116,7 +116,7 @@ async def _serve(
         except MoorageError as error:
             if error.problem.fault == "caller":
                 raise
-            say(f"no leader answers yet: {error}")
+            print_err(f"no leader answers yet: {error}")
         shown = f"{address(*listener.getsockname()[:2])}/"
         asking = asyncio.create_task(source.keep_asking())
         ready, ended = asyncio.Event(), asyncio.Event()
@@ -124,7 +124,7 @@ async def _serve(
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         try:
             async with serving(Page(source, doors, operates=operates), [listener]):
-                say(f"page at {shown}{f'?key={doors.key}' if source.private else ''}, until Ctrl-C")
+                print_err(f"page at {shown}{f'?key={doors.key}' if source.private else ''}, until Ctrl-C")
                 ready.set()
                 async with managed(ready):
                     await ended.wait()

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import NOTES, Code, ends, error_codes, fix_of, frame, of_calls, reasons, states
-from moorage.cli.framework.console import emit, tell
+from moorage.cli.framework.console import emit, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.framework.render import facts, table
@@ -36,10 +36,10 @@ def errors(
         elif options.shown({}, map(frame, found)):
             pass
         elif code is not None:
-            tell(page(found[0]))
+            print_out(page(found[0]))
         else:
             rows = [[each.code, each.fault or each.of, each.exit_code, each.means] for each in found]
-            tell(table(["CODE", "FAULT", "EXIT", "MEANS"], rows, numbers=("EXIT",)))
+            print_out(table(["CODE", "FAULT", "EXIT", "MEANS"], rows, numbers=("EXIT",)))
         return None
 
     return guarded(options, act)
@@ -99,7 +99,7 @@ def schema(
                 if options.json:
                     emit({"kind": "schema", "name": each})
                 else:
-                    tell(each)
+                    print_out(each)
             return None
         struct = known.get(name.lower())
         if struct is None:
@@ -109,7 +109,7 @@ def schema(
         from moorage.schemas.described import json_schema
 
         text = msgspec.json.encode(json_schema(struct))
-        tell((text if options.json else msgspec.json.format(text, indent=2)).decode())
+        print_out((text if options.json else msgspec.json.format(text, indent=2)).decode())
         return None
 
     return guarded(options, act)

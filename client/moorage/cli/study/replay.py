@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.fleet.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_DRIFT
 from moorage.cli.framework.files import cannot_read
 from moorage.cli.framework.interrupts import run
@@ -104,14 +104,16 @@ async def _replay_ledger(
                     show(row, options)
     if job is not None and not shown:
         raise _none_of(job, f"the {many(records, 'record')} read" if at is None else f"record {at}")
-    say(f"{many(records, 'record')} read, {many(shown, 'line')}")
+    print_err(f"{many(records, 'record')} read, {many(shown, 'line')}")
     return 0
 
 
 def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
     """Print what the first snapshot knows of the jobs, and that the records before it were deleted. Returns the number
     of lines."""
-    say(f"records up to {ledger.base_seq} were deleted after a snapshot; of their decisions only the results are known")
+    print_err(
+        f"records up to {ledger.base_seq} were deleted after a snapshot; of their decisions only the results are known"
+    )
     for row in ledger.before:
         show(row, options)
     return len(ledger.before)
@@ -144,7 +146,7 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
             show(row, options)
     if job is not None and not shown:
         raise _none_of(job, f"this backup of record {header.seq}")
-    say(
+    print_err(
         f"{many(shown, 'line')}, from the state at record {header.seq} of ledger {header.ledger_id}; a backup has "
         "no records, "
         "so why each decision was made is only in the ledger"
@@ -186,11 +188,11 @@ def _line(ledger: int, time_ms: int | None, cells: list[str], told: str) -> None
     """Print the cells: in columns on a terminal, otherwise separated by tabs."""
     if not sys.stdout.isatty():
         when = "-" if time_ms is None else str(time_ms)
-        tell("\t".join([str(ledger or "-"), when, *cells, told]).rstrip())
+        print_out("\t".join([str(ledger or "-"), when, *cells, told]).rstrip())
         return
     when = "-" if time_ms is None else utc_ms(time_ms)
     padded = [cell.ljust(width) for cell, width in zip([str(ledger or "-"), when, *cells], _WIDTHS, strict=False)]
-    tell(" ".join([*padded, told]).rstrip())
+    print_out(" ".join([*padded, told]).rstrip())
 
 
 def _word(value: Any) -> str:
@@ -210,7 +212,7 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
             records += 1
             if not one.same:
                 differ += 1
-                say(
+                print_err(
                     f"record {one.seq} differs when decided again: the recording is of another release, or "
                     "moorage has a defect"
                 )
@@ -225,7 +227,7 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOp
         said = f"{file.name} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         meant = f"moorage replay --backup {shlex.quote(str(file))}" if _is_backup(file) else "name a file of --record"
         raise rejected("invalid-argument", said, found=str(file), next=meant) from None
-    say(
+    print_err(
         f"{many(records, 'record')} decided again, {records - differ:,} of them byte for byte the same;"
         f" {many(placed, 'placement')}"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, is_live, say, tell
+from moorage.cli.framework.console import emit, is_live, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
@@ -270,7 +270,7 @@ def _simulate(
         if options.json:
             emit(done.report)
         else:
-            _tell(label, done)
+            _print_simulated(label, done)
         if files[0] is not None:
             with whole(_numbered(files[0], suffix)) as file:
                 write_jobs(file, done.runs)
@@ -326,12 +326,12 @@ def _progress(label: str) -> Any:
     return progress
 
 
-def _tell(label: str, done: Simulated) -> None:
+def _print_simulated(label: str, done: Simulated) -> None:
     report = done.report
     cut = "" if report.cut_at_h is None else f", stopped at {report.cut_at_h:.1f} h of virtual time"
     not_so_far = "never started" if report.cut_at_h is None else "not started"
     never = f", {report.never_started:,} {not_so_far}" if report.never_started else ""
-    say(
+    print_err(
         f"{label}: {report.ended:,} of {report.jobs:,} jobs ended in {report.makespan_h:.1f} h of virtual time on "
         f"{report.gpus:,} GPUs"
         f"{cut}{never}; {report.allocated_percent:.1f} % of the GPU time allocated while jobs arrived, "
@@ -339,9 +339,11 @@ def _tell(label: str, done: Simulated) -> None:
         f"all; fairness {report.fairness:.2f}"
     )
     for job, why in report.never.items():
-        say(f"  {job} never started: {why}")
+        print_err(f"  {job} never started: {why}")
     if len(report.never) < report.never_started and report.never:
-        say(f"  {report.never_started - len(report.never):,} more jobs never started; --jobs-csv FILE lists all jobs")
+        print_err(
+            f"  {report.never_started - len(report.never):,} more jobs never started; --jobs-csv FILE lists all jobs"
+        )
     header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
     groups = [("all", report.all), *report.classes.items()]
     if len(report.tenants) > 1:
@@ -361,4 +363,4 @@ def _tell(label: str, done: Simulated) -> None:
         ]
         for name, waits in groups
     ]
-    tell(table(header, rows, numbers=header[1:]))
+    print_out(table(header, rows, numbers=header[1:]))

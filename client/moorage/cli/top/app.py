@@ -205,7 +205,7 @@ class TopApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in ENDING[1:]:  # else they would leave the terminal as the screen has it
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
-        self.run_worker(self._feed.keep_asking(self._told), group="feed")
+        self.run_worker(self._feed.keep_asking(self._show_error), group="feed")
         self.set_interval(PICTURE_S, self.draw)
         self.call_after_refresh(self.draw)
 
@@ -213,7 +213,7 @@ class TopApp(App[None]):
         for number in ENDING[1:]:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _told(self, error: MoorageError) -> None:
+    def _show_error(self, error: MoorageError) -> None:
         self._trouble = error_line(error)
 
     def on_resize(self, _: events.Resize) -> None:
@@ -241,7 +241,7 @@ class TopApp(App[None]):
     def _view(self) -> View:
         return self._feed.view() if self._past is None else self._past
 
-    def _say(self, text: str) -> None:
+    def _show_note(self, text: str) -> None:
         self._said = text
         self.draw()
 
@@ -278,7 +278,7 @@ class TopApp(App[None]):
         """Sort the jobs in the next way."""
         names = list(SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
-        self._say(f"jobs by {self._sort}")
+        self._show_note(f"jobs by {self._sort}")
 
     def action_filter(self) -> None:
         """Ask for the text of a filter, in the last line."""
@@ -328,7 +328,7 @@ class TopApp(App[None]):
 
     def _obey(self, command: Command) -> None:
         if command.trouble:
-            self._say(command.trouble)
+            self._show_note(command.trouble)
         elif command.job is not None:
             self._cursor = command.job
             self.action_open()
@@ -351,15 +351,15 @@ class TopApp(App[None]):
     async def _go_to(self, moment: str) -> None:
         try:
             at_ms = past_ms(moment)
-            self._say(f"reading the history of {moment}")
+            self._show_note(f"reading the history of {moment}")
             self._past = await self._feed.past(at_ms)
-            self._say("")
+            self._show_note("")
         except MoorageError as error:
-            self._say(error_line(error))
+            self._show_note(error_line(error))
 
     def _begin(self, act: Act) -> None:
         if not self._operates:
-            self._say(f"this screen only reads; to {act.verb}, start it with moorage top --operate")
+            self._show_note(f"this screen only reads; to {act.verb}, start it with moorage top --operate")
             return
         self._asked = act
         self._ask_for("again", placeholder=f"to {act.verb} {act.name}, type its name again; Esc: not")
@@ -369,12 +369,12 @@ class TopApp(App[None]):
         if act is None:
             return
         if name != act.name:
-            self._say(f"not done: {name or 'nothing'} is not {act.name}")
+            self._show_note(f"not done: {name or 'nothing'} is not {act.name}")
             return
         self.run_worker(self._perform(act), group="act")
 
     async def _perform(self, act: Act) -> None:
         try:
-            self._say(await perform(self._client, act))
+            self._show_note(await perform(self._client, act))
         except MoorageError as error:
-            self._say(error_line(error))
+            self._show_note(error_line(error))

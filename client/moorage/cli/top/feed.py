@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
-from moorage.client.answers import Explanation, FleetInfo, JobList, told
+from moorage.client.answers import Explanation, FleetInfo, JobList, as_struct
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
 from moorage.client.pages import pages
 from moorage.client.view.model import LEFT, Model
@@ -89,9 +89,9 @@ class Feed:
         except Refused:
             return
         if isinstance(frame, FleetDetail):
-            self.model.told_detail(frame)
+            self.model.take_detail(frame)
         else:
-            self.model.hear(frame, now_ms())
+            self.model.take_frame(frame, now_ms())
         self.heard.set()
 
     # ---------------------------------------------------------------------------------------------------- asking
@@ -112,17 +112,17 @@ class Feed:
             except NotPermitted:
                 self.operates = False
             else:
-                model.told_fleet(told(FleetInfo, fleet.data), now_ms())
-                runs, queue = told(JobList, held.data), told(JobList, waits.data)
-                model.told_jobs([*runs.jobs, *queue.jobs], queue.counts, more=bool(queue.next))
+                model.take_fleet(as_struct(FleetInfo, fleet.data), now_ms())
+                runs, queue = as_struct(JobList, held.data), as_struct(JobList, waits.data)
+                model.take_jobs([*runs.jobs, *queue.jobs], queue.counts, more=bool(queue.next))
         if not self.operates and self.lists:
             try:
                 asked = {"states": LIVE, "limit": JOBS_MAX, "oldest": True}
-                listed = told(JobList, (await self._wire.answer("ls", asked)).data)
+                listed = as_struct(JobList, (await self._wire.answer("ls", asked)).data)
             except NotPermitted:
                 self.lists = False
             else:
-                model.told_jobs(listed.jobs, listed.counts, more=bool(listed.next))
+                model.take_jobs(listed.jobs, listed.counts, more=bool(listed.next))
         if self._refused is not None and not self.lists:
             raise self._refused
         model.unseen = self._unseen()
@@ -151,7 +151,7 @@ class Feed:
         async def ask(tenant: str, job: str) -> None:
             with contextlib.suppress(NotFound):  # it began or ended meanwhile, and left memory
                 answer = await self._wire.answer("explain", {"job": job}, tenant)
-                self.model.told_why(tenant, told(Explanation, answer.data))
+                self.model.take_why(tenant, as_struct(Explanation, answer.data))
             self._explained[tenant, job] = now_s
 
         await asyncio.gather(*(ask(*key) for key in due))

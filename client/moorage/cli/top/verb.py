@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, has_colour, is_live, paint, tell
+from moorage.cli.framework.console import emit, has_colour, is_live, paint, print_out
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.client.errors import NoScheduler, rejected
 
@@ -136,7 +136,7 @@ def _print(view: View, wanted: str, ascii: bool) -> None:
     wishes = Wishes(panes_at_first(columns, rows), wanted, ascii=ascii or not in_blocks())
     for line in draw(view, columns, rows, wishes).lines:
         if has_colour(sys.stdout):
-            tell("".join(paint(text, style, sys.stdout) for text, style in line).rstrip())
+            print_out("".join(paint(text, style, sys.stdout) for text, style in line).rstrip())
         else:
-            tell("".join(text for text, _ in line).rstrip())
+            print_out("".join(text for text, _ in line).rstrip())
     sys.stdout.flush()

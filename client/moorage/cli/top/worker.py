@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moorage.cli.fleet.workers import trouble_lines, worker_of
 from moorage.cli.framework.render import facts
 from moorage.cli.jobs.job_rows import jobs_table
-from moorage.client.answers import JobList, told
+from moorage.client.answers import JobList, as_struct
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
@@ -19,7 +19,7 @@ async def worker_text(client: AsyncClient, worker: str) -> str:
     """Return the worker as text. Raises `NotFound`, `NotPermitted`, `NoScheduler`."""
     _, row = await worker_of(client, worker)
     asked = {"worker": worker, "history": False, "limit": 1000}
-    listed = told(JobList, (await client._wire.operate("ls", asked)).data)
+    listed = as_struct(JobList, (await client._wire.operate("ls", asked)).data)
     live = [each for each in listed.jobs if each.state not in TERMINAL]
     about = facts(
         [

@@ -290,7 +290,7 @@ class Histories:
             following, history = listeners.get(name), expected.get(name)
             if following is not None:
                 for follower in following:
-                    follower._hear(event)
+                    follower._take_event(event)
             if history is not None:  # even if the job is followed: its result is taken from this history
                 if len(history.changes) < HELD_MAX:
                     history.take(event)
@@ -426,7 +426,7 @@ class Follower:
 
     # -- what a view does with what is heard. The first two are called while the connection reads
 
-    def _hear(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         raise NotImplementedError
 
     def _take_answer(self, history: JobHistory, shown: Shown, rev: int, changes: list[Change]) -> None:
@@ -614,7 +614,7 @@ class Follower:
                 self._due[history.job] = None
 
     async def _shown(self, history: JobHistory) -> Shown:
-        from moorage.client.answers import JobInfo, told  # slow to import, and most jobs end without a question
+        from moorage.client.answers import JobInfo, as_struct  # slow to import, and most jobs end without a question
 
         answer = await self._answer("show", {"job": history.job, **(BY_FRAMES if self._by_frames else {})})
-        return Shown(told(JobInfo, answer.data), answer.ledger)
+        return Shown(as_struct(JobInfo, answer.data), answer.ledger)

@@ -49,7 +49,7 @@ class Gathering(Follower):
                 return
             await self._step()
 
-    def _hear(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         history = self.left.get(event.job)
         if history is None:
             return

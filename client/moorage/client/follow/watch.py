@@ -160,11 +160,11 @@ class Watch(Follower):
 
     def _on_event(self, delivery: Delivery) -> None:
         try:
-            self._hear(_decode_event(delivery.data))
+            self._take_event(_decode_event(delivery.data))
         except Refused:
             self._refresh()
 
-    def _hear(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         history = self._history
         self._received += 1
         if self._histories.budget.left < _size_of(event):
@@ -282,9 +282,9 @@ class Watch(Follower):
         drivers = self._histories.drivers
         if begun and self.driver and self.driver not in drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
-                from moorage.client.answers import JobInfo, told
+                from moorage.client.answers import JobInfo, as_struct
 
-                drivers.learn(told(JobInfo, await self._read("show", {"job": self.job, **BY_FRAMES})))
+                drivers.learn(as_struct(JobInfo, await self._read("show", {"job": self.job, **BY_FRAMES})))
         if begun and drivers.can(self.driver).ends_streams:
             of = [change for change in begun if self._only is None or is_in(self._only, change.replica)]
             both = {(change.replica, change.attempt, name) for change in of for name in STREAMS}

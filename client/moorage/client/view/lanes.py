@@ -40,7 +40,7 @@ class Lanes:
         """The jobs that have GPUs, as far as was heard."""
         return frozenset(self._held)
 
-    def hear(self, tenant: str, job: str, changes: Iterable[Change]) -> None:
+    def add(self, tenant: str, job: str, changes: Iterable[Change]) -> None:
         """Take state changes of a job, in their order; those that were taken before change nothing."""
         for change in changes:
             replica, attempt, state, at_ms = change.replica, change.attempt, change.state, change.time_ms

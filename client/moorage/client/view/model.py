@@ -99,7 +99,7 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------- what is fed
 
-    def hear(self, frame: FleetFrame | Hello | Load | Standing, now_ms: int) -> None:
+    def take_frame(self, frame: FleetFrame | Hello | Load | Standing, now_ms: int) -> None:
         """Take a public frame."""
         if isinstance(frame, FleetFrame):
             # a leader that was deposed may speak once more, and a fleet may begin a new ledger, at epoch 1
@@ -122,15 +122,17 @@ class Model:
             self._hellos = {name: hello for name, hello in self._hellos.items() if name in there}
             self._loads = {name: heard for name, heard in self._loads.items() if name in there}
 
-    def told_fleet(self, fleet: FleetAnswer, now_ms: int) -> None:
+    def take_fleet(self, fleet: FleetAnswer, now_ms: int) -> None:
         """Take the leader's answer to an operator's question `fleet`; before the first frame it stands for one."""
         self._fleet = fleet
         if self._frame is None and fleet.epoch:
             rows = [FleetRow(row.worker, row.state, row.cells, row.simulated) for row in fleet.workers]
             running = sum(row.members for row in fleet.workers)
-            self.hear(FleetFrame(fleet.epoch, fleet.ledger, workers=rows, queued=fleet.queued, running=running), now_ms)
+            self.take_frame(
+                FleetFrame(fleet.epoch, fleet.ledger, workers=rows, queued=fleet.queued, running=running), now_ms
+            )
 
-    def told_jobs(self, rows: Sequence[JobRow], counts: Mapping[str, int], *, more: bool) -> None:
+    def take_jobs(self, rows: Sequence[JobRow], counts: Mapping[str, int], *, more: bool) -> None:
         """Take rows of `ls` of jobs that are not over, how many jobs there are in each state, and whether `more` wait
         than rows are of such."""
         asleep = sum(row.state == QUEUED and _is_scaled(row) for row in rows)
@@ -144,7 +146,7 @@ class Model:
         """Whether the leader has said for how long jobs have done nothing."""
         return self._detail is not None
 
-    def told_detail(self, frame: FleetDetail) -> None:
+    def take_detail(self, frame: FleetDetail) -> None:
         """Take the frame for operators."""
         self._detail = frame
         self._draw_sparks({f"{row.tenant}/{row.job}": row.percent for row in frame.jobs})
@@ -155,7 +157,7 @@ class Model:
         for name, percent in found.items():
             self._sparks[name].append(percent)
 
-    def told_why(self, tenant: str, why: Explained) -> None:
+    def take_why(self, tenant: str, why: Explained) -> None:
         """Take the answer to `explain` of a waiting job."""
         self._why[tenant, why.job] = why
 
@@ -337,7 +339,7 @@ class Model:
         if silent_ms > SILENT_MS and self.sees_fleet:
             old = "; what is shown here is as old" if self._frame is not None else " since this screen began"
             yield Trouble("scheduler", f"no frame of a leader for {age(silent_ms)}{old}", grave=True)
-        told = list(self._told_by_leader()) if self._fleet is not None else list(self._heard(now_ms, workers))
+        told = list(self._leaders_troubles()) if self._fleet is not None else list(self._seen_troubles(now_ms, workers))
         told += [Trouble(check.name, check.found) for check in warnings(self._figures())]
         if self._frame is not None and (nobody := no_worker_is_up(self._frame.workers)):
             told.append(Trouble("fleet", nobody, grave=True))
@@ -379,7 +381,7 @@ class Model:
             means = REASONS[reason].means
             yield Trouble(_named(tenant, oldest.job, len(rows)), f"can never run as the fleet is: {means}")
 
-    def _told_by_leader(self) -> Iterator[Trouble]:
+    def _leaders_troubles(self) -> Iterator[Trouble]:
         """Yield the troubles of the leader's answer, with their causes and times; a worker's state is its own."""
         assert self._fleet is not None
         state_now = {row.worker: row.state for row in (self._frame.workers if self._frame is not None else ())}
@@ -410,7 +412,7 @@ class Model:
         tenants = ", ".join(sorted({row.tenant for row in on_it}))
         return f", with {many(len(on_it), 'job')} of {tenants}" if on_it else ""
 
-    def _heard(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
+    def _seen_troubles(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
         """Yield what the public frames say alone: states of workers, signs of GPUs, and the loads' words for them."""
         for worker in workers:
             if worker.state not in _AS_WANTED:

@@ -106,7 +106,7 @@ class _Service:
         self._attempts = Counter[_Attempt]()  # how many members each has
         self._marks: deque[_Mark] = deque()
 
-    def hear(self, attempt: _Attempt, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
+    def add_frame(self, attempt: _Attempt, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
         self.heard_ms = now_ms
         key = (attempt, load.member)
         last = self._members.pop(key, None)
@@ -201,12 +201,12 @@ class CallTotals:
         self._of_tenant = Counter[str]()  # how many services each has
         self._full_until_ms = 0  # until then, none of the services has been silent for long
 
-    def heard(self, tenant: str, service: str, load: MemberLoad, now_ms: int) -> None:
+    def add_load(self, tenant: str, service: str, load: MemberLoad, now_ms: int) -> None:
         """Add what a member has counted since its last frame; a frame that cannot be true is ignored."""
         figures = _figures_of(load)
         if figures is not None:
             attempt = (load.job, load.replica, load.attempt, load.fence) if load.job else load.member
-            self._of(tenant, service, now_ms).hear((tenant, service, attempt), load, figures, now_ms)
+            self._of(tenant, service, now_ms).add_frame((tenant, service, attempt), load, figures, now_ms)
 
     def woken(self, tenant: str, service: str, now_ms: int) -> None:
         """Count that a caller had the first member of a service started."""

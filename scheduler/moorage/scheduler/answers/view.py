@@ -68,7 +68,7 @@ class View:
         """
         engine = self._engine
         failed = engine.containment.until or engine.sessions.ahead or engine.sessions.stalls.watches
-        if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
+        if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_reported():
             return 0
         for worker in self._state.workers.values():
             if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.attempts.values()):
@@ -126,12 +126,12 @@ class View:
         In order of arrival. A service that has as many members as its calls need waits for nothing.
         """
         groups = self._engine.queue.groups.values()
-        full = {job.num for job in self.not_queued() if job.waits and self.stands(job) is reasons.MAX_RUNNING}
+        full = {job.num for job in self.not_queued() if job.waits and self.why_unqueued(job) is reasons.MAX_RUNNING}
         return sorted({num for group in groups for num in group.jobs} | self._engine.room.jobs.keys() | full)
 
-    def stands(self, job: Job) -> Reason | None:
+    def why_unqueued(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        return self._engine.stands(job)
+        return self._engine.why_unqueued(job)
 
     def heads(self) -> list[tuple[Replica, int]]:
         """Return the first waiting replica of each queue group, and how many wait in it; the largest group first."""
@@ -149,7 +149,7 @@ class View:
     def _held(self) -> Reservation | None:
         """The reservation, if its job may start after what the last record did; the next pass drops it else."""
         verdicts = self._engine.planner.verdicts
-        return verdicts.reservation if verdicts.stands() else None
+        return verdicts.reservation if verdicts.still_waits() else None
 
     def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the numbers of the hosts that jobs of this priority, shape and tenant may not use.

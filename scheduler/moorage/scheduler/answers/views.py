@@ -225,7 +225,7 @@ def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
         ran_ms=_ran_ms([(change.attempt, change.time_ms, change.state == RUNS) for change in ran]),
         simulated=any(is_simulated(frame, change) for change in ran),
         code=decided_code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
-        why=_telling(
+        why=_newest_reason(
             (each.replica, each.state == "PLACED", each.why)
             for each in reversed(changes)
             if each.state in STATES  # and no operator's order
@@ -402,10 +402,10 @@ def _why(job: Job) -> str:
     if job.size > LISTED_MAX:
         return next((row[WHY] for row in rows if row[WHY] and is_exception(row)), "")
     rows = (row for row in rows if job.live or row[STATE] >= 0)
-    return _telling((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
+    return _newest_reason((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
 
 
-def _telling(newest_first: Iterable[tuple[int, bool, str]]) -> str:
+def _newest_reason(newest_first: Iterable[tuple[int, bool, str]]) -> str:
     """Return the newest reason that still applies, one of the requester before the worker's "ended as asked"."""
     reasons = standing_reasons(newest_first)
     return next((why for why in reasons if not is_as_asked(why)), reasons[0] if reasons else "")

@@ -136,7 +136,7 @@ def held_reason(engine: Engine, job: Job) -> Reason | None:
     """Return a reason that needs no look at the fleet: jobs that it waits for, a hold, its own bound; else None."""
     hold = engine.state.tenants[job.tenant].hold
     if hold is None or job.awaits or job.hold is not None:
-        return View(engine).stands(job)
+        return View(engine).why_unqueued(job)
     return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 
@@ -218,12 +218,12 @@ def _why_awake(engine: Engine, job: Job) -> str:
 def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> Explained:
     """Return the dominant reason and its evidence; operators' orders take precedence over filters."""
     shape, time_ms = engine.reader.shape_of(job), engine.state.time_ms
-    told = _told(job, found.reason, found.because)
+    told = _explained(job, found.reason, found.because)
     if standing := _standing(engine, job, found.reason):
         found.reason = REASONS[standing.reason]
         told = standing
     held = holders(found.held_on, shape, job.tenant, of_host=found.reason is reasons.HOST_BUSY)
-    held_by = found.troubles + (_holders_told(held, job.name) if found.held_on else [])
+    held_by = found.troubles + (_holder_lines(held, job.name) if found.held_on else [])
     if found.reason is reasons.RESERVED:
         held_by = _kept_for(engine, job, excluded)
     if found.reason is reasons.LIMIT:
@@ -238,7 +238,7 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         told = replace(told, reason=reason.name, means=reason.means, starts_in_ms=starts_in_ms)
     if reason is reasons.PLACING and not engine.stale_ledger.may_place(time_ms, engine.built_ms):
         because, left_ms = engine.stale_ledger.waits_for(time_ms, engine.built_ms)
-        restored = _told(job, reasons.RESTORED, because)
+        restored = _explained(job, reasons.RESTORED, because)
         told = replace(
             told, reason=restored.reason, means=restored.means, because=restored.because, starts_in_ms=left_ms
         )
@@ -250,7 +250,7 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     return told
 
 
-def _told(job: Job, reason: Reason, because: str) -> Explained:
+def _explained(job: Job, reason: Reason, because: str) -> Explained:
     """Return an explanation with this reason."""
     return _WAITS(
         job=job.name, tenant=job.tenant, state=job.state, reason=reason.name, means=reason.means, because=because
@@ -392,7 +392,7 @@ def _leaves(engine: Engine, job: Job) -> list[Leave]:
     ]
 
 
-def _holders_told(found: Holders, asks: str) -> list[str]:
+def _holder_lines(found: Holders, asks: str) -> list[str]:
     """Return the holders as text lines, the tenant's own first; `asks` is the name of the waiting job."""
     lines = [_holder(row.job, row.gpus, asks) for row in found.own]
     if found.own_jobs > len(found.own):
@@ -435,7 +435,7 @@ def _on_hold(engine: Engine, job: Job) -> Explained | None:
     if hold is None:
         return None
     of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-    return replace(_told(job, reasons.HELD, f"{of} is {held_by(hold)}"), hold=as_hold(hold))
+    return replace(_explained(job, reasons.HELD, f"{of} is {held_by(hold)}"), hold=as_hold(hold))
 
 
 def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
@@ -447,12 +447,12 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     if held is reasons.SCALED:
         frozen = _why_frozen(engine, job)
         because = _scaled_words(engine, job) + (f"; its frozen member: {frozen}" if frozen else "")
-        return _told(job, held, because)
+        return _explained(job, held, because)
     if held is not None:
         because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
-        return _told(job, held, because)
+        return _explained(job, held, because)
     if job.preempts is not None:
-        return _told(job, reasons.PREEMPTING, _preempted(engine, job))
+        return _explained(job, reasons.PREEMPTING, _preempted(engine, job))
     need = shape.gpus
     if not tenant.gpus_max or not need or reason.is_never:
         return None
@@ -469,7 +469,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
     has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return replace(
-        _told(job, reasons.LIMIT, f"{has}, and {_needs(engine, job, first)}"),
+        _explained(job, reasons.LIMIT, f"{has}, and {_needs(engine, job, first)}"),
         limit=limit_of(tenant),
         gpus_leased=tenant.gpus,
         gpus_needed=need,

@@ -337,7 +337,7 @@ class ContainedEngine(Engine):
             host.closed = host.closed or ("worker", host.worker.id) in self.containment.until
             try:
                 self.fleet.refresh(host)
-                self.sessions.stalls.heard(host)
+                self.sessions.stalls.on_renewal(host)
             except Exception as raised:
                 self._index_failed(host.worker, raised)
         for event in itertools.chain(self.pending.submits, *self._wait.values()):

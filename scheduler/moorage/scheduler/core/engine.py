@@ -161,7 +161,7 @@ class Engine:
         """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
         state, config = self.state, self.config
         self.fleet = Fleet()
-        self.queue = Queue(self.fleet.tell_apart)
+        self.queue = Queue(self.fleet.distinguish)
         reader = self.reader = RequestReader(self.fleet)
         self.durations = Durations()
         self.timers = Timers(state, reader, self.containment, lambda num: self.room.time_came(num))
@@ -224,7 +224,7 @@ class Engine:
 
     def _knows_fleet(self) -> bool:
         """Return whether every worker was heard from in this term, or had time to renew."""
-        return self.admission.all_heard() or self.stale_ledger.waited(self._built_ms)
+        return self.admission.all_reported() or self.stale_ledger.waited(self._built_ms)
 
     def _order(self) -> QueueOrder:
         ages, overdue, starts = self.config.ages, self.timers.overdue, self.lifecycle.starts
@@ -238,9 +238,9 @@ class Engine:
     def _look(self, job: Job) -> None:
         self._indexing.look(job)
 
-    def stands(self, job: Job) -> Reason | None:
+    def why_unqueued(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        return self._indexing.stands(job)
+        return self._indexing.why_unqueued(job)
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Return the workers with a planned drain that would end this job before its own time limit."""
@@ -279,8 +279,8 @@ class Engine:
 
     def offer_member_load(self, tenant: str, service: str, frame: MemberLoad, mono_ms: int) -> None:
         """Take what a member of a tenant's service has to do, and has done; it is never recorded in the ledger."""
-        self.scaling.heard(tenant, frame, mono_ms)
-        self.sleeping.heard(tenant, frame, mono_ms)
+        self.scaling.on_load(tenant, frame, mono_ms)
+        self.sleeping.on_load(tenant, frame, mono_ms)
 
     def refuses(self, tenant: str, verb: str) -> Problem | None:
         """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
@@ -295,7 +295,7 @@ class Engine:
     def urgent(self) -> bool:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
-        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects or self.room.tells
+        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects or self.room.is_due
         return bool(urgent or self._hurry or self.sleeping.is_called or (self._replan and not self.queue.is_empty))
 
     @property
@@ -378,8 +378,8 @@ class Engine:
             self._indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
             self.timers.due(draft, self.lifecycle, self._indexing.come_back)
-        if self.room.tells and self._begins("telling", draft):
-            self.room.tell(draft)
+        if self.room.is_due and self._begins("telling", draft):
+            self.room.write_due(draft)
         if orders:
             self._take_orders(flight, orders)
             if self._begins("priorities", draft):
@@ -607,7 +607,7 @@ class Engine:
         schedules, draft = self.schedules, flight.draft
         begun = schedules.begin(draft, event)
         if begun is None:
-            answer = schedules.told(schedules.row(event.tenant, event.name), event)
+            answer = schedules.answer_to(schedules.row(event.tenant, event.name), event)
         elif isinstance(begun, str):
             answer = schedules.end(draft, event, begun)
         else:
@@ -631,7 +631,7 @@ class Engine:
             event.shape = self.reader.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
         if shape.requires or shape.device_ids:
-            self.fleet.tell_apart(shape)
+            self.fleet.distinguish(shape)
         outcome = self.admission.submit(draft, event, flight.new.values())
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
@@ -828,8 +828,8 @@ class Engine:
                 answer = msgspec.structs.replace(answer, ledger=self.state.seq)
             out.answers.append((reply, encode(answer, json=json)))
         self.output_writer.add_events(folded, out)
-        self.output_writer.tell_idle(flight.draft.idle, out)
-        self.output_writer.tell_stalls(flight.draft.stalls, out)
+        self.output_writer.add_idle(flight.draft.idle, out)
+        self.output_writer.add_stalls(flight.draft.stalls, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
@@ -867,4 +867,4 @@ class Engine:
                     self.fleet.opens(worker.num)  # `refresh` misses a shared device that reopens
                     self.fleet.refresh(host)
         for group in self.queue.groups.values() if flight.joined else ():
-            self.fleet.tell_apart(group.shape)
+            self.fleet.distinguish(group.shape)

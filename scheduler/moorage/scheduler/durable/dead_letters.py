@@ -118,7 +118,7 @@ class DeadLetters:
                 break
             await asyncio.sleep(AGAIN_S)
         if message.subject == self._subjects.request(tenant, "submit"):
-            self.tell(tenant, job_in(why, message.data, message.seq), why)
+            self.reject(tenant, job_in(why, message.data, message.seq), why)
 
     async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
         """Try once to store a refused message, and return whether it is stored. A failure is logged.
@@ -143,7 +143,7 @@ class DeadLetters:
         log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
         return False
 
-    def tell(self, tenant: str, job: str, why: Problem) -> None:
+    def reject(self, tenant: str, job: str, why: Problem) -> None:
         """Tell the tenant that its queued submit makes no job, unless there is a job with its id."""
         state = self._engine.state
         if state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
@@ -186,12 +186,12 @@ class DeadLetters:
         if (full := self._answers.overloaded()) is not None:
             raise Refused(full)
 
-        def tell(data: LettersAnswer | Letter | LetterDone | Problem) -> None:
+        def reject(data: LettersAnswer | Letter | LetterDone | Problem) -> None:
             frame = data if isinstance(data, Problem) else Answer("dlq", self._engine.state.seq, data)
             if reply:
                 answer(reply, encode(frame, json=json))
 
-        self._answers.begin(partial(self._do, act, words(by_operator(operator), act.by)), tell)
+        self._answers.begin(partial(self._do, act, words(by_operator(operator), act.by)), reject)
 
     async def close(self) -> None:
         await self._answers.close()

@@ -202,7 +202,7 @@ class QueueReader:
         for _ in range(len(self._untold)):
             tenant, through, job, why = self._untold.popleft()
             if self._folded(tenant, "submit") >= through:
-                self.letters.tell(tenant, job, why)
+                self.letters.reject(tenant, job, why)
             else:
                 self._untold.append((tenant, through, job, why))
 

@@ -80,7 +80,7 @@ class ScheduleKeeper:
                 if self._seen.get((tenant, name), (0, 0))[0] != row.wish:
                     self._seen[tenant, name] = row.wish, now_ms
 
-    def hear(self, delivery: Delivery) -> None:
+    def on_run(self, delivery: Delivery) -> None:
         """Take a run that the server passes on."""
         if (run := self.stream.passed_on(delivery)) is not None:
             self.offer(run)

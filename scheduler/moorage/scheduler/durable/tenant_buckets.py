@@ -89,7 +89,7 @@ class TenantBuckets:
             try:
                 await self._go_on(lacking)
             except BusError as error:
-                self._tell(lacking, error)
+                self._log_failing(lacking, error)
         self._failed = self._failing
 
     def figures(self) -> TenantBucketsRow | None:
@@ -133,7 +133,7 @@ class TenantBuckets:
                     if not await store.is_there():
                         found.append((tenant, kind, store))
                 except BusError as error:  # others have theirs all the same
-                    self._tell({tenant}, error)
+                    self._log_failing({tenant}, error)
         return found
 
     async def _find_sizes(self, kinds: list[str]) -> Sizes:
@@ -161,7 +161,7 @@ class TenantBuckets:
                 await store.make_of(sizes[kind])
                 made.setdefault(kind, set()).add(tenant)
             except BusError as error:
-                self._tell({tenant}, error)
+                self._log_failing({tenant}, error)
                 if lacks_room(error):  # other streams have taken it since, or the account's own limit is lower
                     self._sizes = smaller(sizes)
                     break
@@ -175,7 +175,7 @@ class TenantBuckets:
                     WANTED[kind] >> 20,
                 )
 
-    def _tell(self, tenants: frozenset[str] | set[str], error: BusError) -> None:
+    def _log_failing(self, tenants: frozenset[str] | set[str], error: BusError) -> None:
         self._failing.update(dict.fromkeys(tenants, error))
         words = f"the buckets of tenants {_names(tenants)} cannot be created now: {error}"
         if self._told.due(words):

@@ -152,7 +152,7 @@ class FollowerBeside:
                     log.warning("%s", self._trouble)
                     return told
                 told = True
-                self._on_told(frame)
+                self._on_answer(frame)
         finally:
             self._writer = None
             with contextlib.suppress(ProcessLookupError):
@@ -162,7 +162,7 @@ class FollowerBeside:
                 if not answer.done():
                     answer.set_result(None)
 
-    def _on_told(self, frame: bytes) -> None:
+    def _on_answer(self, frame: bytes) -> None:
         told = decode_told(frame)
         self._position = told.position
         if told.position.seq:  # it has begun

@@ -122,7 +122,7 @@ class Follower:
                     await retry_unanswered(self._try_to_begin)
                     begun = True
                 await self._catch_up()
-                self._tell()
+                self._wake_folded()
                 if self._state.seq - self._saved_seq >= self._save_records:
                     await self._save()
                 self._trouble, self._next = "", ""
@@ -229,13 +229,13 @@ class Follower:
 
     async def _save(self) -> None:
         await self._history.write()
-        written = Written(self._history.last, self._history.told())
+        written = Written(self._history.last, self._history.written_jobs())
         await self._saves.write(self._state, self._usage, written, self._acts)
         self._saved_seq = self._state.seq
 
     # ------------------------------------------------------------------------------------------- questions
 
-    def _tell(self) -> None:
+    def _wake_folded(self) -> None:
         """Wake the questions whose record is folded."""
         for seq, future in self._waiting:
             if seq <= self._state.seq and not future.done():

@@ -23,7 +23,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import HISTORY_PART, HISTORY_PART_REPLICA, LISTED_MAX, PARTS_MAX, Job, State
 from moorage.scheduler.follower.saves import Overtaken
 from moorage.scheduler.history.packing import Packing, Parts
-from moorage.scheduler.history.unpacking import Frame, read_frame, told_in
+from moorage.scheduler.history.unpacking import Frame, range_in, read_frame
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
 
@@ -119,7 +119,7 @@ class History:
         async for seq, frame in self._frames(begin):
             for history in frame.jobs:
                 key = frame.tenant, history.job, history.ledger
-                self._found.setdefault(key, []).append((seq, *told_in(history), history.over))
+                self._found.setdefault(key, []).append((seq, *range_in(history), history.over))
 
     async def _frames(self, begin: int) -> AsyncGenerator[tuple[int, Frame], None]:
         """Yield the stream's frames from a sequence on, with theirs."""
@@ -130,7 +130,7 @@ class History:
             except Refused:
                 continue  # no follower has written it
 
-    def told(self) -> list[tuple[int, Parts, int]]:
+    def written_jobs(self) -> list[tuple[int, Parts, int]]:
         """Return what was written of jobs in memory, for a save. Nothing may wait."""
         nums = self._parts.keys() | self._kept.keys()
         return [(num, self._parts.get(num, []), self._kept.get(num, 0)) for num in sorted(nums)]
@@ -145,7 +145,7 @@ class History:
                 job = state.job(frame.tenant, history.job)
                 if job is not None:
                     if job.ledger == history.ledger:
-                        found.append((job, (seq, *told_in(history), history.over)))
+                        found.append((job, (seq, *range_in(history), history.over)))
                 elif history.over:
                     key = job_key(frame.tenant, history.job)
                     row = state.finished.find(key)

@@ -102,7 +102,7 @@ def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
     windows = {act.worker: act for act in record.acts if isinstance(act, acts.Window)}
     for act in record.acts:
         actor = getattr(act, "by", "")
-        if _is_operator(actor) and (told := _told(state, folded, act, windows)):
+        if _is_operator(actor) and (told := _verb_of(state, folded, act, windows)):
             by, said = actors.split(actor)
             yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=getattr(act, "why", ""), **told)
     for first, end, note in zip(record.actors[::3], record.actors[1::3], record.actors[2::3], strict=True):
@@ -117,7 +117,7 @@ def _is_operator(actor: str) -> bool:
     return actors.split(actor)[0].partition(":")[0] == actors.OPERATOR
 
 
-def _told(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.Window]) -> dict[str, Any]:
+def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.Window]) -> dict[str, Any]:
     """Return the verb of an order and what it is about; {} if it is a part of another one."""
     match act:
         case acts.Hold() | acts.Unhold():

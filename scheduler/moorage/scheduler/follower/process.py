@@ -44,7 +44,7 @@ async def serve(
         at = Subjects(prefix), config, replicas, save_records
         follower = Follower(JetStream(ledger), JetStream(users), *at)
 
-        async def tell(asked: Asked | None = None) -> None:
+        async def send(asked: Asked | None = None) -> None:
             answer = await follower.answer(asked.question) if asked is not None else None
             told = Told(
                 follower.position,
@@ -56,16 +56,16 @@ async def serve(
             with suppress(ConnectionError):
                 await writer.drain()
 
-        async def tell_often() -> None:
+        async def send_often() -> None:
             while True:
-                await tell()
+                await send()
                 await asyncio.sleep(TELL_EVERY_S)
 
-        following = [asyncio.create_task(follower.run()), asyncio.create_task(tell_often())]
+        following = [asyncio.create_task(follower.run()), asyncio.create_task(send_often())]
         answering: set[asyncio.Task[None]] = set()
         try:
             while (frame := await read_frame(reader)) is not None:
-                task = asyncio.create_task(tell(decode_asked(frame)))
+                task = asyncio.create_task(send(decode_asked(frame)))
                 answering.add(task)
                 task.add_done_callback(answering.discard)
         finally:

@@ -61,7 +61,7 @@ def moves_in(found: Found) -> list[Moved]:
     return _read_moves(found.moves)
 
 
-def told_in(found: Found) -> tuple[int, int, list[int]]:
+def range_in(found: Found) -> tuple[int, int, list[int]]:
     """Return the first and last revision that a history of a frame tells of, without rows its own, and its blocks."""
     moves = _read_moves(found.moves)
     first, last = found.revs or ((moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev))

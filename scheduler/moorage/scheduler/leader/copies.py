@@ -56,7 +56,7 @@ class Copies:
                 self._seen_s = now
             except BusError:
                 pass  # the append logs it
-            self._tell(frozenset(server for server, at_s in since_s.items() if now >= at_s + LACKS_S))
+            self._log_lacking(frozenset(server for server, at_s in since_s.items() if now >= at_s + LACKS_S))
             await asyncio.sleep(LOOK_S)
 
     async def _find_holder(self) -> None:
@@ -78,7 +78,7 @@ class Copies:
                 ", ".join(sorted(self.servers)),
             )
 
-    def _tell(self, lacking: frozenset[str]) -> None:
+    def _log_lacking(self, lacking: frozenset[str]) -> None:
         if lacking == self.lacking:
             return
         self.lacking = lacking

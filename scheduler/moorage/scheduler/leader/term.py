@@ -96,7 +96,7 @@ class Term:
             scheduler.subjects,
             self.engine,
             self._wake,
-            self.say,
+            self.send_soon,
             scheduler.replicas,
             scheduler.queue_streams,
             scheduler.tenant_buckets,
@@ -123,7 +123,7 @@ class Term:
             self._refuse_now,
             asked.read,
             asked.admin,
-            self.counts.calls.heard,
+            self.counts.calls.add_load,
         )
         self.stalled = StalledRequests(
             scheduler.ledger.appending,
@@ -181,7 +181,7 @@ class Term:
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
-        heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.hear)
+        heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.on_run)
         self._subscriptions.append(await heard)
         self._subscriptions.append(await self._scheduler.standings.listen())
         state = self.engine.state
@@ -453,7 +453,7 @@ class Term:
         """Return the ledger time now."""
         return self._time_ms(self.mono_ms())
 
-    def say(self, messages: list[Message]) -> None:
+    def send_soon(self, messages: list[Message]) -> None:
         """Send messages soon, without waiting until they are sent."""
         self._send_recorded([(subject, payload) for subject, payload, _ in messages])
 

@@ -28,7 +28,7 @@ async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
     """
     is_told = False
 
-    def tell(tried: RetryCallState) -> None:
+    def log_once(tried: RetryCallState) -> None:
         """Log the failure once, so that an operator who starts a cluster knows what is missing."""
         nonlocal is_told
         error = tried.outcome.exception() if tried.outcome is not None else None
@@ -41,7 +41,7 @@ async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
 
     tries = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
-        before_sleep=tell,
+        before_sleep=log_once,
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
         stop=stop_after_delay(RETRY_FOR_S),
         reraise=True,

@@ -139,9 +139,9 @@ class StalledRequests:
             self._timer = None
 
     def _arm(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._refuse_held)
 
-    def _tell(self) -> None:
+    def _refuse_held(self) -> None:
         """Refuse the requests that were held long enough."""
         self._timer, now_s, kept = None, time.monotonic(), self._kept
         refusal = stall_problem(self._appending, now_s)

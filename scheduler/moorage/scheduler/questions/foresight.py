@@ -79,13 +79,13 @@ class _Question:
     def __init__(self, tenant: str, job: str, told: Callable[[Fixes | None], None]) -> None:
         self.tenant = tenant
         self.job = job
-        self._told = told
+        self._message = told
         self.is_answered = self.is_late = False
 
     def answer(self, fixes: Fixes | None) -> None:
         if not self.is_answered:
             self.is_answered = True
-            self._told(fixes)
+            self._message(fixes)
 
 
 class _Share:
@@ -180,7 +180,7 @@ class Foresight:
                 question.is_late = True
                 due.append(question)
         self._next_due = loop.call_at(self._due[0][0], self._answer_due) if self._due else None
-        self._begin_to_tell(due, {})
+        self._begin_answers(due, {})
 
     def _answer_explain(
         self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None, *, is_late: bool = False
@@ -223,7 +223,7 @@ class Foresight:
             return replace(told, starts_unknown=why)
         passed = max(0, self._now_ms() - known.time_ms)
         end = known.ends.get(tenant, {}).get(job)
-        return replace(told, starts=start.told(passed), ends=None if end is None else end.told(passed))
+        return replace(told, starts=start.as_answer(passed), ends=None if end is None else end.as_answer(passed))
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
         """Return whether to make a forecast: there is none yet, or the last one is too old; never without copies.
@@ -289,15 +289,15 @@ class Foresight:
             log.exception(
                 "the answer of a forecast process could not be read; requests are answered without a forecast"
             )
-        self._begin_to_tell(questions, fixes)
+        self._begin_answers(questions, fixes)
 
-    def _begin_to_tell(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
+    def _begin_answers(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
         if questions:
-            task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
+            task = asyncio.get_running_loop().create_task(self._answer_all(questions, fixes))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
-    async def _tell_all(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
+    async def _answer_all(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
         """Answer all questions; there may be thousands, so other tasks of the event loop run in between."""
         ends = time.monotonic() + question_queue.QUESTIONS_S
         for question in questions:
@@ -414,7 +414,7 @@ class Foresight:
             gist, starts_at_ms = _gist(told), _starts_at_ms(told, now_ms)
             if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
                 if not (with_fixes and may_be_cured(told) and self._ask_for_news(job)):
-                    messages.append(self._told(job, told))
+                    messages.append(self._message(job, told))
             elif followed.gist:
                 starts_at_ms = followed.starts_at_ms
             self._followed[key] = _Followed(followed.until_ms, gist, starts_at_ms)
@@ -426,11 +426,11 @@ class Foresight:
         def told(fixes: Fixes | None) -> None:
             explained = self._unasked(job.tenant, job.name, fixes)
             if explained is not None and explained.reason:
-                self._send([self._told(job, explained)])
+                self._send([self._message(job, explained)])
 
         return self.children is not None and self._ask(_Question(job.tenant, job.name, told), job)
 
-    def _told(self, job: Job, told: Explained) -> Message:
+    def _message(self, job: Job, told: Explained) -> Message:
         data = msgspec.to_builtins(told)
         event = Event(job.tenant, job.name, job.rev, job.state, self._engine.state.seq, waiting=data)
         return self._engine.subjects.event(job.tenant, job.name), encode(event), ""

@@ -71,7 +71,7 @@ class Leader(Protocol):
     def answer_now(self, reply: str, payload: bytes) -> None:
         """Send an answer that needs no record, at once."""
 
-    def say(self, messages: list[Message]) -> None:
+    def send_soon(self, messages: list[Message]) -> None:
         """Send messages soon, without waiting until they are sent."""
 
     def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
@@ -104,7 +104,7 @@ class Questions:
         self._relay = Relay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
-            engine, leader.time_ms, partial(self._ask, "explain"), leader.say, self._answer_plain, forks=forks
+            engine, leader.time_ms, partial(self._ask, "explain"), leader.send_soon, self._answer_plain, forks=forks
         )
 
     async def close(self) -> None:

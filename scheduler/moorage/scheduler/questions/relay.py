@@ -64,12 +64,12 @@ class Relay:
         find = find_use(engine, tenant, asked) if isinstance(asked, UseAsked) else find_log(engine, tenant, asked)
         found: Kept | Page | Problem | None = find
         if found is not None and not isinstance(found, Kept):
-            self._say(found, reply, json)
+            self._send_answer(found, reply, json)
         elif (trouble := self._trouble(tenant, found)) is not None:
-            self._say(trouble, reply, json)
+            self._send_answer(trouble, reply, json)
         else:
             make = partial(self._find, tenant, asked, found)
-            self._answers.begin(make, lambda page: self._say(page, reply, json), tenant, asked.job)
+            self._answers.begin(make, lambda page: self._send_answer(page, reply, json), tenant, asked.job)
 
     def _trouble(self, tenant: str, kept: Kept | None) -> Problem | None:
         if kept is not None and not kept.worker.session:
@@ -124,7 +124,7 @@ class Relay:
             next="ask again when it is back; those who run this fleet see how it is: moorage fleet",
         )
 
-    def _say(self, found: Page | Problem, reply: str, json: bool) -> None:
+    def _send_answer(self, found: Page | Problem, reply: str, json: bool) -> None:
         verb = "logs" if isinstance(found, LogPage) else "use" if isinstance(found, UsePage) else "rescue"
         frame: Any = found if isinstance(found, Problem) else Answer(verb, self._engine.state.seq, found)
         self._answer(reply, encode(frame, json=json))

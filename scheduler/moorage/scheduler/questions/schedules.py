@@ -85,11 +85,11 @@ class ScheduleVerb:
         if (full := self._answers.overloaded(tenant)) is not None:
             raise Refused(full)
 
-        def tell(refused: Problem | None) -> None:
+        def answer_refusal(refused: Problem | None) -> None:
             if refused is not None and reply:
                 self._answer(reply, encode(refused, json=json))
 
-        self._answers.begin(partial(_asking_server, work), tell, tenant)
+        self._answers.begin(partial(_asking_server, work), answer_refusal, tenant)
 
     async def _add(self, tenant: str, asked: ScheduleAsked, submit: Submit, reply: str, json: bool) -> None:
         await self._keeper.stream.ensure(self._engine.state.ran_through)

@@ -72,7 +72,7 @@ class Standings:
             with contextlib.suppress(BusError):
                 await self._world.send([(self._subject, encode(frame), "")])
             if leads:
-                self._tell()
+                self._log_others()
             await asyncio.sleep(SAY_S)
 
     async def listen(self) -> Subscribed:
@@ -101,7 +101,7 @@ class Standings:
         self._off_s = {name: off_s for name, off_s in self._off_s.items() if name in self._heard}
         return [self._heard[name][0] for name in sorted(self._heard)]
 
-    def _tell(self) -> None:
+    def _log_others(self) -> None:
         """Log, once each, which standby schedulers have other settings, or another time, than this leader."""
         found = {said.scheduler: other for said in self.lately() if (other := differing(said.settings, self._settings))}
         for name, other in found.items():

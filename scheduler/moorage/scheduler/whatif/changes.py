@@ -32,7 +32,7 @@ from moorage.schemas.gpu import (
     mig_profile,
     model_matches,
     nominal_mib,
-    said_anew,
+    with_token,
 )
 from moorage.schemas.job import GpuCount, Request, ResourceRequirements, Resources
 
@@ -69,7 +69,7 @@ class Change(NamedTuple):
                 gang = (before.scheduling, before.distinct_hosts) != ("gang", gpu.distinct_hosts)
             if gang and before is not None:
                 before = msgspec.structs.replace(before, scheduling="gang", distinct_hosts=False)
-            if said_anew(before, token) == gpu:
+            if with_token(before, token) == gpu:
                 return msgspec.structs.replace(fix, gpu=token, gang=gang)
         return fix
 

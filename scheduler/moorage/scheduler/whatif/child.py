@@ -205,11 +205,11 @@ class Children:
             elif not chunk:
                 status = self._end(pid)
                 failed = is_too_long or (status != 0 and os.WIFEXITED(status))
-                self._tell(told, FAILED if failed else bytes(answer) if status == 0 else None)
+                self._pass_on(told, FAILED if failed else bytes(answer) if status == 0 else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
                     next_work, next_told = self._next()
                     if not self.ask(next_work, next_told):
-                        self._tell(next_told, None)
+                        self._pass_on(next_told, None)
 
         self._loop.add_reader(receive, more)
 
@@ -222,7 +222,7 @@ class Children:
         return first
 
     @staticmethod
-    def _tell(told: Callable[[bytes | None], None], answer: bytes | None) -> None:
+    def _pass_on(told: Callable[[bytes | None], None], answer: bytes | None) -> None:
         """Pass an answer on; a defect in one receiver must not keep others from their answers."""
         try:
             told(answer)

@@ -51,7 +51,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     worker: str = ""
     runs: int = 0
 
-    def told(self, passed_ms: int = 0) -> jobs.Start:
+    def as_answer(self, passed_ms: int = 0) -> jobs.Start:
         """Return it as answers have it, `passed_ms` after the forecast: without the times that are unknown."""
         p50_ms = max(0, self.p50_ms - passed_ms)
         return jobs.Start(

@@ -91,22 +91,22 @@ class Future(Play):
         if attempt.phase == AT_EXITED:
             del self.held[held.name]
             if not attempt.mask & attempt.worker.quarantined:
-                self.say("freed", held)
+                self.send_report("freed", held)
             return
         if replica.state in LEAVING:
-            self.told_to_end(held)
+            self.end_attempt(held)
             return
         if attempt.phase == AT_RUNNING:
             self._after[held.name] = max(0, self.time_ms - began_ms(attempt, job.accepted_ms))
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
             if replica.state == FROZEN and attempt.mask:
-                self.say("resumed", held, code=attempt.leased)  # its worker is asked already, as below
+                self.send_report("resumed", held, code=attempt.leased)  # its worker is asked already, as below
             elif replica.state != FROZEN and attempt.freeze:
-                self.say("frozen", held)
+                self.send_report("frozen", held)
             return
         if attempt.phase != AT_CLAIMED:
-            self.say("claimed", held, f"{held.worker}:29500" if job.gang and not held.replica else "")
+            self.send_report("claimed", held, f"{held.worker}:29500" if job.gang and not held.replica else "")
         if job.gang == GangPhase.NONE:
             self.start(held)
 
@@ -130,7 +130,7 @@ class Future(Play):
         of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part, held.fence)
 
-    def told_to_end(self, held: Held) -> None:
+    def end_attempt(self, held: Held) -> None:
         """Simulate that an attempt must end: in one look of five it takes its whole grace, in the others none.
 
         Most programs end at SIGTERM. In which look a job is late depends on its id.
@@ -139,7 +139,7 @@ class Future(Play):
         self._told_by.pop(held.name, None)  # it ends by its grace now, not by learned run times
         late = part_of(self.look, held.tenant, held.job) == LOOKS - 1
         if not late or job is None or not held.running:
-            super().told_to_end(held)
+            super().end_attempt(held)
         elif held.name not in self._told:
             self._told.add(held.name)
             self.end_in(held, int(self.engine.reader.request_of(job).workload.grace_s * 1000))

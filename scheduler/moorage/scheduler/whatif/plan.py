@@ -167,7 +167,7 @@ def _together(looks: list[Plan]) -> Plan:
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = start_of(start, "", median.in_ms.runs if median.in_ms is not None else 0).told()
+            planned.in_ms = start_of(start, "", median.in_ms.runs if median.in_ms is not None else 0).as_answer()
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)
@@ -297,7 +297,7 @@ class _Plan(Future):
             planned.waiting = replace(planned.waiting, starts_unknown=why)
         if found is not None:
             p10_ms = -1 if found.limited else found.in_ms
-            planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).told()
+            planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).as_answer()
             planned.on = found.worker
 
     def _empty(self, planned: Plan) -> None:

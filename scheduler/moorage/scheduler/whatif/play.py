@@ -73,7 +73,7 @@ class Play:
         """Return the exit code and reason of an attempt that ends by itself."""
         return 0, "exit"
 
-    def told_to_end(self, held: Held) -> None:
+    def end_attempt(self, held: Held) -> None:
         """Simulate that an attempt must end: it does so at once, as most programs do at SIGTERM."""
         self._finish(held, -15, "end")
 
@@ -168,11 +168,11 @@ class Play:
         for end in frame.end:
             held = self._held_of(end)
             if held is not None:
-                self.told_to_end(held)
+                self.end_attempt(held)
         for freeze in frame.freeze:
             held = self._held_of(freeze)
             if held is not None and (freeze.on or freeze.n):
-                self.say("frozen" if freeze.on else "resumed", held, code=freeze.n)
+                self.send_report("frozen" if freeze.on else "resumed", held, code=freeze.n)
 
     def _held_of(self, order: Start | End | Freeze) -> Held | None:
         return self.held.get(name_in(order))
@@ -183,13 +183,13 @@ class Play:
             return
         self.held[held.name] = held
         self.on_placed(held)
-        self.say("claimed", held, f"{worker}:29500" if place.hold and not place.replica else "")
+        self.send_report("claimed", held, f"{worker}:29500" if place.hold and not place.replica else "")
         if not place.hold:
             self.start(held)
 
     def start(self, held: Held) -> None:
         held.running = True
-        self.say("started", held)
+        self.send_report("started", held)
         self.on_started(held)
         self.end_in(held, self.runs_ms(held))
 
@@ -209,12 +209,12 @@ class Play:
         del self.held[held.name]
         self.on_left(held)
         if not held.running:
-            self.say("withdrawn", held)
+            self.send_report("withdrawn", held)
             return
-        self.say("exited", held, why, code)
-        self.say("freed", held)
+        self.send_report("exited", held, why, code)
+        self.send_report("freed", held)
 
-    def say(self, kind: ReportKind, held: Held, detail: str = "", code: int = 0) -> None:
+    def send_report(self, kind: ReportKind, held: Held, detail: str = "", code: int = 0) -> None:
         """Let a worker report a report; it is offered with the next record."""
         self._reports.setdefault(held.worker, []).append(Report(kind, *held.name, code, detail))
 

@@ -98,7 +98,7 @@ class _Account:
     def of(self, connection: SimulatedConnection) -> list[SimulatedSubscription]:
         return [each for some in self._by_prefix.values() for each in some if each.connection is connection]
 
-    def hearers(
+    def receivers(
         self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]
     ) -> list[SimulatedSubscription]:
         """Return every plain subscription that matches, and one of each queue group."""
@@ -174,10 +174,10 @@ class SimulatedBus:
         """Return the streams of an account by name, for a test to look at."""
         return self.account(account).streams.by_name
 
-    def is_heard_outside(self, process: Process, *subjects: str) -> bool:
+    def is_subscribed_outside(self, process: Process, *subjects: str) -> bool:
         """Return whether a subscription of another process takes one of these subjects, in the users' account."""
         account = self.account(USERS)
-        hearers = (each for subject in subjects for each in account.hearers(subject, lambda attempts: attempts[0]))
+        hearers = (each for subject in subjects for each in account.receivers(subject, lambda attempts: attempts[0]))
         return any(each.connection.process is not process for each in hearers)
 
     # -- the server's side --------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class SimulatedBus:
     def _fan_out(
         self, sender: str, account: _Account, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
     ) -> bool:
-        hearers = account.hearers(subject, self.network.random.choice)
+        hearers = account.receivers(subject, self.network.random.choice)
         carry = self.network.carry
         for each in hearers:
             receiver = each.connection
@@ -254,7 +254,7 @@ class SimulatedBus:
 
     def _answer_batch(self, account: _Account, reply: str, replies: list[tuple[bytes, dict[str, str] | None]]) -> None:
         """Send all messages of a batch or none of them: one TCP connection never loses a part out of the middle."""
-        for each in account.hearers(reply, self.network.random.choice):
+        for each in account.receivers(reply, self.network.random.choice):
 
             def arrive(each: SimulatedSubscription = each) -> None:
                 for payload, headers in replies:

@@ -118,7 +118,7 @@ class Bench:
         finally:
             supervised.close()
 
-    async def heard(self, kind: str, name: AttemptName) -> Report:
+    async def await_report(self, kind: str, name: AttemptName) -> Report:
         """Return the worker's report of this kind about an attempt, once it has arrived.
 
         Raises AssertionError after `slack_s` seconds, and at once if the attempt was refused, or ended before it
@@ -134,12 +134,12 @@ class Bench:
             report: Report = await until(found, self.slack_s)
             assert report.kind == kind, f"{kind} of {name} cannot come: {report.kind} {report.code}, {report.detail!r}"
             return report
-        return await self.leader.heard(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
+        return await self.leader.await_report(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
     async def ended(self, name: AttemptName) -> Report:
         """Return the report `exited` of an attempt, once its devices are freed as well. Raises as `heard` does."""
-        exited = await self.heard("exited", name)
-        await self.heard("freed", name)
+        exited = await self.await_report("exited", name)
+        await self.await_report("freed", name)
         return exited
 
     async def run_command(self, name: AttemptName, argv: list[str], given: bytes) -> Ran:

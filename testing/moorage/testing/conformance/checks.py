@@ -79,38 +79,38 @@ class DriverChecks:
 
     def exits(self, code: int) -> Job:
         """Return a job that soon ends by itself with this code."""
-        raise self._unsaid("exits")
+        raise self._undefined("exits")
 
     def hangs(self) -> Job:
         """Return a job that runs until it is asked to end, and then ends."""
-        raise self._unsaid("hangs")
+        raise self._undefined("hangs")
 
     def ignores_the_end(self) -> Job:
         """Return a job that writes a line to its standard output once it is ready to ignore the request to end, and
         then runs on when it is asked to end.
         """
-        raise self._unsaid("ignores_the_end")
+        raise self._undefined("ignores_the_end")
 
     def prints(self, text: str) -> Job:
         """Return a job that writes this text to its standard output, and ends with code 0."""
-        raise self._unsaid("prints")
+        raise self._undefined("prints")
 
     def shows_environment(self) -> Job:
         """Return a job that writes its variables to its standard output as `env` does, and ends with code 0."""
-        raise self._unsaid("shows_environment")
+        raise self._undefined("shows_environment")
 
     def shows_folder(self) -> Job:
         """Return a job that writes a file into its start folder, and then the folder's path to its standard output.
 
         If every job sees the same path for its own folder, the job writes the folder's inode number instead.
         """
-        raise self._unsaid("shows_folder")
+        raise self._undefined("shows_folder")
 
     def has_children(self, path: Path) -> Job:
         """Return a job that leaves a process behind in its own session, writes that process's pid to `path`, and runs
         on.
         """
-        raise self._unsaid("has_children")
+        raise self._undefined("has_children")
 
     def child(self, path: Path) -> int:
         """Return the pid, on this host, of the process that a job of `has_children` leaves behind; 0 if it is not known
@@ -122,17 +122,17 @@ class DriverChecks:
         """Return a job that leaves a process behind as `has_children` does, one without variables, and soon after ends
         by itself with code 0.
         """
-        raise self._unsaid("leaves_behind")
+        raise self._undefined("leaves_behind")
 
     def saves(self, text: str) -> Job:
         """Return a job that writes a line to its standard output once it is ready for SIGUSR1, runs until it gets that
         signal, and then writes this text to its standard output and ends with code 0.
         """
-        raise self._unsaid("saves")
+        raise self._undefined("saves")
 
     def takes_memory(self, mib: int) -> Job:
         """Return a job that uses this much memory, and then ends with code 0."""
-        raise self._unsaid("takes_memory")
+        raise self._undefined("takes_memory")
 
     def command(self, variable: str, code: int) -> list[str]:
         """Return a command that is run in a job, where the driver can: it writes this variable of the job to its
@@ -210,7 +210,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name = bench.name()
             await self._place(bench, name, "hangs")
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             await bench.end(name, 10 * self.slack_s)
             await bench.end(name, 5 * self.slack_s)
             exited = await bench.ended(name)  # within its slack
@@ -225,7 +225,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name = bench.name()
             await self._place(bench, name, "ignores_the_end")
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             await self._text(bench, name)  # it is ready
             asked_s = time.monotonic()
             await bench.end(name, GRACE_S)
@@ -237,7 +237,7 @@ class DriverChecks:
             assert time.monotonic() - asked_s >= GRACE_S, "it was ended before its grace was over"
             if over.kind == "exited":
                 assert over.detail == "end"
-                await bench.heard("freed", name)
+                await bench.await_report("freed", name)
 
         self._run(check)
 
@@ -257,11 +257,11 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "child"
             await self._place(bench, name, "has_children", path)
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
             assert is_alive(pid)
             await bench.end(name, GRACE_S)
-            await bench.heard("exited", name)
+            await bench.await_report("exited", name)
             assert not is_alive(pid), "the job's end was reported, but a process that the job had started still runs"
 
         self._run(check)
@@ -272,7 +272,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name, path = bench.name(), bench.folder / "left"
             await self._place(bench, name, "leaves_behind", path)
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
             over = await until(
                 lambda: bench.seat.report("exited", name) or bench.seat.report("quarantined", name),
@@ -282,7 +282,7 @@ class DriverChecks:
             if over.kind == "exited":
                 assert not is_alive(pid), "the job's end was reported, but a process that it has left behind still runs"
                 assert (over.code, over.detail) == (0, "exit")
-                await bench.heard("freed", name)
+                await bench.await_report("freed", name)
 
         self._run(check)
 
@@ -292,7 +292,7 @@ class DriverChecks:
         async def check(bench: Bench) -> None:
             name = bench.name()
             await self._place(bench, name, "saves", WORDS, run={"checkpoint_signal": NOTICE_SIGNAL})
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             await self._text(bench, name)  # it is ready
             await bench.end(name, GRACE_S, 5 * self.slack_s)
             exited = await bench.ended(name)  # within its slack, so that its end was seen once it had saved its work
@@ -309,7 +309,7 @@ class DriverChecks:
             async with AgentProcess(type(self), bench.settings, bench.url, asks=True) as agent:
                 await bench.joined()
                 await self._place(bench, name, "has_children", path)
-                await bench.heard("started", name)
+                await bench.await_report("started", name)
                 pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
                 found = await agent.attempts_of([pid, os.getpid()], self.slack_s)
                 assert found == {pid: name}, "of the job's process and this one it knows others"
@@ -330,7 +330,7 @@ class DriverChecks:
                 if bench.can.fence == "none":
                     return
                 await (self._place(bench, name, "has_children", path) if sees else self._place(bench, name, "hangs"))
-                await bench.heard("started", name)
+                await bench.await_report("started", name)
                 pid = await until(lambda: self.child(path), self.slack_s, "its process") if sees else 0
                 await agent.kill()
             if sees:
@@ -359,7 +359,7 @@ class DriverChecks:
             async with AgentProcess(type(self), bench.settings, bench.url) as agent:
                 await bench.joined()
                 await self._place(bench, name, "hangs")
-                await bench.heard("started", name)
+                await bench.await_report("started", name)
                 await agent.kill()
             await bench.restartable()
             async with self.serve(bench.settings, bench.url):
@@ -387,7 +387,7 @@ class DriverChecks:
                 for name in names:
                     await self._place(bench, name, "hangs", slots=())
                 for name in names:
-                    await bench.heard("started", name)
+                    await bench.await_report("started", name)
                 await agent.kill()
             await bench.restartable()
             steps = bench.folder / "steps"
@@ -434,9 +434,9 @@ class DriverChecks:
             name, other = bench.name(), bench.name("other")
             for _ in range(2):
                 await self._place(bench, name, "hangs")
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             await self._place(bench, other, "hangs")  # on the GPU that the first one has
-            await bench.heard("refused", other)
+            await bench.await_report("refused", other)
             await bench.end(name, GRACE_S)
             await bench.ended(name)
             await self._place(bench, name, "hangs")
@@ -541,7 +541,7 @@ class DriverChecks:
                 return
             name = bench.name()
             await self._place(bench, name, "hangs", run={"env": {"SEED": "7"}})
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             ran = await bench.run_command(name, self.command("SEED", 3), WORDS.encode())
             assert (ran.end.code, ran.out, ran.err) == (3, "7\n", WORDS), ran.end
             assert "exited" not in bench.seat.kinds(name), "the job ended with the command that was run in it"
@@ -560,7 +560,7 @@ class DriverChecks:
                 return
             name, typed = bench.name(), "seen by who types it"
             await self._place(bench, name, "hangs", run={"stdin": "stream"})
-            await bench.heard("started", name)
+            await bench.await_report("started", name)
             holding = asyncio.create_task(bench.run_command(name, [], f"{typed}\n".encode()))
             try:
                 shown = "what its terminal shows"
@@ -583,7 +583,7 @@ class DriverChecks:
             name = bench.name("gang", 1)
             gang: Job = {"replicas": 2, "gpu": {"scheduling": "gang"}}
             await self._place(bench, name, "shows_environment", **gang, hold=True)
-            await bench.heard("claimed", name)
+            await bench.await_report("claimed", name)
             await bench.start_gang(name, "10.0.0.7", 29501, 2)
             await bench.ended(name)
             assert bench.seat.kinds(name) == ["claimed", "started", "exited", "freed"]
@@ -694,7 +694,7 @@ class DriverChecks:
         return str(await until(lambda: bench.leader.text(name), self.slack_s, f"the output of {name}"))
 
     @classmethod
-    def _unsaid(cls, kind: str) -> TypeError:
+    def _undefined(cls, kind: str) -> TypeError:
         return TypeError(f"{cls.__name__} must define {kind}, or name the checks that need it in `dashes`")
 
 

@@ -186,7 +186,7 @@ class ScriptedLeader:
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=self.seat(worker).is_json))
 
-    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 60) -> Report:
+    async def await_report(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 60) -> Report:
         seat = self.seat(worker)
         try:
             found = await until(lambda: seat.report(kind, name), deadline_s)

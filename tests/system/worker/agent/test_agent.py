@@ -107,7 +107,7 @@ async def test_a_placement_becomes_one_frame_of_reports(nats_url: str, unique: s
         await w.add()
         seat = await w.leader.joined("w1")
         await w.leader.want("w1", place(name_of(), body()))
-        await w.leader.heard("w1", "freed", name_of())
+        await w.leader.await_report("w1", "freed", name_of())
         assert [[report.kind for report in frame.reports] for frame in seat.frames] == [["ran", "freed"]]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
@@ -161,7 +161,7 @@ async def test_memory_that_was_in_use_after_an_end_is_looked_at_again_by_the_nex
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add(journal=journal)
         seat = await w.leader.joined("w1")
-        await w.leader.heard("w1", "freed", name_of())
+        await w.leader.await_report("w1", "freed", name_of())
         assert seat.joins[0].reports[0] == end, "the ledger has it already, unless a backup was restored"
         await until(lambda: not agent.pool.busy_slots(), what="both devices are in use again")
 
@@ -185,7 +185,7 @@ async def test_memory_that_is_counted_and_not_enforced_is_told_to_who_follows_th
             asking = body(resources={"memory_mib": 64})
             for job, request in (("asks-not", body(resources={"cpu_milli": 100})), ("asks", asking)):
                 await w.leader.want("w1", place(name_of(job), request, ()))
-                await w.leader.heard("w1", "freed", name_of(job))
+                await w.leader.await_report("w1", "freed", name_of(job))
             await until(lambda: told, what="the note about the second job, behind all about the first")
             notes = {at: msgspec.json.decode(data, type=Output).note for at, data in told if b"note" in data}
         finally:
@@ -209,9 +209,9 @@ async def test_a_check_that_fails_refuses_that_placement_and_ends_no_agent(
         await w.leader.want(
             "w1", place(name_of("odd"), body("hang")), place(name_of("good", fence=11), body("exit", "0"), (1,))
         )
-        refused = await w.leader.heard("w1", "refused", name_of("odd"))
+        refused = await w.leader.await_report("w1", "refused", name_of("odd"))
         assert refused.detail.startswith("not-here: the driver noop broke: IndexError: list index out of range (")
-        await w.leader.heard("w1", "freed", name_of("good", fence=11))
+        await w.leader.await_report("w1", "freed", name_of("good", fence=11))
 
 
 async def test_the_rules_by_tenant_are_told_with_the_join_and_never_in_public(
@@ -225,7 +225,7 @@ async def test_the_rules_by_tenant_are_told_with_the_join_and_never_in_public(
         assert b"acme" not in encode(seat.hellos[0])
         # the scheduler may not know, or lie: the worker looks by itself
         await w.leader.want("w1", place(name_of(), body()))
-        assert (await w.leader.heard("w1", "refused", name_of())).detail.startswith("not-permitted: ")
+        assert (await w.leader.await_report("w1", "refused", name_of())).detail.startswith("not-permitted: ")
 
 
 async def test_hello_and_load_are_public_json_and_name_no_job(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -252,13 +252,13 @@ async def test_a_busy_slot_is_refused_with_the_reason(nats_url: str, unique: str
         lease = agent.pool.try_claim()
         assert lease is not None
         await w.leader.want("w1", place(name_of(), body(), (0, 1)), place(name_of("b"), body(), (9,)))
-        assert (await w.leader.heard("w1", "refused", name_of())).detail == "leased 0"
-        assert (await w.leader.heard("w1", "refused", name_of("b"))).detail == "unknown-slot 9"
+        assert (await w.leader.await_report("w1", "refused", name_of())).detail == "leased 0"
+        assert (await w.leader.await_report("w1", "refused", name_of("b"))).detail == "unknown-slot 9"
         seat = w.leader.seat("w1")
         await until(lambda: seat.renewals[-1].busy == [0], what="a renewal that tells the local claim")
         lease.release()
         await w.leader.want("w1", place(name_of("c", fence=11), body(), (0, 1)))
-        await w.leader.heard("w1", "freed", name_of("c", fence=11))
+        await w.leader.await_report("w1", "freed", name_of("c", fence=11))
 
 
 async def test_the_leader_alone_is_told_which_tenants_jobs_run_as_one_user(
@@ -282,9 +282,9 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
         assert [device.modes for device in hello.gpu_pool] == [[], ["exclusive"], [], ["mps", "time-slice"]]
         assert agent.reporter.hello().gpu_pool == hello.gpu_pool
         await w.leader.want("w1", place(name_of("x"), body(), (1,), mode="mps"))
-        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-not-here 1"
+        assert (await w.leader.await_report("w1", "refused", name_of("x"))).detail == "mode-not-here 1"
         await w.leader.want("w1", place(name_of("y"), body(), (3,), mode="mps"))
-        await w.leader.heard("w1", "freed", name_of("y"))
+        await w.leader.await_report("w1", "freed", name_of("y"))
         with pytest.raises(Refused, match="slot_modes names position 4"):
             await w.add("w2", slot_modes={"4": "mps"})
 
@@ -304,7 +304,7 @@ async def test_a_frame_that_cannot_be_read_or_answers_nothing_that_was_asked_end
         await until(lambda: sum(agent.dropped.values()) == 5, what="all dropped")
         assert agent.dropped == {"answer-to-nothing": 3, "undecodable: invalid-argument": 2}
         await w.leader.want("w1", place(name_of(), body()))
-        await w.leader.heard("w1", "freed", name_of())
+        await w.leader.await_report("w1", "freed", name_of())
 
 
 async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
@@ -318,7 +318,7 @@ async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
         for number, worker in enumerate(workers):
             await w.leader.want(worker, place(name_of(f"{worker}-job", fence=number), body()))
         for number, worker in enumerate(workers):
-            await w.leader.heard(worker, "freed", name_of(f"{worker}-job", fence=number))
+            await w.leader.await_report(worker, "freed", name_of(f"{worker}-job", fence=number))
         for agent in agents:
             agent.leave()
         await until(lambda: all(w.leader.seat(worker).said_goodbye for worker in workers), what="50 goodbyes")
@@ -331,10 +331,10 @@ async def test_it_carries_on_after_the_server_was_restarted(
         await w.add()
         seat = await w.leader.joined("w1")
         await w.leader.want("w1", place(name_of(), body("sleep", "0.5")))
-        await w.leader.heard("w1", "started", name_of())
+        await w.leader.await_report("w1", "started", name_of())
         await mortal_server.stop()
         await mortal_server.start()
-        await w.leader.heard("w1", "freed", name_of(), 60)
+        await w.leader.await_report("w1", "freed", name_of(), 60)
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
 
 
@@ -346,7 +346,7 @@ async def test_the_noop_drivers_words(nats_url: str, unique: str, tmp_path: Path
         for number, (argv, code) in enumerate(words.items()):
             name = name_of(str(number))
             await w.leader.want("w1", place(name, body(*argv), (number,)))
-            exited = await w.leader.heard("w1", "exited", name)
+            exited = await w.leader.await_report("w1", "exited", name)
             assert (exited.code, exited.detail) == (code, "exit")
 
 
@@ -378,11 +378,11 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         timed = msgspec.json.encode({"gpu": {}, "run": {"driver": "noop", "argv": ["hang"], "timeout_s": 0.01}})
         await w.leader.want("w1", place(name_of("t"), timed), place(name_of("f"), body("fail", "no such file"), (1,)))
         await w.leader.want("w1", place(name_of("u"), body("dance"), (2,)))
-        assert (await w.leader.heard("w1", "exited", name_of("t"))).detail == "timeout"
-        assert (await w.leader.heard("w1", "exited", name_of("f"))).code == 127
-        refused = await w.leader.heard("w1", "refused", name_of("u"))
+        assert (await w.leader.await_report("w1", "exited", name_of("t"))).detail == "timeout"
+        assert (await w.leader.await_report("w1", "exited", name_of("f"))).code == 127
+        refused = await w.leader.await_report("w1", "refused", name_of("u"))
         assert refused.detail == "cannot-run: the driver noop does not know this argv"
-        await w.leader.heard("w1", "freed", name_of("f"))
+        await w.leader.await_report("w1", "freed", name_of("f"))
         assert "started" not in seat.kinds(name_of("f"))
 
 
@@ -400,7 +400,7 @@ async def test_what_a_request_says_to_its_driver_is_checked_by_the_worker(
         slots = {"typo": (0,), "shape": (0, 1), "gpus": (0,)}
         for name, request in asked.items():
             await w.leader.want("w1", place(name_of(name), request, slots[name]))
-        told = {name: (await w.leader.heard("w1", "refused", name_of(name))).detail for name in asked}
+        told = {name: (await w.leader.await_report("w1", "refused", name_of(name))).detail for name in asked}
         assert told == {
             "typo": "cannot-run: the driver noop reads no driver_config.noop.typo"
             " (it reads: gpu_device_ids, cdi_devices, device_ids)",
@@ -435,7 +435,7 @@ async def test_fact_12_the_block_of_the_jobs_driver_alone_reaches_it(
         }
         for name, fields in both.items():
             await w.leader.want("w1", place(name_of(name), body(**fields), (1,)))
-            await w.leader.heard("w1", "freed", name_of(name))
+            await w.leader.await_report("w1", "freed", name_of(name))
         for assignment in driver.got:
             assert assignment.config.device_ids == ["1"]
             assert assignment.request.driver_config == {"noop": {"device_ids": ["1"]}}

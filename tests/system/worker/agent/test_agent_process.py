@@ -127,9 +127,9 @@ async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: s
         name = name_of()
         request = body("env; echo problem >&2; exit 3", run={"env": {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0"}})
         await leader.want("w1", place(name, request, (1, 3), traceparent="00-abc-def-01"))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (3, "exit")
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "freed"]
         await until(lambda: any(frame.get("end") for _, frame in leader.output), what="the end of the output")
         found = dict(line.split("=", 1) for line in leader.text(name).splitlines() if "=" in line)
@@ -149,10 +149,10 @@ async def test_a_gangs_rank_gets_its_place_from_start(nats_url: str, unique: str
         name = name_of(replica=1)
         script = "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $LOCAL_RANK"
         await leader.want("w1", place(name, body(script, replicas=2), hold=True))
-        await leader.heard("w1", "claimed", name)
+        await leader.await_report("w1", "claimed", name)
         assert not leader.text(name)
         await leader.want("w1", Start(*name, "10.0.0.7", 29501, 2))
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         await until(lambda: leader.text(name) == "1 2 10.0.0.7 29501 0\n", what="the rank's words")
 
 
@@ -192,12 +192,12 @@ async def test_what_a_host_lacks_is_refused_and_what_the_request_lacks_fails(
     """A secret, a user, a folder or a program that one host lacks failed the job, though another host had it."""
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         await leader.want("w1", place(name_of(), body("", run=run)))
-        refused = await leader.heard("w1", "refused", name_of())
+        refused = await leader.await_report("w1", "refused", name_of())
         assert (refused.code, refused.detail[: len(why)]) == (code, why)
         assert leader.seat("w1").kinds(name_of())[-1] == "refused"
         assert "started" not in leader.seat("w1").kinds(name_of())
         await leader.want("w1", place(name_of("b", fence=99), body("true")))
-        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0, "its GPU is free"
+        assert (await leader.await_report("w1", "exited", name_of("b", fence=99))).code == 0, "its GPU is free"
 
 
 async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str, unique: str) -> None:
@@ -206,10 +206,10 @@ async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str,
         for fence, user in enumerate(users, 10):
             name = name_of(f"u{fence}", fence=fence)
             await leader.want("w1", place(name, body("true", run={"user": user})))
-            refused = await leader.heard("w1", "refused", name)
+            refused = await leader.await_report("w1", "refused", name)
             assert (refused.code, refused.detail.split(":")[0]) == (126, "not-here")
         await leader.want("w1", place(name_of("b", fence=99), body("true")))
-        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0
+        assert (await leader.await_report("w1", "exited", name_of("b", fence=99))).code == 0
 
 
 @pytest.mark.slow
@@ -225,12 +225,12 @@ async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
         async with agent_process(state, nats_url, unique):
             await leader.joined("w1")
             await leader.want("w1", place(name, body(script, run=run)))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
             await pid_of(up)
         async with agent_process(state, nats_url, unique):
             await leader.joined("w1", 2)
             await until(saved.exists, what="told to save itself")
-            exited = await leader.heard("w1", "exited", name)
+            exited = await leader.await_report("w1", "exited", name)
     assert exited.detail == "timeout"
     assert saved.read_text() == "saved\n"
 
@@ -243,7 +243,7 @@ async def test_a_jobs_deadline_is_a_time_to_save_itself_too(nats_url: str, uniqu
         name = name_of()
         placed = msgspec.structs.replace(place(name, body(script, run=run, deadline_s=3600)), ends_in_s=599.0)
         await leader.want("w1", placed)
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
     assert (exited.code, exited.detail, saved.read_text()) == (0, "exit", "saved\n")
 
 
@@ -258,18 +258,18 @@ async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, uniq
         assert isinstance(inventory, SimulatedInventory)
         inventory.keep_memory(1, 5000)
         await leader.want("w1", place(name, body("true"), (0, 1)))
-        assert (await leader.heard("w1", "quarantined", name)).detail == "1"
+        assert (await leader.await_report("w1", "quarantined", name)).detail == "1"
         assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "quarantined"]
         await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
-        await leader.heard("w1", "freed", name_of("b", fence=11))
+        await leader.await_report("w1", "freed", name_of("b", fence=11))
         await leader.want("w1", place(name_of("c", fence=12), body("true"), (1,)))
-        assert (await leader.heard("w1", "refused", name_of("c", fence=12))).detail == "quarantined 1"
+        assert (await leader.await_report("w1", "refused", name_of("c", fence=12))).detail == "quarantined 1"
         seat = leader.seat("w1")
         await until(lambda: seat.loads[-1].gpu_pool[1].health == "quarantined", what="a load that shows it")
         inventory.set_reading(1, None)
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         await leader.want("w1", place(name_of("d", fence=13), body("true"), (1,)))
-        await leader.heard("w1", "freed", name_of("d", fence=13))
+        await leader.await_report("w1", "freed", name_of("d", fence=13))
 
 
 async def test_a_job_in_quarantine_takes_no_gpu_of_another_job_at_a_restart(nats_url: str, unique: str) -> None:
@@ -283,16 +283,16 @@ async def test_a_job_in_quarantine_takes_no_gpu_of_another_job_at_a_restart(nats
             assert isinstance(inventory, SimulatedInventory)
             inventory.keep_memory(1, 5000)
             await leader.want("w1", place(ended, body("true"), (0, 1)))
-            await leader.heard("w1", "quarantined", ended)
+            await leader.await_report("w1", "quarantined", ended)
             await leader.want("w1", place(runs, body("exec sleep 600"), (0,)))
-            await leader.heard("w1", "started", runs)
+            await leader.await_report("w1", "started", runs)
         finally:
             await first.stop()
         second = await start(settings, nats_url)  # its simulated GPUs keep no memory
         try:
-            await leader.heard("w1", "freed", ended)
+            await leader.await_report("w1", "freed", ended)
             await leader.want("w1", place(name_of("c", fence=12), body("true"), (0,)))
-            assert (await leader.heard("w1", "refused", name_of("c", fence=12))).detail == "leased 0"
+            assert (await leader.await_report("w1", "refused", name_of("c", fence=12))).detail == "leased 0"
             assert set(leader.seat("w1").kinds(runs)) == {"claimed", "started"}
         finally:
             await second.stop()
@@ -306,7 +306,7 @@ async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str,
         running = await start(settings_of(state, unique), nats_url)
         await leader.joined("w1")
         await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         pid, boot = await pid_of(path), leader.seat("w1").joins[-1].boot
         supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
         await running.stop()
@@ -322,11 +322,11 @@ async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str,
         try:
             seat = await leader.joined("w1", joins=2)
             assert seat.joins[-1].boot != boot
-            exited = await leader.heard("w1", "exited", name)
+            exited = await leader.await_report("w1", "exited", name)
             assert (exited.code, exited.detail) == (-9, "lost")
-            await leader.heard("w1", "freed", name)
+            await leader.await_report("w1", "freed", name)
             await leader.want("w1", place(name_of("b", fence=11), body("true")))
-            await leader.heard("w1", "freed", name_of("b", fence=11))
+            await leader.await_report("w1", "freed", name_of("b", fence=11))
         finally:
             await again.stop()
 
@@ -346,7 +346,7 @@ async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_go
         await leader.joined("w1", 2)
         name, path = name_of(), tmp_path / "pid"
         await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         pid = await pid_of(path)
         await again.stop()
         last = await until(lambda: seat.renewals[-1].down and seat.renewals[-1], what="word that it starts nothing")
@@ -394,7 +394,7 @@ async def test_a_worker_that_leaves_for_good_ends_all_soon_after_the_second_sign
             seat = await leader.joined("w1")
             name = name_of()
             await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 600.0}), (0,)))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
             process.terminate()
             await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
             assert "exited" not in seat.kinds(name)
@@ -404,7 +404,7 @@ async def test_a_worker_that_leaves_for_good_ends_all_soon_after_the_second_sign
         told = (tmp_path / "log").read_text()
         assert "w1 leaves for good within 3600 s: it holds 1 attempt" in told
         assert "told to end again: all that is left ends within 2 s" in told
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert exited.detail == "fence", "no leader has asked for it, so it is a loss, not its own failure"
         assert seat.kinds(name)[-2:] == ["exited", "freed"]
         assert seat.said_goodbye
@@ -423,11 +423,11 @@ async def test_a_worker_that_leaves_for_good_waits_for_the_grace_of_what_it_ends
             seat = await leader.joined("w1")
             name = name_of()
             await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 8.0}), (0,)))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
             process.terminate()
             assert await process.wait() == 0, (tmp_path / "log").read_text()
         assert path.read_text() == "asked\n"
-        assert (await leader.heard("w1", "exited", name)).code == -9, "at the end of its grace"
+        assert (await leader.await_report("w1", "exited", name)).code == -9, "at the end of its grace"
         assert seat.said_goodbye
     with systemd:
         said = iter(lambda: systemd.recv(200).decode(), "STOPPING=1")
@@ -446,7 +446,7 @@ async def test_a_worker_that_is_told_to_leave_for_good_as_it_starts_ends_the_job
         async with agent_process(state, nats_url, unique):
             await leader.joined("w1")
             await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 2.0})))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
         stop = asyncio.Event()
         stop.set()
         if server == "answers":
@@ -459,7 +459,7 @@ async def test_a_worker_that_is_told_to_leave_for_good_as_it_starts_ends_the_job
             await leader.joined("w1", joins=2)
             await again.stop()
         assert path.read_text() == "asked\n", "it had its grace"
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (-9, "fence")
 
 
@@ -467,17 +467,17 @@ async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name, path = name_of(), tmp_path / "pid"
         await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         pid, boot = await pid_of(path), agent.boot
         supervised = await Supervised.connect(agent.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
         supervised.kill()
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (-9, "lost")
         assert not is_alive(pid)
         seat = await leader.joined("w1", joins=2)
         assert seat.joins[1].boot == agent.boot != boot
         await leader.want("w1", place(name_of("b", fence=11), body("true")))
-        await leader.heard("w1", "freed", name_of("b", fence=11))
+        await leader.await_report("w1", "freed", name_of("b", fence=11))
 
 
 @pytest.mark.slow
@@ -496,8 +496,8 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
                 place(held, body("true", replicas=2), (2,), hold=True),
             )
             for name in (lives, ends):
-                await leader.heard("w1", "started", name)
-            await leader.heard("w1", "claimed", held)
+                await leader.await_report("w1", "started", name)
+            await leader.await_report("w1", "claimed", held)
             pid = await pid_of(tmp_path / "pid")
             agent.kill()
             await agent.wait()
@@ -506,15 +506,15 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             seat = await leader.joined("w1", joins=2)
             assert {h.job: h.phase for h in seat.joins[1].holding}["lives"] == "running"
             assert {h.job: h.phase for h in seat.joins[1].holding}["held"] == "claimed"
-            assert (await leader.heard("w1", "exited", ends)).code == 5
-            await leader.heard("w1", "freed", ends)
+            assert (await leader.await_report("w1", "exited", ends)).code == 5
+            await leader.await_report("w1", "freed", ends)
             await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
-            assert (await leader.heard("w1", "refused", name_of("b", fence=11))).detail == "leased 0"
+            assert (await leader.await_report("w1", "refused", name_of("b", fence=11))).detail == "leased 0"
             go.touch()
-            assert (await leader.heard("w1", "exited", lives)).code == 0
-            await leader.heard("w1", "freed", lives)
+            assert (await leader.await_report("w1", "exited", lives)).code == 0
+            await leader.await_report("w1", "freed", lives)
             await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
-            await leader.heard("w1", "freed", held)
+            await leader.await_report("w1", "freed", held)
             kinds = seat.kinds(
                 lives
             )  # an adopted attempt's first reports are said again: they may have died unjournalled
@@ -530,7 +530,7 @@ async def test_a_request_is_written_down_once(nats_url: str, unique: str, tmp_pa
         for job, script in (("runs", f"echo $$ > {tmp_path}/pid; : {word}; exec sleep 600"), ("ends", f": {word}")):
             name = name_of(job, fence=10 + len(job))
             await leader.want("w1", place(name, body(script), ()))
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         await pid_of(tmp_path / "pid")
         files = [each for each in agent.settings.state_dir.rglob("*") if each.is_file()]
         assert [each.name for each in files if word.encode() in each.read_bytes()] == ["w1.journal"]
@@ -575,13 +575,13 @@ async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(
             place(keep, body(f"echo $$ > {tmp_path}/keep; exec sleep 600", on_partition="keep"), (1,)),
         )
         killed, kept = await pid_of(tmp_path / "kill"), await pid_of(tmp_path / "keep")
-        await leader.heard("w1", "started", keep)
+        await leader.await_report("w1", "started", keep)
         agent.send_signal(signal.SIGSTOP)
         await until(lambda: not is_alive(killed), what="the job ended while its agent was stopped")
         assert is_alive(kept)
         agent.send_signal(signal.SIGCONT)
         seat = await leader.joined("w1", joins=2)
-        assert (await leader.heard("w1", "exited", kill)).detail == "fence"
+        assert (await leader.await_report("w1", "exited", kill)).detail == "fence"
         assert [(h.job, h.phase) for h in seat.joins[-1].holding if h.job == "keep"] == [("keep", "running")]
         await leader.want("w1", End(*keep, "cancelled", 0))
-        await leader.heard("w1", "freed", keep)
+        await leader.await_report("w1", "freed", keep)

@@ -59,7 +59,7 @@ async def test_what_runs_keeps_its_devices_whatever_the_pool_may_lend_now(
             await leader.joined("w1")
             mode = "mps" if "sharers_max" in change else "exclusive"
             await leader.want("w1", place(name, sleeper(tmp_path / "pid"), (2, 3), mode=mode))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
         async with running(msgspec.structs.replace(settings, **change), nats_url) as agent:
             await leader.joined("w1", joins=2)
             assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 1, 1]
@@ -70,7 +70,7 @@ async def test_what_runs_keeps_its_devices_whatever_the_pool_may_lend_now(
             with pytest.raises(asyncio.CancelledError):
                 await claiming
             await leader.want("w1", End(*name, "cancelled", 0))
-            await leader.heard("w1", "freed", name)
+            await leader.await_report("w1", "freed", name)
             assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 0, 0]
             agent.pool.validate()
 
@@ -100,7 +100,7 @@ async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_other
                 place(stays, sleeper(tmp_path / "stays"), (0,)),
                 place(held, body("true", replicas=2), (2,), hold=True),
             )
-            await leader.heard("w1", "claimed", held)
+            await leader.await_report("w1", "claimed", held)
             pids = [await pid_of(tmp_path / "gone"), await pid_of(tmp_path / "stays")]
         alive_at_join: list[list[bool]] = []
         leader.on_join = lambda join: alive_at_join.append([is_alive(pid) for pid in pids])
@@ -108,7 +108,7 @@ async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_other
             seat = await leader.joined("w1", joins=2)
             assert alive_at_join == [[False, True]]
             assert [each.job for each in seat.joins[-1].holding] == ["stays"]
-            exited = await leader.heard("w1", "exited", gone)
+            exited = await leader.await_report("w1", "exited", gone)
             assert (exited.code, exited.detail) == (-9, "lost")
             assert seat.kinds(gone)[-2:] == ["exited", "freed"]
             assert seat.kinds(held)[-1] == "withdrawn"
@@ -145,7 +145,7 @@ async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_t
             assert not any(map(is_alive, pids))
             assert agent.pool.busy_slots() == [1], "of sharers nothing is awaited but their end"
             await leader.want("w1", place(early, body("true"), (1,)))
-            assert (await leader.heard("w1", "refused", early)).detail.startswith("quarantined")
+            assert (await leader.await_report("w1", "refused", early)).detail.startswith("quarantined")
         async with running(msgspec.structs.replace(settings, simulate="1xH100"), nats_url):
             await leader.joined("w1", joins=3)
         async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url) as agent:
@@ -154,7 +154,7 @@ async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_t
             kept.clear()
             await until(lambda: not agent.pool.busy_slots(), what="the device is in use again")
             await leader.want("w1", place(late, body("true"), (1,)))
-            await leader.heard("w1", "freed", late)
+            await leader.await_report("w1", "freed", late)
             assert seat.kinds(late)[0] == "claimed"
 
 
@@ -189,7 +189,7 @@ async def test_a_job_whose_request_cannot_be_read_ends_before_the_join_and_its_d
             assert alive_at_join == [reads]
             assert [each.job for each in seat.joins[-1].holding] == ["a"] * reads
             if not reads:
-                await leader.heard("w1", "freed", name)
+                await leader.await_report("w1", "freed", name)
                 assert seat.kinds(name)[-2:] == ["exited", "freed"]
                 assert agent.pool.busy_slots() == [1]
                 kept.clear()
@@ -242,7 +242,7 @@ async def test_a_look_at_the_devices_that_breaks_is_no_look_and_not_the_last(
 
         monkeypatch.setattr(agent.inventory, "memory_is_free", breaks)
         await leader.want("w1", place(name, body("exit 0"), (1,)))
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "quarantined", "freed"]
         assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 0, 0]
         agent.pool.validate()

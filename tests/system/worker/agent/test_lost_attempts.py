@@ -123,7 +123,7 @@ async def test_a_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: str
 async def test_an_audit_is_told_of_a_attempt_of_which_nothing_runs(nats_url: str) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name, subject = await place(bench, EXITS), bench.leader.subjects.worker(WORKER, "looked")
-        await bench.heard("started", name)
+        await bench.await_report("started", name)
         looked = await bench.leader.nc.subscribe(subject)
         frame = None
         while frame is None or not frame.findings:  # the supervisor may see the end a moment later

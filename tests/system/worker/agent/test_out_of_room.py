@@ -118,7 +118,7 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
                     name = name_of(fence=fence)
                     await leader.want("w1", place(name, body("exit 0"), (1,)))
                     await until(lambda name=name: {"freed", "refused"} & set(seat.kinds(name)), what="its end")
-                refused = await leader.heard("w1", "refused", name)
+                refused = await leader.await_report("w1", "refused", name)
                 assert "No space left on device" in refused.detail
                 assert seat.kinds(name) == ["claimed", "refused"]
                 # and one that the agent has not told when it dies: its supervisor tells it again
@@ -134,11 +134,11 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
             leader.mute = set()
             async with agent_process(state, nats_url, unique):
                 await leader.joined("w1", joins=2)
-                await leader.heard("w1", "refused", untold)
+                await leader.await_report("w1", "refused", untold)
                 assert seat.report("exited", untold) is None
                 last = name_of(fence=fence + 2)
                 await leader.want("w1", place(last, body("exit 0"), (1,)))
-                assert (await leader.heard("w1", "exited", last)).code == 0
+                assert (await leader.await_report("w1", "exited", last)).code == 0
         finally:
             supervised = await Supervised.connect(room)
             await supervised.shutdown(0.0)
@@ -164,16 +164,16 @@ async def test_a_full_disk_closes_a_worker_and_its_jobs_run_on(nats_url: str, un
         await leader.want("w1", place(stays, body("exec sleep 600"), (0,)))
         await leader.want("w1", place(ends, body(f"while [ ! -e {go} ]; do sleep 0.1; done"), (1,)))
         for name in (stays, ends):
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
         filler = fill_to_the_journal(disk, state / "workers" / "w1.journal")
         down = await until(lambda: seat.renewals[-1].down, what="it says that its disk is full")
         assert {each.driver for each in down} == {"process"}
         assert down[0].why.startswith(f"disk-full: no room on the disk of {state}")
         late = name_of(job="late", fence=12)
         await leader.want("w1", place(late, body("exit 0"), (2,)))  # sent before the leader knew
-        assert (await leader.heard("w1", "refused", late)).detail == down[0].why
+        assert (await leader.await_report("w1", "refused", late)).detail == down[0].why
         go.touch()
-        assert (await leader.heard("w1", "exited", ends)).code == 0
+        assert (await leader.await_report("w1", "exited", ends)).code == 0
         assert (state / RESERVE_NAME).stat().st_size == 0, "what it told stands in the journal"
         renewals = len(seat.renewals)
         await until(lambda: len(seat.renewals) > renewals + 3, what="it renews")
@@ -183,7 +183,7 @@ async def test_a_full_disk_closes_a_worker_and_its_jobs_run_on(nats_url: str, un
         assert (state / RESERVE_NAME).stat().st_size == PIECE_BYTES
         again = name_of(job="again", fence=13)
         await leader.want("w1", place(again, body("exit 0"), (2,)))
-        assert (await leader.heard("w1", "exited", again)).code == 0
+        assert (await leader.await_report("w1", "exited", again)).code == 0
         assert seat.kinds(stays) == ["claimed", "started"]
 
 
@@ -198,7 +198,7 @@ async def test_without_a_reserve_reports_wait_for_room_and_nothing_is_started(
     ):
         go, name = disk.parent / "go", name_of()
         await leader.want("w1", place(name, body(f"while [ ! -e {go} ]; do sleep 0.1; done"), (0,)))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         filler = fill_to_the_journal(disk, state / "workers" / "w1.journal")
         await until(lambda: seat.renewals[-1].down, what="it says that its disk is full")
         late = name_of(job="late", fence=12)
@@ -211,8 +211,8 @@ async def test_without_a_reserve_reports_wait_for_room_and_nothing_is_started(
         assert seat.kinds(name) == ["claimed", "started"], "its end stands in no journal"
         assert seat.kinds(late) == []
         filler.unlink()
-        assert (await leader.heard("w1", "exited", name)).code == 0
-        assert "disk-full" in (await leader.heard("w1", "refused", late)).detail
+        assert (await leader.await_report("w1", "exited", name)).code == 0
+        assert "disk-full" in (await leader.await_report("w1", "refused", late)).detail
         await until(lambda: not seat.renewals[-1].down, what="it opens by itself")
 
 
@@ -223,7 +223,7 @@ async def test_an_agent_that_starts_on_a_full_disk_takes_its_jobs_over(nats_url:
         name = name_of()
         async with running(settings, nats_url, leader) as seat:
             await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
         filler = fill(disk)
         async with running(settings, nats_url, leader, joins=2) as seat:
             assert [each.job for each in seat.joins[-1].holding] == [name[1]]

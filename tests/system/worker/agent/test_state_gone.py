@@ -42,7 +42,7 @@ async def test_a_worker_whose_state_folder_is_removed_says_so_and_starts_nothing
         ]
         name = name_of()
         await leader.want("w1", place(name, body("true"), (0,)))
-        assert (await leader.heard("w1", "refused", name)).detail == STATE_GONE
+        assert (await leader.await_report("w1", "refused", name)).detail == STATE_GONE
         assert len([line for line in caplog.messages if "state-gone" in line]) == 1
         await worker.stop()
         assert seat.said_goodbye, "the next agent of this id need not wait for the lease"
@@ -71,7 +71,7 @@ async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(
         seat = await leader.joined("w1")
         name = name_of()
         await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         shutil.rmtree(state / WORKERS_FOLDER)
         await worker.stop()
         assert seat.said_goodbye
@@ -86,7 +86,7 @@ async def test_a_worker_that_ends_its_jobs_with_itself_lets_attempts_of_services
         seat = await leader.joined("w1")
         name = name_of()
         await leader.want("w1", place(name, body("exec sleep 600", service={"name": "embed"}), (0,)))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         shutil.rmtree(state / WORKERS_FOLDER)
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")

@@ -30,10 +30,10 @@ async def test_stopped_processes_of_a_job_are_told_with_the_renewals(
         await look(running.agents)
         monkeypatch.undo()
         await leader.want("w1", place(name, body("sleep 100 & kill -STOP $! $$")))
-        await leader.heard("w1", "started", name)
+        await leader.await_report("w1", "started", name)
         assert await until(told, what="they are told") == [Stopped(*name, 2)]
         await leader.want("w1", End(*name, "cancelled", 0.1))
-        await leader.heard("w1", "exited", name)
+        await leader.await_report("w1", "exited", name)
         await look(running.agents)
         count = len(seat.renewals)
         await until(lambda: len(seat.renewals) > count + 1, what="a renewal after that")

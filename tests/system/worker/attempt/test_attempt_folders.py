@@ -52,7 +52,7 @@ async def test_a_job_starts_in_a_folder_of_its_own_which_goes_with_it(nats_url: 
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name = name_of()
         await leader.want("w1", placed(name, script))
-        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert (await leader.await_report("w1", "exited", name)).code == 0
         root = agent.settings.state_dir / FOLDERS / "w1"
         folder = root / "acme.a.0.1.10"
         await until(lambda: leader.text(name) == f"{folder}\n{folder}\n700\n", what="where it ran")
@@ -79,8 +79,8 @@ async def test_a_cwd_is_absolute_or_below_the_folder(nats_url: str, unique: str,
         absolute, relative = name_of(), name_of("b", fence=11)
         await leader.want("w1", placed(absolute, 'pwd; echo "$HOME"', cwd=str(tmp_path)))
         await leader.want("w1", msgspec.structs.replace(placed(relative, "true", cwd="src"), slots=[1]))
-        assert (await leader.heard("w1", "exited", absolute)).code == 0
-        failed = await leader.heard("w1", "refused", relative)
+        assert (await leader.await_report("w1", "exited", absolute)).code == 0
+        failed = await leader.await_report("w1", "refused", relative)
         assert failed.code == 126
         assert failed.detail.startswith("cannot-run: no folder ")  # nothing was brought there, nor would be elsewhere
         folder = agent.settings.state_dir / FOLDERS / "w1" / "acme.a.0.1.10"
@@ -93,7 +93,7 @@ async def test_the_folder_belongs_to_the_jobs_user_and_no_other_user_sees_it(nat
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name = name_of()
         await leader.want("w1", placed(name, script, user=OTHER_USER))
-        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert (await leader.await_report("w1", "exited", name)).code == 0
         await until(lambda: leader.text(name) == f"{OTHER_USER} 700\nunseen\n", what="whose it is")
         assert (agent.settings.state_dir / FOLDERS / "w1" / "acme.a.0.1.10" / "file").read_text() == "kept\n"
 
@@ -126,14 +126,14 @@ async def test_an_attempt_whose_folder_takes_too_much_is_ended(
     ):
         name, other = name_of(), name_of("b", fence=11)
         await leader.want("w1", placed(name, script), msgspec.structs.replace(placed(other, small), slots=[1]))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         # also where it ended well by itself when it was asked to: what it was to write is not whole
         # the size is that of a look, which may come while it still writes
         assert re.fullmatch(f"{DISK}: its folder takes [12] MiB, folder_bytes is 1 MiB", exited.detail)
         assert exited.code == 0
         root = agent.settings.state_dir / FOLDERS / "w1"
         (root / "go").touch()
-        assert (await leader.heard("w1", "exited", other)).detail == "exit"
+        assert (await leader.await_report("w1", "exited", other)).detail == "exit"
         (root / "go").unlink()
         await until(lambda: not list(root.iterdir()), what="no folder left")
 

@@ -273,12 +273,12 @@ async def test_a_job_finds_its_files_in_its_folder_before_it_starts(nats_url: st
         request = placed(name, "", argv=["sh", "train"], cwd="src", files=address, **user)
         other = msgspec.structs.replace(placed(plain, "echo alone; ls"), slots=[1])
         await leader.want("w1", request, other)
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (0, "exit"), leader.text(name, "err")
         uid = OTHER_USER if user else str(os.geteuid())
         await until(lambda: leader.text(name) == f"trained\n{uid}\n", what="its words")
         await until(lambda: leader.text(plain) == "alone\n", what="the other's words")
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "freed"]
 
 
@@ -286,10 +286,10 @@ async def test_missing_files_fail_the_job_with_the_reason_and_leave_no_folder(na
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name = name_of()
         await leader.want("w1", placed(name, "true", files="0" * 64))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert exited.code == 126
         assert exited.detail.startswith("start-failed: files: they are not, or no longer, in the tenant's bucket")
-        await leader.heard("w1", "freed", name)
+        await leader.await_report("w1", "freed", name)
         folders = agent.settings.state_dir / FOLDERS / "w1"
         await until(lambda: list(folders.iterdir()) == [], what="no folder is left")
 
@@ -305,7 +305,7 @@ async def test_a_job_that_is_ended_while_its_files_come_never_starts(
         await leader.want("w1", placed(name, "true", files="0" * 64))
         await asyncio.wait_for(reached.wait(), 60)
         await leader.want("w1", End(*name, why="cancelling"))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (-15, "end")
         assert "started" not in leader.seat("w1").kinds(name)
         folders = agent.settings.state_dir / FOLDERS / "w1"

@@ -37,7 +37,7 @@ async def test_a_replica_gets_the_item_of_its_number(
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         name = name_of(replica=1)
         await leader.want("w1", placed(name, "", argv=[*SAY, *words], items=items))
-        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert (await leader.await_report("w1", "exited", name)).code == 0
         await until(lambda: leader.text(name) == says, what="its item")
 
 
@@ -51,7 +51,7 @@ async def test_items_of_a_file_come_with_the_jobs_files(nats_url: str, unique: s
         names = [name_of(replica=number, fence=10 + number) for number in range(4)]
         run = {"argv": [*SAY, "{lr}", "{seed}"], "files": address, "items": {"file": "sweeps/a", "format": "csv"}}
         await leader.want("w1", *(_on(slot, placed(name, "", **run)) for slot, name in enumerate(names)))
-        ends = [await leader.heard("w1", "exited", name) for name in names]
+        ends = [await leader.await_report("w1", "exited", name) for name in names]
         await until(
             lambda: leader.text(names[1]) == '0.2 2 2 1: {"lr":"0.2","seed":"2"}\n', what="the item of the second"
         )
@@ -72,8 +72,8 @@ async def test_a_column_that_an_item_has_not_fails_its_replica_alone(nats_url: s
         run = {"argv": ["echo", "{lr}"], "items": [{"lr": 1}, {"seed": 1}]}  # a scheduler would not have accepted it
         good, bad = name_of(), name_of(replica=1, fence=11)
         await leader.want("w1", placed(good, "", **run), _on(1, placed(bad, "", **run)))
-        assert (await leader.heard("w1", "exited", good)).code == 0
-        exited = await leader.heard("w1", "exited", bad)
+        assert (await leader.await_report("w1", "exited", good)).code == 0
+        exited = await leader.await_report("w1", "exited", bad)
         assert exited.detail == (
             "start-failed: items: argv names {lr}, and its item has the columns seed: write {{lr} for braces"
         )
@@ -85,8 +85,8 @@ async def test_a_program_that_an_item_names_is_checked_with_the_item_in_it(nats_
         run = {"argv": ["/bin/{item}"], "items": ["true", "../usr/bin/true"]}
         good, bad = name_of(), name_of(replica=1, fence=11)
         await leader.want("w1", placed(good, "", **run), _on(1, placed(bad, "", **run)))
-        assert (await leader.heard("w1", "exited", good)).code == 0
-        refused = await leader.heard("w1", "refused", bad)
+        assert (await leader.await_report("w1", "exited", good)).code == 0
+        refused = await leader.await_report("w1", "refused", bad)
         assert "may not start /bin/../usr/bin/true on this worker" in refused.detail
 
 
@@ -100,7 +100,7 @@ async def test_a_job_that_is_ended_while_its_item_comes_never_starts(
         await asyncio.wait_for(reached.wait(), 60)
         assert await agent.lost.look() == []
         await leader.want("w1", End(*name, why="cancelling"))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (-15, "end")
         assert "started" not in leader.seat("w1").kinds(name)
 

@@ -64,7 +64,7 @@ async def test_what_matches_is_stored_before_the_end_is_told(
     ):
         name = name_of()
         await leader.want("w1", placed(name, SCRIPT.format(code), keep=["out/**", "*.log", "!out/deep/**"], **user))
-        assert (await leader.heard("w1", "exited", name)).code == code
+        assert (await leader.await_report("w1", "exited", name)).code == code
         assert await kept(store, "a.0.10", tmp_path) == {"out/a.txt": "a\n", "d.log": "d\n"}
         folder = agent.settings.state_dir / FOLDERS / "w1"
         await until(lambda: [path.name for path in folder.iterdir()] == ["acme.a.0.1.10"], what="the patterns gone")
@@ -79,7 +79,7 @@ async def test_patterns_that_match_nothing_are_named(nats_url: str, unique: str,
         name = name_of()
         patterns = ["out/**", "!out/x", "./log//a", "{a,b}", "[a", "./log/./b"]
         await leader.want("w1", placed(name, "mkdir log && touch log/a", keep=patterns))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (0, "exit")
         assert await kept(store, "a.0.10", tmp_path) == {"log/a": ""}
         info = await store.find("a.0.10")
@@ -95,7 +95,7 @@ async def test_that_nothing_matched_is_stored_too(nats_url: str, unique: str, tm
     ):
         name = name_of()
         await leader.want("w1", placed(name, "true", keep=["out/**"]))
-        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert (await leader.await_report("w1", "exited", name)).code == 0
         info = await store.find("a.0.10")
         assert info is not None
         assert len(_left_out(info, "")) == 1
@@ -122,7 +122,7 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
             if script.endswith("sleep 60"):
                 await until(written, what="it has begun")
                 await leader.want("w1", End(*name, why="preempted"))
-            await leader.heard("w1", "exited", name)
+            await leader.await_report("w1", "exited", name)
             await until(written, what="its output")
 
         async def checkpoints(look: str) -> dict[int, str]:
@@ -190,7 +190,7 @@ async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, t
         await leader.want("w1", placed(name, "echo saved > saved; echo kept; sleep 60", keep=["saved"], grace_s=5.0))
         await until(lambda: leader.text(name) == "kept\n", what="there is something to keep")
         await leader.want("w1", End(*name, why="cancelling"))
-        assert (await leader.heard("w1", "exited", name)).detail == "end"
+        assert (await leader.await_report("w1", "exited", name)).detail == "end"
         assert await kept(store, "a.0.10", tmp_path) == {"saved": "saved\n"}
 
 
@@ -203,13 +203,13 @@ async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader, files_bytes=1 << 20):
         large, late = name_of(), name_of("late", fence=11)
         await leader.want("w1", placed(large, "head -c 2000000 /dev/zero > big", keep=["big"]))
-        exited = await leader.heard("w1", "exited", large)
+        exited = await leader.await_report("w1", "exited", large)
         assert exited.code == 1
         assert exited.detail.startswith("not-stored: files: more than")
         monkeypatch.setattr(JobFiles, "keep", slow)
         monkeypatch.setattr(attempt_files, "STORE_S_MAX", 0.3)
         await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
-        exited = await leader.heard("w1", "exited", late)
+        exited = await leader.await_report("w1", "exited", late)
         assert (exited.code, exited.detail) == (1, "not-stored: files: not stored within 0.3 s")
 
 
@@ -222,7 +222,7 @@ async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
         await leader.want("w1", placed(name, "touch x", keep=["x"], grace_s=0.2))
         await asyncio.wait_for(reached.wait(), 60)
         await leader.want("w1", End(*name, why="cancelling"))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert (exited.code, exited.detail) == (1, "not-stored: files: the attempt had to end")
 
 
@@ -233,14 +233,14 @@ async def test_the_next_agent_stores_what_ended_without_one(nats_url: str, uniqu
             await leader.joined("w1")
             script = f"while [ ! -e {go} ]; do sleep 0.02; done; echo late > late"
             await leader.want("w1", placed(name, script, keep=["late"]))
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
             agent.send_signal(signal.SIGKILL)
             await agent.wait()
         go.touch()
         journal = state / SUPERVISOR_FOLDER / JOURNAL_NAME
         await until(lambda: all(left.ended for left in read_journal(journal).values()), what="its end in the journal")
         async with agent_process(state, nats_url, unique):
-            assert (await leader.heard("w1", "exited", name)).code == 0
+            assert (await leader.await_report("w1", "exited", name)).code == 0
             assert await kept(store, "a.0.10", tmp_path) == {"late": "late\n"}
 
 
@@ -401,7 +401,7 @@ async def test_a_user_hears_that_a_checkpoint_was_not_stored(nats_url: str, uniq
         name = name_of()
         large = "mkdir ck && head -c 2000000 /dev/zero > ck/big; exit 3"
         await leader.want("w1", placed(name, large, checkpoint="ck", grace_s=5.0))
-        exited = await leader.heard("w1", "exited", name)
+        exited = await leader.await_report("w1", "exited", name)
         assert exited.code == 3
         assert exited.detail.startswith("exit; checkpoint-not-stored: files: more than")
         assert reason_of(exited.detail) == "exit"

@@ -35,7 +35,7 @@ async def test_a_setup_runs_once_as_the_job_without_devices(nats_url: str, uniqu
             places = [placed(name, READ, setup=SETUP, **USER) for name in names]
             await leader.want("w1", *(msgspec.structs.replace(each, slots=[at]) for at, each in enumerate(places)))
             for at, name in enumerate(names):
-                assert (await leader.heard("w1", "exited", name)).code == 0
+                assert (await leader.await_report("w1", "exited", name)).code == 0
                 said = await until(lambda name=name: leader.text(name), what="what it saw")
                 devices, uid, when, own = said.splitlines()
                 assert (devices, uid, own) == (".", OTHER_USER if USER else str(os.geteuid()), str(at))
@@ -49,7 +49,7 @@ async def test_other_variables_have_a_setup_of_their_own(nats_url: str, unique: 
         for at, version in enumerate(("2.3", "2.4", "2.3")):
             name = name_of(f"v{at}", fence=10 + at)
             await leader.want("w1", placed(name, read, setup=setup, env={"VERSION": version}))
-            assert (await leader.heard("w1", "exited", name)).code == 0
+            assert (await leader.await_report("w1", "exited", name)).code == 0
             await until(lambda name=name: leader.text(name), what="what it saw")
             assert leader.text(name) == f"{version}\n"
         assert len(list((agent.settings.state_dir / SETUPS / "w1").glob("*.done"))) == 2
@@ -70,7 +70,7 @@ async def test_whose_fault_it_is(nats_url: str, unique: str, setup: str, code: i
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name, state = name_of(), agent.settings.state_dir
         await leader.want("w1", placed(name, "echo ran", setup=setup, setup_s=0.3 if "sleep" in setup else 60.0))
-        refused = await leader.heard("w1", "refused", name)
+        refused = await leader.await_report("w1", "refused", name)
         assert (refused.code, refused.detail) == (code, detail)
         await until(lambda: list((state / SETUPS / "w1").iterdir()) == [], what="nothing of it is left")
 
@@ -85,7 +85,7 @@ async def test_all_that_waited_have_what_a_failed_setup_wrote(nats_url: str, uni
             await until(lambda told=told: any(at == told for at, _ in leader.output), what="the note that it waits")
         go.touch()
         for name in names:
-            assert (await leader.heard("w1", "refused", name)).code == 3
+            assert (await leader.await_report("w1", "refused", name)).code == 3
             key = f"w1|acme/{name[1]}/0/1/{name[4]}"
             kept = output_path(agent.settings.state_dir / SUPERVISOR_FOLDER, key, "stdout")
             assert kept.read_text() == "more\n"
@@ -101,7 +101,7 @@ async def test_a_setup_ends_with_the_last_attempt_that_waits_for_it(nats_url: st
         for name in names:
             assert is_alive(process)
             await leader.want("w1", End(*name, why="cancelling"))
-            assert (await leader.heard("w1", "exited", name)).detail == "end"
+            assert (await leader.await_report("w1", "exited", name)).detail == "end"
         await until(lambda: not is_alive(process), what="its end")
 
 
@@ -121,7 +121,7 @@ async def test_the_next_agent_begins_a_setup_again(nats_url: str, unique: str, t
             go.touch()
             again = name_of("b", fence=11)
             await leader.want("w1", placed(again, "ls $MOORAGE_SETUP", setup=setup))
-            assert (await leader.heard("w1", "exited", again)).code == 0
+            assert (await leader.await_report("w1", "exited", again)).code == 0
             assert runs.read_text() == "x\nx\n"
 
 
@@ -141,12 +141,12 @@ async def test_the_least_recently_used_goes_and_none_in_use(
 
         living = name_of("living", fence=10)
         await leader.want("w1", placed(living, "sleep 60", setup=fill.format("a")))
-        await leader.heard("w1", "started", living)
+        await leader.await_report("w1", "started", living)
         for number, left in ((1, ["a", "b1"]), (2, ["a", "b2"])):
             name = name_of(f"b{number}", fence=10 + number)
             place = placed(name, "true", setup=fill.format(f"b{number}"))
             await leader.want("w1", msgspec.structs.replace(place, slots=[1]))
-            assert (await leader.heard("w1", "exited", name)).code == 0
+            assert (await leader.await_report("w1", "exited", name)).code == 0
             await until(lambda left=left: there() == left, what="what is left")
         large = name_of("large", fence=20)
         await leader.want(
@@ -155,7 +155,7 @@ async def test_the_least_recently_used_goes_and_none_in_use(
                 placed(large, "true", setup="head -c 2000000 /dev/zero > $MOORAGE_SETUP/c"), slots=[1]
             ),
         )
-        assert "setup_bytes" in (await leader.heard("w1", "refused", large)).detail
+        assert "setup_bytes" in (await leader.await_report("w1", "refused", large)).detail
 
 
 async def test_a_full_disk_gets_back_what_no_job_uses(
@@ -172,7 +172,7 @@ async def test_a_full_disk_gets_back_what_no_job_uses(
         for at, (job, script) in enumerate((("a", "true"), ("b", "true"), ("c", "sleep 60"))):
             name = name_of(job, fence=10 + at)
             await leader.want("w1", placed(name, script, setup=f"touch $MOORAGE_SETUP/{job}"))
-            await leader.heard("w1", "started" if script == "sleep 60" else "exited", name)
+            await leader.await_report("w1", "started" if script == "sleep 60" else "exited", name)
         assert there() == ["a", "b", "c"]
         monkeypatch.setattr(setups, "spare_bytes", lambda root: 0 if "b" in there() else 1)
         await until(lambda: there() == ["c"], what="what is left")
@@ -186,7 +186,7 @@ async def test_a_setup_that_writes_too_much_is_ended(
         name = name_of()
         fill = "head -c 3000000 /dev/zero > $MOORAGE_SETUP/a; sleep 60"
         await leader.want("w1", placed(name, "true", setup=fill, grace_s=0.1))
-        refused = await leader.heard("w1", "refused", name)
+        refused = await leader.await_report("w1", "refused", name)
         assert re.fullmatch(
             "not-here: setup: disk: its folder takes [12] MiB, folder_bytes is 1 MiB", refused.detail
         )  # of a look, which may come while it still writes
@@ -215,7 +215,7 @@ async def test_a_setup_is_on_the_disk_before_it_counts_as_complete(
     monkeypatch.setattr(os, "fsync", noted)
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         await leader.want("w1", placed(name_of(), "true", setup="true"))
-        assert (await leader.heard("w1", "exited", name_of())).code == 0
+        assert (await leader.await_report("w1", "exited", name_of())).code == 0
         assert [each for each in synced if f"/{SETUPS}/" in each]
 
 
@@ -233,10 +233,10 @@ async def test_a_job_reads_what_its_setup_made_and_cannot_change_it(nats_url: st
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         name = name_of()
         await leader.want("w1", placed(name, script, setup=setup, **USER))
-        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert (await leader.await_report("w1", "exited", name)).code == 0
         await until(lambda: leader.text(name) == "it\n.: d e link d: f\n", what="what it saw and could")
         assert (theirs.stat().st_mode & 0o777, theirs.stat().st_uid) == (0o600, os.geteuid())
         own = name_of("own", fence=11)
         await leader.want("w1", placed(own, "stat -c %A $MOORAGE_SETUP $MOORAGE_SETUP/f", setup="> $MOORAGE_SETUP/f"))
-        assert (await leader.heard("w1", "exited", own)).code == 0
+        assert (await leader.await_report("w1", "exited", own)).code == 0
         await until(lambda: leader.text(own) == "dr-x------\n-r--r--r--\n", what="that nothing is writable")

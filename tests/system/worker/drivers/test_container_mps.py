@@ -251,7 +251,7 @@ async def test_a_container_is_a_client_of_the_daemon_and_sees_no_secret_of_anoth
         await command.close()
         await until(lambda: len(jobs.terminated) == 1, 60, "the end of a command is announced")
         await one.leader.want("w1", End(*name_of("client"), "cancelled", grace_s=0.0))
-        await one.leader.heard("w1", "freed", name_of("client"))
+        await one.leader.await_report("w1", "freed", name_of("client"))
         assert jobs.terminated == [str(command.pid), str(found["State"]["Pid"])], "by their numbers on the host"
         await one.end("neighbour")
         assert one.daemons == []

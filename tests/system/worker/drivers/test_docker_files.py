@@ -45,7 +45,7 @@ async def test_a_container_has_the_files_of_its_job_and_the_next_agent_keeps_wha
                 await leader.joined("w1")
                 run = {"driver": "docker", "image": IMAGE, "argv": ["sh", "train"], "cwd": "src", "files": address}
                 await leader.want("w1", placed(name, "", **run, keep=["src/made"]))
-                await leader.heard("w1", "started", name, 60)
+                await leader.await_report("w1", "started", name, 60)
                 folder = state / FOLDERS / "w1@docker" / "acme.a.0.1.10"
                 await until(lambda: "train" in leader.text(name), 60)
                 assert (folder / "src/train").stat().st_uid == 65534
@@ -58,7 +58,7 @@ async def test_a_container_has_the_files_of_its_job_and_the_next_agent_keeps_wha
             await until(lambda: int(time.time()) > last, 60, "joins count in seconds")
             running = await start(settings, nats_url)
             try:
-                assert (await leader.heard("w1", "exited", name, 60)).code == 0
+                assert (await leader.await_report("w1", "exited", name, 60)).code == 0
                 assert await kept(store, "a.0.10", tmp_path) == {"src/made": "trained\n"}
             finally:
                 await running.stop()

@@ -35,18 +35,18 @@ async def test_a_setup_fills_the_folder_that_its_job_reads(
                     run = {"driver": "docker", "image": IMAGE, "argv": ["sh", "-c", script], "setup": setup}
                     await leader.want("w1", msgspec.structs.replace(placed(name, "", **run), slots=[slot]))
                 for name in names:
-                    assert (await leader.heard("w1", "exited", name, 60)).code == 0
+                    assert (await leader.await_report("w1", "exited", name, 60)).code == 0
                     await until(lambda name=name: leader.text(name) == "made /setup/bin\nno\n", 60)
                 docker.make_image(IMAGE, "ENV OF=another")
                 moved = name_of("moved", fence=13)
                 assert len(list(state.glob(".setups/*/*.done"))) == 1
                 await leader.want("w1", placed(moved, "", **run))
-                assert (await leader.heard("w1", "exited", moved, 60)).code == 0
+                assert (await leader.await_report("w1", "exited", moved, 60)).code == 0
                 assert len(list(state.glob(".setups/*/*.done"))) == 2, "its name stands for another image now"
                 bad = name_of("bad", fence=12)
                 run |= {"setup": "echo no such package >&2; exit 3"}
                 await leader.want("w1", placed(bad, "", **run))
-                refused = await leader.heard("w1", "refused", bad, 60)
+                refused = await leader.await_report("w1", "refused", bad, 60)
                 assert (refused.code, refused.detail) == (3, "setup-failed: exit code 3: no such package")
             finally:
                 await running.stop()

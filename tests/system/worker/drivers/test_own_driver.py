@@ -129,20 +129,20 @@ async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_anoth
                 place(names["hangs"], request(["hang"]), (2,)),
                 place(names["well"], request(["exit", "0"]), (3,)),
             )
-            await leader.heard("w1", "freed", names["well"])
+            await leader.await_report("w1", "freed", names["well"])
             await leader.want("w1", place(names["refused"], request(["hang"], "/start-refused"), (3,)))
-            assert (await leader.heard("w1", "exited", names["refused"])).code == 126
-            refused = await leader.heard("w1", "refused", names["check"])
+            assert (await leader.await_report("w1", "exited", names["refused"])).code == 126
+            refused = await leader.await_report("w1", "refused", names["check"])
             assert refused.detail.startswith(
                 r"not-here: the driver brittle broke: IndexError: nothing at in-\udcff of check (_break"
             )
-            failed = await leader.heard("w1", "exited", names["start"])
+            failed = await leader.await_report("w1", "exited", names["start"])
             assert failed.code == 126
             assert failed.detail.startswith("start-failed: the driver brittle broke: IndexError")
-            await leader.heard("w1", "freed", names["start"])
-            assert (await leader.heard("w1", "exited", names["well"])).code == 0
+            await leader.await_report("w1", "freed", names["start"])
+            assert (await leader.await_report("w1", "exited", names["well"])).code == 0
             await leader.want("w1", End(*names["hangs"], "/end", 0))
-            await leader.heard("w1", "quarantined", names["hangs"])
+            await leader.await_report("w1", "quarantined", names["hangs"])
             await leader.want("w1", End(*names["hangs"], "once more", 0))
             assert not worker.host.failed.done()
             assert seat.kinds(names["check"]) == ["refused"]
@@ -193,7 +193,7 @@ async def test_a_driver_that_fails_on_what_was_left_keeps_no_worker_out(
             await until(lambda: not any(state.quarantine for state in agent.pool.slot_states()), what="seen free")
             job = name_of("job")
             await leader.want("w1", place(job, body("", run={"driver": "noop", "argv": ["exit", "0"]}), (0, 1)))
-            assert (await leader.heard("w1", "exited", job)).code == 0
+            assert (await leader.await_report("w1", "exited", job)).code == 0
             assert not worker.host.failed.done()
         finally:
             await worker.stop()

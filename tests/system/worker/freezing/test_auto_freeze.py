@@ -66,27 +66,27 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
         run = {"argv": [sys.executable, "-c", WORKS, str(work)], "env": one.stub.environment, "grace_s": 20}
         await one.leader.want("w1", Place(*NAME, [0], "exclusive", False, encode({"gpu": {}, "run": run})))
         await until(lambda: done.exists() and done.read_text() == "0\n", what="it has allocated")
-        report = await one.leader.heard("w1", "freeze-due", NAME)
+        report = await one.leader.await_report("w1", "freeze-due", NAME)
         assert report.code >= 2
         await one.leader.want("w1", Freeze(*NAME, True))
-        await one.leader.heard("w1", "frozen", NAME)
+        await one.leader.await_report("w1", "frozen", NAME)
         assert (away(), said("resume-due")) == (1, 0)
 
         await one.restart()  # the next agent watches it, too
         await one.leader.joined("w1", 2)
         (work / "asked").write_text("x")
-        await one.leader.heard("w1", "resume-due", NAME)
+        await one.leader.await_report("w1", "resume-due", NAME)
         assert (away(), done.read_text()) == (1, "0\n"), "it waits"
         await one.leader.want("w1", Freeze(*NAME, False, 1))
-        await one.leader.heard("w1", "resumed", NAME)
+        await one.leader.await_report("w1", "resumed", NAME)
         await until(lambda: done.read_text() == "0\n0\n", what="its call proceeds")
         assert (away(), said("resume-due")) == (0, 1)
 
         one.stub.extra = ("checkpoint-fail call=Checkpoint code=801",)
         one.stub.write()
         await one.leader.want("w1", Freeze(*NAME, True))
-        await one.leader.heard("w1", "not-frozen", NAME)
+        await one.leader.await_report("w1", "not-frozen", NAME)
         (work / "asked").write_text("xx")
         await until(lambda: done.read_text() == "0\n" * 3, what="a call passes where freezing has failed")
         await one.leader.want("w1", End(*NAME, "cancelling"))
-        await one.leader.heard("w1", "freed", NAME)
+        await one.leader.await_report("w1", "freed", NAME)

@@ -44,7 +44,7 @@ async def test_a_worker_joins_while_the_driver_does_not_answer_for_its_frozen_jo
                 await leader.want("w1", Place(*NAME, [0], "exclusive", False, request))
                 await until(lambda: file.exists() and file.read_text(), what="it holds its memory")
                 await leader.want("w1", Freeze(*NAME, True))
-                await leader.heard("w1", "frozen", NAME)
+                await leader.await_report("w1", "frozen", NAME)
                 await worker.stop()
                 asked = (stub.folder / "calls").read_text().count("GetState")
 

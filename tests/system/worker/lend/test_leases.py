@@ -549,20 +549,20 @@ async def test_a_borrower_is_in_line_with_placements(nats_url: str, unique: str)
         try:
             seat = await leader.joined("w1")
             await leader.want("w1", place("first", 1, "hang"))
-            await leader.heard("w1", "started", ("acme", "first", 0, 1, 1))
+            await leader.await_report("w1", "started", ("acme", "first", 0, 1, 1))
             pool = worker.agents[0].pool
             waiting = asyncio.create_task(_held(state / SOCKET_NAME, seat))
             await until(lambda: pool.pending_claimers() == 1, what="the borrower waits")
             await until(lambda: seat.renewals[-1].waiting, what="a renewal that says that a local claimer waits")
             await leader.want("w1", place("second", 2), End("acme", "first", 0, 1, 1, "cancelled"))
-            await leader.heard("w1", "freed", ("acme", "first", 0, 1, 1))
+            await leader.await_report("w1", "freed", ("acme", "first", 0, 1, 1))
             await leader.want("w1", place("third", 3))
-            refused = await leader.heard("w1", "refused", ("acme", "third", 0, 1, 3))
+            refused = await leader.await_report("w1", "refused", ("acme", "third", 0, 1, 3))
             assert refused.detail == "leased 0"
             await waiting
             await until(lambda: not pool.slot_states()[0].sharers, what="given back")
             await leader.want("w1", place("fourth", 4))
-            await leader.heard("w1", "freed", ("acme", "fourth", 0, 1, 4))
+            await leader.await_report("w1", "freed", ("acme", "fourth", 0, 1, 4))
         finally:
             await worker.stop()
 

@@ -34,7 +34,7 @@ async def test_a_job_that_starts_its_program_without_the_library_is_named_while_
         assert obeys != escaped
         for job in ("obeys", "escapes"):
             await one.leader.want("w1", End(*name_of(job), "cancelled"))
-            await one.leader.heard("w1", "freed", name_of(job))
+            await one.leader.await_report("w1", "freed", name_of(job))
     assert len(told(caplog)) == 1, "each job is named once"
 
 

@@ -110,10 +110,10 @@ async def test_an_idle_job_is_warned_or_ended_by_its_tenants_rule_and_one_that_w
         warned, ended, works = ((tenant, "j", 0, 1, 10) for tenant in ("acme", "strict", "busy"))
         for slot, name in enumerate((warned, ended, works)):
             await one.leader.want("w1", Place(*name, [slot], "exclusive", False, body))
-        exited = await one.leader.heard("w1", "exited", ended)
+        exited = await one.leader.await_report("w1", "exited", ended)
         assert exited.detail.startswith("idle: no use of its GPUs for "), exited
-        await one.leader.heard("w1", "freed", ended)
-        report = await one.leader.heard("w1", "idle", warned)
+        await one.leader.await_report("w1", "freed", ended)
+        report = await one.leader.await_report("w1", "idle", warned)
         assert (report.code >= 1, report.detail) == (True, "")
         one.stub.boards[0].set(errors={"util": 3})  # from now on the board does not tell
         before, looks = 0, 0

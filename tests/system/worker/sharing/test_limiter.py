@@ -168,7 +168,7 @@ def test_what_nvml_says_counts_in_the_place_of_a_guess(tmp_path: Path) -> None:
     with job.running("alloc=100", "stay", says=1) as process:
         tell(job, {process.pid: 100 + 200})
         assert job.said("alloc=401", "info") == ["2", "400 of 1000"], "a context of 200, and a guess of 300"
-        job.segment.tell_others(0, 50)
+        job.segment.write_others(0, 50)
         assert job.said("alloc=351", "alloc=350") == ["2", "0"], "what a process without a slot holds counts too"
         tell(job, {process.pid: 0})
         assert job.said("info") == ["550 of 1000"], "no less than what it counts itself, and nothing that was freed"

@@ -290,9 +290,9 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
         await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
         argv = [sys.executable, HOLD, "hold", str(tmp_path / "greedy"), str(4000 - CONTEXT_MIB + 1)]
         await one.run("greedy", argv, {"sharing": "time-slice", "share": {"memory_mib": 4000}})
-        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        exited = await one.leader.await_report("w1", "exited", name_of("greedy"))
         assert (exited.code, exited.detail) == (1, "exit"), "the allocation failed, and the job was not ended"
-        await one.leader.heard("w1", "freed", name_of("greedy"))
+        await one.leader.await_report("w1", "freed", name_of("greedy"))
         assert not (tmp_path / "greedy").exists()
         assert one.agent.attempts.held[name_of("fits")].phase == "running"
         [path] = next(own_memory.iterdir()).iterdir()
@@ -319,7 +319,7 @@ async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
     async with scene(nats_url, unique, tmp_path, limiter=True, guard_grace_s=0.0) as one:
         argv = [sys.executable, str(CHURN), str(tmp_path / "churned"), "10000", str(part_mib)]
         await one.run("churns", argv, {"sharing": "time-slice", "share": {"memory_mib": part_mib}})
-        exited = await one.leader.heard("w1", "exited", name_of("churns"), deadline_s=540)
+        exited = await one.leader.await_report("w1", "exited", name_of("churns"), deadline_s=540)
         assert (exited.code, exited.detail) == (0, "exit")
         came = json.loads((tmp_path / "churned").read_text())
         assert came["most"] <= part_mib, "it never held more than its part, by the driver's own count"
@@ -336,7 +336,7 @@ async def test_a_job_that_clears_ld_preload_is_ended(
     monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
     async with scene(nats_url, unique, tmp_path, limiter=True) as one:
         await one.begin("clears", 4000, 3000, "/usr/bin/env", "-u", "LD_PRELOAD")
-        exited = await one.leader.heard("w1", "exited", name_of("clears"))
+        exited = await one.leader.await_report("w1", "exited", name_of("clears"))
         assert exited.detail == f"over-memory: it holds {4000 + CONTEXT_MIB} MiB of GPU 0, 3000 are granted"
 
 

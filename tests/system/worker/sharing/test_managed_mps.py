@@ -108,10 +108,10 @@ class Scene:
     async def end(self, *jobs: str) -> None:
         await self.leader.want("w1", *(End(*name_of(job), "cancelled") for job in jobs))
         for job in jobs:
-            await self.leader.heard("w1", "freed", name_of(job))
+            await self.leader.await_report("w1", "freed", name_of(job))
 
     async def refused(self, job: str) -> str:
-        return (await self.leader.heard("w1", "refused", name_of(job))).detail
+        return (await self.leader.await_report("w1", "refused", name_of(job))).detail
 
     def exits(self) -> dict[str, str]:
         return {report.job: report.detail for report in self.leader.seat("w1").reports if report.kind == "exited"}
@@ -206,7 +206,7 @@ async def test_a_daemon_stands_from_the_first_sharer_to_the_last(
         assert not one.sockets.exists()
         assert "quit -t 2" in one.played.lines("commands")
         await one.place("alone", mode="exclusive", argv=["/bin/true"])
-        await one.leader.heard("w1", "freed", name_of("alone"))
+        await one.leader.await_report("w1", "freed", name_of("alone"))
 
 
 @pytest.mark.slow
@@ -265,8 +265,8 @@ async def test_the_jobs_of_a_daemon_that_fails_are_lost_and_the_next_gets_anothe
         else:
             monkeypatch.setattr(control, "ASK_S", 10.0)
             one.played.feel(f"{how} {daemon}")
-        assert (await one.leader.heard("w1", "exited", name_of("first"), deadline_s=120)).detail == "lost"
-        await one.leader.heard("w1", "freed", name_of("first"))
+        assert (await one.leader.await_report("w1", "exited", name_of("first"), deadline_s=120)).detail == "lost"
+        await one.leader.await_report("w1", "freed", name_of("first"))
         one.played.feel("")
         await one.share("second")
         assert daemon not in one.daemons
@@ -289,7 +289,7 @@ async def test_the_job_whose_process_broke_the_server_ends_by_its_own_fault(
         )
         one.played.feel("fault")
         for job in ("guilty", "victim"):
-            await one.leader.heard("w1", "exited", name_of(job), deadline_s=120)
+            await one.leader.await_report("w1", "exited", name_of(job), deadline_s=120)
         one.played.feel("")
         told = f"mps-fault: its process {pid} had a fatal GPU error, which ended the MPS server"
         assert one.exits() == {"guilty": told, "victim": "lost"}
@@ -324,7 +324,7 @@ async def test_what_an_agent_left_behind_is_put_back(
         await until(lambda: not one.daemons and not one.kept_modes, what="all is back")
         assert one.stub.compute_mode(GPU) == 0
         await one.place("alone", mode="exclusive", argv=["/bin/true"])
-        await one.leader.heard("w1", "freed", name_of("alone"))
+        await one.leader.await_report("w1", "freed", name_of("alone"))
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ async def test_a_clients_work_is_stopped_before_it_is_killed(
         await one.client("neighbour")
         [pid] = [pid for pid, name in one.clients().items() if name == "deaf"]
         await one.leader.want("w1", End(*name_of("deaf"), "cancelled", grace_s=0.0))
-        exited = await one.leader.heard("w1", "exited", name_of("deaf"))
+        exited = await one.leader.await_report("w1", "exited", name_of("deaf"))
         told = [line.split()[2] for line in one.played.lines("commands") if line.startswith("terminate_client")]
         assert (told, exited.detail) == ([str(pid)], "end")
         one.played.feel("refuses")
@@ -366,7 +366,7 @@ async def test_an_operators_daemon_is_watched_and_told_of_ends_as_one_of_the_wor
             (log / "server.log").write_text(f"[Server 12] Client process {pid} encountered a fatal GPU error.\n")
             one.played.feel("fault")
             for job in ("guilty", "victim"):
-                await one.leader.heard("w1", "freed", name_of(job))
+                await one.leader.await_report("w1", "freed", name_of(job))
             assert (one.exits()["guilty"].partition(":")[0], one.exits()["victim"]) == ("mps-fault", "lost")
             await one.place("next", **named)
             assert "cannot serve: server" in await one.refused("next"), "no sharer until it is ACTIVE"
@@ -407,9 +407,9 @@ async def test_sharers_that_never_ran_leave_no_daemon_behind(
         await one.place("withdrawn")
         await until(lambda: one.daemons, what="its daemon starts")
         await one.leader.want("w1", End(*name_of("withdrawn"), "cancelled"))
-        await one.leader.heard("w1", "exited", name_of("withdrawn"))
+        await one.leader.await_report("w1", "exited", name_of("withdrawn"))
         one.played.feel("")
-        await one.leader.heard("w1", "freed", name_of("withdrawn"))
+        await one.leader.await_report("w1", "freed", name_of("withdrawn"))
         assert (one.daemons, one.stub.compute_mode(GPU)) == ([], 0)
         closed: list[tuple[int, str]] = []
         quarantine = one.agent.pool.quarantine

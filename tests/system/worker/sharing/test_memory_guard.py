@@ -161,9 +161,9 @@ async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_p
         await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
         await one.looked()
         await one.hold("greedy", 6000, 4000, "/bin/sh", "-c", "trap '' TERM; \"$@\" & wait; wait", "sh")
-        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        exited = await one.leader.await_report("w1", "exited", name_of("greedy"))
         assert exited.detail == f"over-memory: it holds {6000 + CONTEXT_MIB} MiB of GPU 0, 4000 are granted"
-        await one.leader.heard("w1", "freed", name_of("greedy"))
+        await one.leader.await_report("w1", "freed", name_of("greedy"))
         await one.looked()
         assert one.exits() == {"greedy": exited.detail}
         assert one.agent.attempts.held[name_of("fits")].phase == "running"
@@ -202,7 +202,7 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         await one.looked(10)
         assert one.exits() == {}, "it obeys, and gets no more"
         await resize(9, Share(700, 40))
-        exited = await one.leader.heard("w1", "exited", name)
+        exited = await one.leader.await_report("w1", "exited", name)
         assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 700 are granted"
         name = name_of("client")
         pid = await one.hold("client", 1000, 4000, mode="mps", slot=1)
@@ -216,7 +216,7 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
 async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path, mode: str) -> None:
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
         await one.begin("one-more", 4000 - CONTEXT_MIB + 1, 4000, mode=mode)
-        exited = await one.leader.heard("w1", "exited", name_of("one-more"))
+        exited = await one.leader.await_report("w1", "exited", name_of("one-more"))
         assert exited.detail.startswith("over-memory: it holds 4001 MiB")
 
 
@@ -229,10 +229,10 @@ async def test_a_job_holds_what_its_processes_hold_together_in_a_session_of_its_
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
         script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
         await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
-        exited = await one.leader.heard("w1", "exited", name_of("two"))
+        exited = await one.leader.await_report("w1", "exited", name_of("two"))
         assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
         await one.begin("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh", slot=1)
-        exited = await one.leader.heard("w1", "exited", name_of("away"))
+        exited = await one.leader.await_report("w1", "exited", name_of("away"))
         assert exited.detail.startswith("over-memory: ")
 
 
@@ -305,5 +305,5 @@ async def test_processes_of_another_pid_namespace_lower_the_level_and_no_job_is_
         await until(lambda: one.level() == "advisory", what="the level falls")
         assert "PID namespace" in one.agent.guard.why_not["time-slice"]
         await one.begin("greedy", 5000, 2000)
-        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        exited = await one.leader.await_report("w1", "exited", name_of("greedy"))
         assert exited.detail.startswith("over-memory: "), "what can be told is ended all the same"

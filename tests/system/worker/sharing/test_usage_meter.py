@@ -165,7 +165,7 @@ async def test_the_end_of_a_job_says_what_it_used(nats_url: str, unique: str, tm
         attempt = await until(measured, what="it is measured")
         assert attempt is not None
         (tmp_path / "stop").touch()
-        freed = await one.leader.heard("w1", "freed", name_of("j"))
+        freed = await one.leader.await_report("w1", "freed", name_of("j"))
         used = used_of(freed.detail)
         assert used is not None
         assert attempt.used is not None
@@ -186,7 +186,7 @@ async def test_the_end_of_a_sharer_says_what_its_own_processes_used(nats_url: st
         for job in pids:
             (tmp_path / job).unlink()
             os.kill(pids[job], signal.SIGTERM)
-        found = {job: used_of((await one.leader.heard("w1", "freed", name_of(job))).detail) for job in pids}
+        found = {job: used_of((await one.leader.await_report("w1", "freed", name_of(job))).detail) for job in pids}
         assert found["a"] is not None
         assert found["b"] is not None
         assert found["b"][0] / found["a"][0] == pytest.approx(2, rel=0.5)

@@ -54,14 +54,14 @@ async def test_each_has_its_own_attempts_and_all_of_both_are_lost_with_the_super
                 place(noop, body("", run={"driver": "noop", "argv": ["hang"]}), (2,)),
             )
             for name in (plain, site, noop):
-                await leader.heard("w1", "started", name)
+                await leader.await_report("w1", "started", name)
             pids = [await pid_of(path) for path in paths]
             supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
             listed = await supervised.list()
             assert {event.key.partition("|")[0] for event in listed.running} == {"w1", "w1@site"}
             supervised.kill()
             for name in (plain, site):
-                assert (await leader.heard("w1", "exited", name)).detail == "lost"
+                assert (await leader.await_report("w1", "exited", name)).detail == "lost"
             await leader.joined("w1", joins=2)
             assert not any(map(is_alive, pids))
             seat = leader.seat("w1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, as_struct
 from moorage.scheduler.answers import views
 from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities
 from tests.unit.scheduler.driving import Driving, wire
@@ -16,7 +16,7 @@ CAN = Capabilities(keeps_output=True, fence="supervisor", config=["times"])
 
 
 def shown(drive: Driving, job: str) -> JobInfo:
-    return told(JobInfo, wire(views.show(drive.engine, "t", job)))
+    return as_struct(JobInfo, wire(views.show(drive.engine, "t", job)))
 
 
 def test_fleet_and_show_carry_what_the_join_told() -> None:
@@ -33,7 +33,7 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
 
 def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:
     def read(**found: Any) -> Capabilities | None:
-        return told(JobInfo, {"job": "j", "tenant": "t", "state": "RUNNING", **found}).capabilities
+        return as_struct(JobInfo, {"job": "j", "tenant": "t", "state": "RUNNING", **found}).capabilities
 
     assert read(capabilities={"keeps_output": True, "flies": True}) == Capabilities(keeps_output=True)
     assert read(capabilities={"keeps_output": "perhaps"}) is None

@@ -51,7 +51,7 @@ class _Leader:
     def answer_now(self, reply: str, payload: bytes) -> None:
         self.answered.append((reply, payload))
 
-    def say(self, messages: list[Any]) -> None:
+    def send_soon(self, messages: list[Any]) -> None:
         raise AssertionError("nobody is told anything")
 
     def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:

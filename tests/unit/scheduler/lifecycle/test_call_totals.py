@@ -47,7 +47,7 @@ def load(
 def heard(totals: CallTotals, *loads: MemberLoad, service: str = "s", at_ms: int = 0) -> ServiceCalls:
     """The row of the service once these frames were heard, one a second."""
     for second, each in enumerate(loads):
-        totals.heard("t", service, each, at_ms + 1000 * second)
+        totals.add_load("t", service, each, at_ms + 1000 * second)
     return next(row for row in totals.rows(at_ms + 1000 * len(loads)) if row.service == service)
 
 
@@ -99,11 +99,11 @@ def test_totals_are_bounded_in_services_codes_attempts_and_size(monkeypatch: pyt
     totals = CallTotals()
     for number in range(SERVICES_MAX + 2):
         for ended in (0, 1):
-            totals.heard(f"t{number // SERVICES_OF_TENANT_MAX}", f"s{number}", load(ended), 0)
+            totals.add_load(f"t{number // SERVICES_OF_TENANT_MAX}", f"s{number}", load(ended), 0)
     rows = totals.rows(0)
     assert len(rows) == SERVICES_MAX + 1
     assert (rows[-1].tenant, rows[-1].service, rows[-1].calls) == ("(others)", "(others)", 2)
-    totals.heard("t", "new", load(0), FORGET_MS)
+    totals.add_load("t", "new", load(0), FORGET_MS)
     rows = totals.rows(FORGET_MS)
     assert len(rows) == SERVICES_MAX + 1
     assert (rows[-1].calls, "new" in {row.service for row in rows}) == (3, True), "it has the place of one that is over"
@@ -131,11 +131,11 @@ def test_a_frame_takes_no_more_room_than_a_true_one(fill: dict[str, Any]) -> Non
     frame = encode(msgspec.structs.replace(load(1), **fill), json=False)
     assert len(frame) <= LOAD_BYTES_MAX
     totals, read = CallTotals(), msgspec.msgpack.Decoder(MemberLoad).decode
-    totals.heard("t", "s", load(0), 0)
+    totals.add_load("t", "s", load(0), 0)
     tracemalloc.start()
     try:
         for replica in range(100):
-            totals.heard("t", "s", msgspec.structs.replace(read(frame), replica=replica), 0)
+            totals.add_load("t", "s", msgspec.structs.replace(read(frame), replica=replica), 0)
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -152,8 +152,8 @@ def test_two_members_of_one_attempt_are_two() -> None:
 def test_one_tenant_takes_not_all_places() -> None:
     totals = CallTotals()
     for number in range(SERVICES_OF_TENANT_MAX + 1):
-        totals.heard("t", f"s{number}", load(0), 0)
-    totals.heard("u", "theirs", load(0), 0)
+        totals.add_load("t", f"s{number}", load(0), 0)
+    totals.add_load("u", "theirs", load(0), 0)
     assert [(row.tenant, row.service) for row in totals.rows(0)][-2:] == [("u", "theirs"), ("(others)", "(others)")]
 
 

@@ -68,7 +68,7 @@ class Service:
                 self.name, index, member.fence, member.no,
             )  # fmt: skip
             self.drive.engine.offer_member_load(self.tenant, load.job, load, self.drive.now)
-            self.drive.term_counts.calls.heard(self.tenant, load.job, load, self.drive.now)
+            self.drive.term_counts.calls.add_load(self.tenant, load.job, load, self.drive.now)
 
     def serve(self, seconds: int, calls: float, **said: int) -> list[int]:
         """Serve for a while; return how many members there were at the end of each second."""

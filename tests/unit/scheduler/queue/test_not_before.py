@@ -141,7 +141,7 @@ def test_many_whose_time_comes_at_once_are_told_in_turns_and_all_of_them() -> No
     drive.now += 61_000
     drive.tick()
     assert len(drive.engine.queue) == TOLD_MAX
-    while drive.engine.room.tells:
+    while drive.engine.room.is_due:
         assert drive.engine.urgent
         drive.tick()
     assert (len(drive.engine.queue), drive.engine.room.jobs) == (many, {})

@@ -116,14 +116,14 @@ async def test_a_bad_end_of_a_function_ends_its_job_alone(
         async with worker:
             await leader.joined("w1")
             await leader.want("w1", place(name_of(), body("bad")))
-            exited = await leader.heard("w1", "exited", name_of())
+            exited = await leader.await_report("w1", "exited", name_of())
             assert exited.code == code
             if kind == "thread" or not bad.startswith("raises-stop"):  # Python makes another error of it
                 assert detail in exited.detail
-            await leader.heard("w1", "freed", name_of())
+            await leader.await_report("w1", "freed", name_of())
             assert not worker.running
             await leader.want("w1", place(name_of("b", 11), body("good")))
-            assert (await leader.heard("w1", "exited", name_of("b", 11))).code == 0
+            assert (await leader.await_report("w1", "exited", name_of("b", 11))).code == 0
             await until(lambda: worker.pool.slot_states()[0].sharers == 0, what="its GPU is free")
         store = await nats.connect(nats_url)
         try:

@@ -187,20 +187,20 @@ def test_notes_are_few_and_short_and_nothing_is_kept_of_a_attempt_that_is_over(m
     monkeypatch.setattr("moorage.worker.drivers.output_frames.time.monotonic", lambda: now[0])
     notes = Notes(lambda _, raw: sent.append(msgspec.json.decode(raw, type=Output)))
     for at in range(1000):
-        notes.say(NAME, f"{at} " + "x" * 1000)
+        notes.publish_note(NAME, f"{at} " + "x" * 1000)
         now[0] += NOTE_S / 100
     assert len(sent) == 10
     assert {len(each.note) for each in sent} == {NOTE_CHARS_MAX}
     now[0] += NOTE_S
-    notes.say(NAME, "the same")
+    notes.publish_note(NAME, "the same")
     now[0] += NOTE_S
-    notes.say(NAME, "the same")
+    notes.publish_note(NAME, "the same")
     assert len(sent) == 11
     notes.started(NAME, {})
     assert len(sent) == 11
     notes.started(NAME, {"80": "h:1"})
     assert (sent[-1].ports, sent[-1].text, sent[-1].offset, sent[-1].next) == ({"80": "h:1"}, "", 0, 0), "no output"
-    notes.say(NAME, "again")
+    notes.publish_note(NAME, "again")
     notes.forget(NAME)
     assert not notes._said
     silent = Notes(None)

@@ -152,7 +152,7 @@ async def test_a_function_runs_with_its_lease_and_its_result_is_kept(
         hello = seat.joins[0].hello
         assert (hello.drivers, hello.labels["handler.give"]) == (["handler"], "1")
         await leader.want("w1", place(name_of(), body("give", "x", "y", run={"env": {"SEED": "7"}}), (1,)))
-        assert (await leader.heard("w1", "freed", name_of())).code == 0
+        assert (await leader.await_report("w1", "freed", name_of())).code == 0
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
         exited = seat.report("exited", name_of())
         assert exited is not None
@@ -183,7 +183,7 @@ async def test_a_large_result_is_kept_whole_and_only_named_in_the_log(
     size = 300_000
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("give", "bytes", str(size))))
-        await leader.heard("w1", "freed", name_of())
+        await leader.await_report("w1", "freed", name_of())
         store = await nats.connect(nats_url)
         bucket = await store.jetstream().object_store(result_bucket(unique, "acme"))
         assert (await bucket.get("a.0.10")).data == bytes(size)
@@ -197,7 +197,7 @@ async def test_a_bucket_made_here_keeps_results_as_the_settings_say(nats_url: st
     async with world(nats_url, unique, tmp_path, result_keep=120.0, result_bytes=2 << 20) as (leader, _):
         assert leader.seat("w1").joins[0].hello.keeps == {"result_s": 120.0, "result_bytes": 2 << 20}
         await leader.want("w1", place(name_of(), body("give")))
-        await leader.heard("w1", "freed", name_of())
+        await leader.await_report("w1", "freed", name_of())
         store = await nats.connect(nats_url)
         config = (await store.jetstream().stream_info(f"OBJ_{result_bucket(unique, 'acme')}")).config
         await store.close()
@@ -209,11 +209,13 @@ async def test_a_result_that_cannot_be_kept_fails_the_job(nats_url: str, unique:
         store = await nats.connect(nats_url)
         await store.jetstream().create_object_store(result_bucket(unique, "acme"), max_bytes=64 * 1024)
         await leader.want("w1", place(name_of(), body("give", "bytes", "300000")))
-        exited = await leader.heard("w1", "exited", name_of())
+        exited = await leader.await_report("w1", "exited", name_of())
         assert exited.code == 1
         assert exited.detail.startswith("the result could not be kept: ")
         await leader.want("w1", place(name_of("b", 11), body("give", "bytes", "3000")))
-        assert (await leader.heard("w1", "exited", name_of("b", 11))).code == 0  # the pieces of the first are gone
+        assert (
+            await leader.await_report("w1", "exited", name_of("b", 11))
+        ).code == 0  # the pieces of the first are gone
         await store.close()
 
 
@@ -222,7 +224,7 @@ async def test_a_plain_function_has_a_thread_and_its_progress_is_thinned_out(
 ) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("give_in_thread"), ()))
-        await leader.heard("w1", "freed", name_of())
+        await leader.await_report("w1", "freed", name_of())
         await until(lambda: '"result"' in leader.text(name_of()), what="the result's line")
         lines = [msgspec.json.decode(line) for line in leader.text(name_of()).splitlines()]
         assert lines[-1]["value"] == "handler a"
@@ -242,8 +244,8 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
         for job, request in requests.items():
             await leader.want("w1", place(name_of(job), request))
             if job != "secret":
-                await leader.heard("w1", "freed", name_of(job))
-            report = await leader.heard("w1", "refused" if job == "secret" else "exited", name_of(job))
+                await leader.await_report("w1", "freed", name_of(job))
+            report = await leader.await_report("w1", "refused" if job == "secret" else "exited", name_of(job))
             assert report is not None
             told[job] = (report.code, report.detail)
         assert told["raises"] == (1, "LookupError: no input in.mp4")
@@ -268,7 +270,7 @@ async def test_a_function_s_caller_names_only_secrets_that_its_tenant_may(
         for job, secret in (("own", "acme-seed"), ("others", "beta-seed")):
             request = body("give", run={"env": {"SEED": {"secret": secret}}})
             await leader.want("w1", place(name_of(job), request))
-            await leader.heard("w1", "freed" if job == "own" else "refused", name_of(job))
+            await leader.await_report("w1", "freed" if job == "own" else "refused", name_of(job))
         assert [context.environment["SEED"] for context in service.seen] == ["planted-acme-seed"]
         report = leader.seat("w1").report("refused", name_of("others"))
         assert report is not None
@@ -280,14 +282,14 @@ async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str,
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("paint")), place(name_of("b"), body()))
         for job in ("a", "b"):
-            refused = await leader.heard("w1", "refused", name_of(job))
+            refused = await leader.await_report("w1", "refused", name_of(job))
             assert refused.detail == "not-here: argv[0] names no handler of this worker"
 
 
 async def test_an_awaitable_that_a_function_returns_is_awaited(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("give_hidden", "a", "b")))
-        exited = await leader.heard("w1", "exited", name_of())
+        exited = await leader.await_report("w1", "exited", name_of())
         assert exited.code == 0, exited.detail
         await until(lambda: '"result"' in leader.text(name_of()), what="the result's line")
         assert msgspec.json.decode(leader.text(name_of()).splitlines()[-1])["value"]["words"] == ["a", "b"]
@@ -302,9 +304,9 @@ async def test_a_cancelled_function_stops_and_frees_its_gpu(
         await until(lambda: service.seen, what="the function runs")
         assert service.worker.pool.slot_states()[0].sharers == 1
         await leader.want("w1", End(*name_of(), "cancelled by ann"))
-        exited = await leader.heard("w1", "exited", name_of())
+        exited = await leader.await_report("w1", "exited", name_of())
         assert (exited.code, exited.detail) == (-15, "end")
-        await leader.heard("w1", "freed", name_of())
+        await leader.await_report("w1", "freed", name_of())
         assert service.seen[0].cancel_reason == "cancelled by ann"
         assert service.worker.pool.slot_states()[0].sharers == 0
         assert not service.overdue
@@ -313,7 +315,7 @@ async def test_a_cancelled_function_stops_and_frees_its_gpu(
 async def test_a_time_out_is_told_as_one(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("hang", run={"timeout_s": 0.05})))
-        assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
+        assert (await leader.await_report("w1", "exited", name_of())).detail == "timeout"
 
 
 async def test_functions_are_asked_to_save_what_they_have_before_the_time_out(
@@ -328,10 +330,10 @@ async def test_functions_are_asked_to_save_what_they_have_before_the_time_out(
             place(names[1], body("save_in_thread", run=asked), (1,)),
         )
         for name in names[:2]:
-            exited = await leader.heard("w1", "exited", name)
+            exited = await leader.await_report("w1", "exited", name)
             assert (exited.code, exited.detail[:7]) == (0, "result:")
         await leader.want("w1", place(names[2], body("save_in_thread", run={"timeout_s": 0.2})))
-        assert (await leader.heard("w1", "exited", names[2])).detail == "timeout"
+        assert (await leader.await_report("w1", "exited", names[2])).detail == "timeout"
 
 
 async def test_an_overdue_function_keeps_its_slot_in_quarantine_until_it_returns(
@@ -341,24 +343,24 @@ async def test_an_overdue_function_keeps_its_slot_in_quarantine_until_it_returns
     async with world(nats_url, unique, tmp_path) as (leader, service):
         seat = leader.seat("w1")
         await leader.want("w1", place(name_of(), body("ignore", run={"grace_s": 0.05})))
-        await leader.heard("w1", "started", name_of())
+        await leader.await_report("w1", "started", name_of())
         await leader.want("w1", End(*name_of(), "cancelled"))
-        assert (await leader.heard("w1", "quarantined", name_of())).detail == "0"
+        assert (await leader.await_report("w1", "quarantined", name_of())).detail == "0"
         assert [context.job for context in service.overdue] == ["a"]
         assert service.worker.pool.slot_states()[0].quarantine == "cannot be ended"
         assert "exited" not in seat.kinds(name_of())
         await leader.want("w1", place(name_of("b", 11), body("give")))
-        assert (await leader.heard("w1", "refused", name_of("b", 11))).detail == "quarantined 0"
+        assert (await leader.await_report("w1", "refused", name_of("b", 11))).detail == "quarantined 0"
         await until(lambda: "still running after its grace" in leader.text(name_of(), "err"), what="the word of it")
 
         service.go_on.set()
-        exited = await leader.heard("w1", "exited", name_of())
+        exited = await leader.await_report("w1", "exited", name_of())
         assert (exited.code, exited.detail) == (0, "end")  # what it returned late is no result
-        await leader.heard("w1", "freed", name_of())
+        await leader.await_report("w1", "freed", name_of())
         assert not service.worker.pool.slot_states()[0].quarantine
         assert '"result"' not in leader.text(name_of())
         await leader.want("w1", place(name_of("c", 12), body("give", "no-result")))
-        await leader.heard("w1", "freed", name_of("c", 12))
+        await leader.await_report("w1", "freed", name_of("c", 12))
 
 
 @pytest.mark.slow
@@ -388,7 +390,7 @@ async def test_the_service_s_own_claims_are_in_line_with_placements(nats_url: st
         seat = leader.seat("w1")
         await until(lambda: seat.renewals[-1].waiting, what="a renewal that says so")
         await leader.want("w1", place(name_of("b", 11), body("give")))
-        assert (await leader.heard("w1", "refused", name_of("b", 11))).detail == "local-claimer-waits 0"
+        assert (await leader.await_report("w1", "refused", name_of("b", 11))).detail == "local-claimer-waits 0"
         service.go_on.set()
         lease = await waiting
         assert lease is not None
@@ -403,7 +405,7 @@ async def test_leaving_asks_all_to_stop_and_says_goodbye(nats_url: str, unique: 
         assert [context.job for context in service.worker.running] == ["a"]
         await service.worker.close()
         assert leader.seat("w1").said_goodbye
-        exited = await leader.heard("w1", "exited", name_of())
+        exited = await leader.await_report("w1", "exited", name_of())
         assert (exited.code, exited.detail) == (-15, "fence"), "nobody asked for it, so it is no failure of its own"
 
 
@@ -515,14 +517,14 @@ async def test_more_functions_than_may_run_at_once_wait_and_do_not_fail(
         names = [name_of(f"j{at}", 10 + at) for at in range(4)]
         await leader.want("w1", *(place(name, body("hang"), ()) for name in names))
         for name in names[2:]:
-            refused = await leader.heard("w1", "refused", name)
+            refused = await leader.await_report("w1", "refused", name)
             # the host's fault: it is tried again
             assert refused.detail == "the driver handler has 2 attempts, which is its limit"
         for name in names[:2]:
-            await leader.heard("w1", "started", name)
+            await leader.await_report("w1", "started", name)
         service.go_on.set()
         for name in names[:2]:
-            await leader.heard("w1", "freed", name)
+            await leader.await_report("w1", "freed", name)
         again = name_of("j2", 20)
         await leader.want("w1", place(again, body("hang"), ()))
-        assert (await leader.heard("w1", "exited", again)).code == 0
+        assert (await leader.await_report("w1", "exited", again)).code == 0

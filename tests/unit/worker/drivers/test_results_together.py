@@ -66,7 +66,7 @@ class World:
         await leader.want("w1", *(place(name, body("give"), (at,)) for at, name in enumerate(names.values())))
         await until(lambda: service.running == set(values), what="all run")
         service.go_on.set()
-        return {job: await leader.heard("w1", "exited", name) for job, name in names.items()}
+        return {job: await leader.await_report("w1", "exited", name) for job, name in names.items()}
 
     async def messages(self) -> list[tuple[str, bytes]]:
         """What the tenant's stream holds: the last token of each subject, or the first of the meaning, and the data."""

@@ -82,9 +82,9 @@ def test_output_begins_the_time_anew() -> None:
     for second in range(20):
         of.measure([IDLE, IDLE], 100.0 + second)
         if second == 12:
-            of.stillness.said(NAME, 112.5)
+            of.stillness.note_output(NAME, 112.5)
     assert of.newest()[0].still_s == 6
-    of.stillness.said(("acme", "other", 0, 1, 11), 119.0)
+    of.stillness.note_output(("acme", "other", 0, 1, 11), 119.0)
     assert len(of.stillness.seconds()) == 1, "of others nothing is kept"
 
 

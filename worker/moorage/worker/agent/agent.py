@@ -299,7 +299,7 @@ class Agent:
             SendJoin: self.leader.send_join,
             SessionLive: self._on_session_live,
             SetFence: self._set_fence,
-            SayHello: lambda command: self.reporter.say_hello(),
+            SayHello: lambda command: self.reporter.publish_hello(),
             GiveUp: lambda command: self.host.give_up(command.problem),
             Draining: self._on_draining,
             Well: self._on_well,
@@ -466,7 +466,7 @@ class Agent:
             if self._strays and type(event) is Ended:
                 self._forget_strays(event)
             if type(event) is Replaced:
-                self.reporter.say_hello()
+                self.reporter.publish_hello()
             self._execute(handle(event, now))
 
     def finish(self) -> None:
@@ -824,7 +824,7 @@ class Agent:
         return broke
 
     def _publish(self, name: AttemptName, payload: bytes) -> None:
-        self.reporter.usage.stillness.said(name, self.host.now())
+        self.reporter.usage.stillness.note_output(name, self.host.now())
         tenant, job, replica = name[:3]
         self.host.post(self.subjects.log(tenant, job, replica), payload)
 

@@ -149,7 +149,7 @@ class FleetHost:
         """Have every agent say hello: a lost connection or a refused subscription is back. Each renews or joins when
         that is due."""
         for agent in self.agents.values():
-            agent.reporter.say_hello()
+            agent.reporter.publish_hello()
 
     # ------------------------------------------------------------------------------------------- what agents use
 

@@ -114,7 +114,7 @@ class Reporter:
         self.inventory.watch(self._on_fault)
         self._seen(await self.inventory.sample())
         self._load_at_s = self._sample_at_s = self._shell.now()
-        self.say_hello()
+        self.publish_hello()
         self._is_open = True
 
     @property
@@ -140,9 +140,9 @@ class Reporter:
         now = self._shell.now()
         if now >= self._sample_at_s:
             self._sample_at_s = now + self._sample_s()
-            self._shell.spawn(self._sample_and_say_load())
+            self._shell.spawn(self._sample_and_publish_load())
         elif now >= self._load_at_s:
-            self._say_load()
+            self._publish_load()
 
     def _sample_s(self) -> float:
         """Return in how many seconds the devices are read again: each second while a job uses real ones."""
@@ -186,16 +186,16 @@ class Reporter:
             keeps={
                 key: value
                 for driver in self.drivers.values()
-                for key, value in self._said(driver, partial(driver.keeps, settings), nothing).items()
+                for key, value in self._ask(driver, partial(driver.keeps, settings), nothing).items()
             },
         )
 
     def _capabilities(self, driver: Driver) -> Capabilities:
         """Return a driver's capabilities, with how well this worker keeps its jobs to their part of a device."""
-        can = self._said(driver, driver.can, driver.capabilities)
+        can = self._ask(driver, driver.can, driver.capabilities)
         offered = [mode for mode in self.settings.modes_offered if mode not in driver.modes_refused]
         shared = [mode for mode in offered if mode in SHARERS_MAX and can.gpu_enabled]
-        resizes = {mode: self._said(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
+        resizes = {mode: self._ask(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
         # a client of MPS keeps the variables that it started with
         if "mps" in resizes and self.settings.mps == "managed" and driver.joins_mps:
             resizes["mps"] = NEXT_ATTEMPT
@@ -206,13 +206,13 @@ class Reporter:
 
     def limits_memory(self, driver: Driver) -> bool:
         """Return whether this host ends a job of the driver that takes more memory than it asked for."""
-        return self._said(driver, driver.can, driver.capabilities).memory_limit
+        return self._ask(driver, driver.can, driver.capabilities).memory_limit
 
     def _wakes(self, attempt: Attempt) -> bool:
         driver = self.drivers[attempt.driver]
-        return isinstance(driver, Freezes) and self._said(driver, partial(driver.wakes, attempt.name), False)
+        return isinstance(driver, Freezes) and self._ask(driver, partial(driver.wakes, attempt.name), False)
 
-    def _said(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
+    def _ask(self, driver: Driver, question: Callable[[], T], otherwise: T) -> T:
         """Return a driver's answer to `question`; `otherwise` if it is a foreign driver and raises."""
         said = [otherwise]
         self._shell.call_driver(driver, lambda: said.append(question()))
@@ -223,7 +223,7 @@ class Reporter:
         users = self.policy.mps_users() if self.settings.mps == "managed" else None
         return replace(self.hello(), drivers_for=self.policy.drivers_by_tenant(), mps_users=users, own_user=own_user())
 
-    def say_hello(self) -> None:
+    def publish_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
 
     def look(self, frame: Look) -> None:
@@ -256,7 +256,7 @@ class Reporter:
             self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
             self._shell.wake()
 
-    async def _sample_and_say_load(self) -> None:
+    async def _sample_and_publish_load(self) -> None:
         if self._sampling:
             return  # an earlier reading is still pending: the devices' driver is slow
         self._sampling = True
@@ -266,7 +266,7 @@ class Reporter:
             self._sampling = False
         if (now := self._shell.now()) - self._read_told_s > self.settings.load_s - self._sample_s() / 2:
             self._read_told_s = now
-            self._say_load()
+            self._publish_load()
 
     # ------------------------------------------------------------------------------------------- the devices' health
 
@@ -293,7 +293,7 @@ class Reporter:
         self._shell.enqueue(HealthChanged())
         self.pool_changed()
 
-    def _say_load(self) -> None:
+    def _publish_load(self) -> None:
         self._load_at_s = NEVER_S
         now = self._load_sent_s = self._shell.now()
         self._load_n += 1

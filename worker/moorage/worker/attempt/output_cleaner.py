@@ -186,7 +186,7 @@ class OutputCleaner:
             for digest, output in sizes.items():
                 self._finished[digest] = (ended[digest], output)
             doomed = self._over_bounds(running_bytes, spare)
-            self._tell(spare + sum(output.bytes for output in doomed.values()))
+            self._log_room(spare + sum(output.bytes for output in doomed.values()))
             cleared = await asyncio.to_thread(self._clear, doomed) if doomed else []
             for digest in cleared:  # only now: what could not be deleted is found again by the next sweep
                 self._finished.pop(digest, None)
@@ -198,7 +198,7 @@ class OutputCleaner:
             return 0
         return len(cleared)
 
-    def _tell(self, spare: int) -> None:
+    def _log_room(self, spare: int) -> None:
         """Log that the disk is full, and that it has room again, once each."""
         if spare <= 0 and not self._is_full:
             log.warning(

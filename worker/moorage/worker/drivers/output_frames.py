@@ -32,7 +32,7 @@ class Notes:
         self._publish = publish
         self._said: dict[AttemptName, tuple[float, str]] = {}
 
-    def say(self, name: AttemptName, note: str) -> None:
+    def publish_note(self, name: AttemptName, note: str) -> None:
         """Publish what is being done for an attempt.
 
         Drop the note if it is the last one again, or the last one is less than `NOTE_S` seconds old.
@@ -85,7 +85,7 @@ class OutputFrames:
             at = (name, stream)
             self._cut(at)
             raw = self._half_before(at, size)
-            self._say(name, stream, size - len(raw), raw.decode(errors="replace"), raw, end=True)
+            self._publish_piece(name, stream, size - len(raw), raw.decode(errors="replace"), raw, end=True)
 
     def take(self) -> list[tuple[AttemptName, bytes]]:
         for at in list(self._pieces):
@@ -104,17 +104,19 @@ class OutputFrames:
         text, taken = codecs.utf_8_decode(raw, "replace")
         if taken < len(raw):
             self._halves[at] = (offset + taken, raw[taken:])
-        self._say(at[0], at[1], offset, text, raw[:taken])
+        self._publish_piece(at[0], at[1], offset, text, raw[:taken])
 
     def _half_before(self, at: tuple[AttemptName, str], offset: int) -> bytes:
         """Return the bytes that wait, and end where this offset begins; send others alone."""
         begin, half = self._halves.pop(at, (offset, b""))
         if begin + len(half) == offset:
             return half
-        self._say(at[0], at[1], begin, half.decode(errors="replace"), half)
+        self._publish_piece(at[0], at[1], begin, half.decode(errors="replace"), half)
         return b""
 
-    def _say(self, name: AttemptName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
+    def _publish_piece(
+        self, name: AttemptName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False
+    ) -> None:
         offset = max(offset, 0)
         data = raw if "\ufffd" in text and text.encode() != raw else None
         behind = offset + len(raw)

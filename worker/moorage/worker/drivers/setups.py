@@ -128,7 +128,7 @@ class Setups:
             setup = self._running.get(folder) or self._begin(assignment)
             assert setup.task is not None
             setup.waiting.append(name)
-            self._notes.say(name, f"setting up: {_first_line(assignment.run.setup or '')}")
+            self._notes.publish_note(name, f"setting up: {_first_line(assignment.run.setup or '')}")
             try:
                 if not await asyncio.shield(setup.task):
                     continue  # those that waited for it were gone, and it was ended
@@ -139,7 +139,7 @@ class Setups:
                     self._driver.end(setup.name, assignment.run.grace_s, "nothing waits for it")
         return until_deadline(assignment, began_s)
 
-    def heard(self, event: DriverEvent) -> DriverEvent | None:
+    def take(self, event: DriverEvent) -> DriverEvent | None:
         """Take what an event of the driver says of setups; return what is left for the agent, None for nothing."""
         if not self._own:
             return event
@@ -173,7 +173,7 @@ class Setups:
         lines = msgspec.json.decode(payload, type=Output).text.split("\n")
         if line := next((each.strip() for each in reversed(lines) if each.strip()), ""):
             for waiting in setup.waiting[:TOLD_MAX]:
-                self._notes.say(waiting, f"setting up: {line[:WORDS_MAX]}")
+                self._notes.publish_note(waiting, f"setting up: {line[:WORDS_MAX]}")
         return True
 
     # -- inside

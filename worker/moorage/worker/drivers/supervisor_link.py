@@ -387,9 +387,9 @@ class SupervisorLink:
     def _heed(self, answer: asyncio.Future[Answer], refused: Callable[[str], None], again: _Ask | None = None) -> None:
         """Call `refused` with the reason if the supervisor refuses. A callback does it: a task would delay a start."""
         self._unanswered[answer] = refused, again
-        answer.add_done_callback(self._heard)
+        answer.add_done_callback(self._on_answer)
 
-    def _heard(self, answer: asyncio.Future[Answer]) -> None:
+    def _on_answer(self, answer: asyncio.Future[Answer]) -> None:
         refused, again = self._unanswered.pop(answer)
         error = answer.exception()
         if isinstance(error, SupervisorRefused):

@@ -255,7 +255,7 @@ class Pieces(Generic[T]):
         if self._closed:
             raise ValueError("pieces cannot be added after close()")
         self._queue.append(piece)
-        self._tell()
+        self._notify()
         if self._wake is not None:
             self._wake()
 
@@ -265,7 +265,7 @@ class Pieces(Generic[T]):
         A second call does nothing.
         """
         self._closed = True
-        self._tell()
+        self._notify()
 
     async def run(self, lease: GpuLease) -> None:
         while True:
@@ -281,7 +281,7 @@ class Pieces(Generic[T]):
     async def _do_one(self, lease: GpuLease) -> None:
         piece = self._queue.popleft()
         self._in_work += 1
-        self._tell()
+        self._notify()
         try:
             await self._handle(piece, lease)
             self.done += 1
@@ -290,12 +290,12 @@ class Pieces(Generic[T]):
             raise
         finally:
             self._in_work -= 1
-            self._tell()
+            self._notify()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self._changed.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -242,23 +242,23 @@ class LeaseServer:
                 log.warning(
                     "worker %s: uid %d (pid %d) asked to borrow a GPU and is not allowed to", self._worker, uid, pid
                 )
-                await _heard(reader)
+                await _read_out(reader)
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.send(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
-                await _heard(reader)
+                await _read_out(reader)
             elif (pidfd := open_peer(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, watch(pidfd))
             else:
                 holder.send(_refusal("the agent does not see this process: it is in another PID namespace, or gone"))
-                await _heard(reader)
+                await _read_out(reader)
         except (FrameRefused, MoorageError) as error:
             holder.send(error.problem if isinstance(error, MoorageError) else _refusal(str(error)))
         except ConnectionError:
             pass
         except OSError as error:
             holder.send(_refusal(f"the agent cannot watch this process: {error.strerror or error}"))
-            await _heard(reader)
+            await _read_out(reader)
         finally:
             self._holders.discard(holder)
             if pidfd >= 0:
@@ -351,7 +351,7 @@ def _refusal(message: str) -> Problem:
     return problem("failed-precondition", message)
 
 
-async def _heard(reader: asyncio.StreamReader) -> None:
+async def _read_out(reader: asyncio.StreamReader) -> None:
     """Read what a refused peer writes, for a limited time, so that it can read the reason.
 
     If the connection closed before the peer has written, the peer would see a broken pipe instead.

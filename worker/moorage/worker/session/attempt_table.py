@@ -670,7 +670,7 @@ class AttemptTable:
                 self._quarantine(attempt, slots)
             attempt.probe_at_s = self._now + (PROBE_QUARANTINED_S if attempt.quarantined else PROBE_S)
 
-    def on_said_well(self, event: SaidWell) -> None:
+    def on_released(self, event: SaidWell) -> None:
         """Treat attempts as ended if all of their quarantined slots are among these: an operator released them."""
         slots = set(event.slots)
         for attempt in [attempt for attempt in self.held.values() if attempt.quarantined]:

@@ -125,7 +125,7 @@ class Attempts:
             RollCall: self._on_roll_call,
             Restored: self._on_restored,
             StraysOver: self._on_strays_over,
-            SaidWell: self.table.on_said_well,
+            SaidWell: self.table.on_released,
             HealthChanged: self._on_health_changed,
             HelloChanged: self._on_hello_changed,
             OverGrant: self.table.end_over_grant,

@@ -31,7 +31,7 @@ class Stillness:
         self._idle_w: dict[int, int] = {}  # by slot: the least power that it was seen to draw at 0 %
         self._read_s = 0.0
 
-    def said(self, name: AttemptName, now_s: float) -> None:
+    def note_output(self, name: AttemptName, now_s: float) -> None:
         """Note that an attempt has written output or reported progress."""
         if name in self._since_s:
             self._since_s[name] = now_s

@@ -109,7 +109,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
 
     The file system is not asked again, because a job may have mounted one that never answers.
     """
-    cwd, program = _told(child.cwd), _told(child.argv[0])
+    cwd, program = _one_line(child.cwd), _one_line(child.argv[0])
     is_absent = number in (errno.ENOENT, errno.ENOTDIR)
     if stage == "cwd":
         return f"no folder {cwd}" if is_absent else f"folder {cwd}: {os.strerror(number)}"
@@ -130,7 +130,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
         )
         why = f"no {program} {where}, or not what its first line names (without CR LF)"
     else:
-        searched = f"in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
+        searched = f"in PATH {_one_line(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
         why = f"no program {program} {searched}"
         if child.argv[0] == b"python":  # the end of a long text is cut, as it passes the scheduler
             why = f"no program python: name python3, or an environment's python by its path; it is not {searched}"
@@ -139,7 +139,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
     return why
 
 
-def _told(text: bytes) -> str:
+def _one_line(text: bytes) -> str:
     """Return text in one line, only the end of a long one, and quoted if it has a blank."""
     line = in_one_line(text.decode(_ENCODING, "replace"))
     line = line if len(line) <= TOLD_CHARS_MAX else f"…{line[1 - TOLD_CHARS_MAX :]}"

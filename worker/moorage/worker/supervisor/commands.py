@@ -211,16 +211,16 @@ class _Connection:
             return
         self._send(Executed(pid=self._pid))
         if self._status is not None:
-            self._tell_end()
+            self._send_end()
 
     def _ended(self, status: int) -> None:
         self._status = status
         if self._confirm >= 0:  # its pipe has ended, too: the report comes first
             self._confirmed()
         elif not self._closed:
-            self._tell_end()
+            self._send_end()
 
-    def _tell_end(self) -> None:
+    def _send_end(self) -> None:
         assert self._status is not None
         self._command = None
         self._send(Over(code=os.waitstatus_to_exitcode(self._status)))
@@ -247,7 +247,7 @@ class _Connection:
 
     def _held(self, status: int) -> None:
         self._terminal, self._status = None, status
-        self._tell_end()
+        self._send_end()
 
     def _signal(self, number: int) -> None:
         if not 0 < number < signal.NSIG:

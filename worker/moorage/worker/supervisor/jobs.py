@@ -870,9 +870,9 @@ class Jobs:
         return None
 
     def _watch(self, attempt: Attempt) -> None:
-        attempt.timers.append(self._loop.call_later(UNPROVEN_AFTER_S, self._tell_unproven, attempt))
+        attempt.timers.append(self._loop.call_later(UNPROVEN_AFTER_S, self._send_unproven, attempt))
 
-    def _tell_unproven(self, attempt: Attempt) -> None:
+    def _send_unproven(self, attempt: Attempt) -> None:
         if attempt.state is State.OVER or attempt.unproven:
             return
         attempt.unproven = True

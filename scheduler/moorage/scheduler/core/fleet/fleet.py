@@ -163,7 +163,7 @@ class Fleet:
         if not cls.hosts:
             del self.classes[cls.key]
 
-    def tell_apart(self, shape: Shape) -> None:
+    def distinguish(self, shape: Shape) -> None:
         """Note what a request requires: hosts that differ in it are in different classes from now on.
 
         That concerns labels and device names; a device index needs no split, as all hosts of a class have the same
@@ -172,11 +172,11 @@ class Fleet:
         first time, it moves each host that has the value.
         """
         if shape.requires:
-            self._tell_labels_apart(shape.requires)
+            self._distinguish_labels(shape.requires)
         if shape.device_ids:
-            self._tell_devices_apart(shape.device_ids)
+            self._distinguish_devices(shape.device_ids)
 
-    def _tell_labels_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
+    def _distinguish_labels(self, requires: Mapping[str, Sequence[str]]) -> None:
         for label, values in requires.items():
             hosts = self.labelled.get(label)
             if hosts is None:
@@ -190,7 +190,7 @@ class Fleet:
                     if self.hosts[num].cls.labels.get(label) != value:
                         self._sort_anew(self.hosts[num])
 
-    def _tell_devices_apart(self, ids: Sequence[str]) -> None:
+    def _distinguish_devices(self, ids: Sequence[str]) -> None:
         if self._by_name is None:
             self._by_name = {}
             for host in self.hosts.values():

@@ -326,7 +326,7 @@ class Admission:
         event = made.submit
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
         if self._heard is None:
-            self._heard = self.all_heard()
+            self._heard = self.all_reported()
         if not self._heard:
             made.warnings += (NOT_HEARD, why)  # may be rejected later, once all workers were heard from
             return made
@@ -443,7 +443,7 @@ class Admission:
         missing += sum(hosts[num].replicas_of(shape, "ever") for num in shape.refusing & hosts.keys())
         return self.fleet.lack(shape, missing)
 
-    def all_heard(self) -> bool:
+    def all_reported(self) -> bool:
         """Return whether every worker with a session was heard from in this term.
 
         Before that, no request is refused because no worker could run it. Once true, it stays so until the fleet

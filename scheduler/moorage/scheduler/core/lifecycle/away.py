@@ -25,7 +25,7 @@ class Away:
     def lack(self, shape: Shape, replicas: int) -> int:
         """Return how many of so many replicas they could not hold, if all came back; 0 or less if they could all."""
         self._look()
-        self._fleet.tell_apart(shape)
+        self._fleet.distinguish(shape)
         return self._fleet.lack(shape, replicas)
 
     def _look(self) -> None:

@@ -38,7 +38,7 @@ class Health:
         self.lifecycle = lifecycle
         self._shy: set[int] | None = None
 
-    def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
+    def on_renewal(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave.
 
         Do nothing if the record has no room, or it has handled a report of this worker.

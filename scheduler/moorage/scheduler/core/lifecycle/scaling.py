@@ -178,7 +178,7 @@ class Scaling:
             return
         self._services[job.num] = _Service()
 
-    def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
+    def on_load(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
         """Take what a member says; a frame of no member of such a service is ignored."""
         member = member_of(self._state, tenant, load)
         service = self._services.get(member.replica.job.num) if member is not None else None

@@ -330,13 +330,13 @@ class Sessions:
             if host.stays:
                 self.fleet.opens(worker.num)
             self.fleet.refresh(host)
-        self.stalls.heard(host)
+        self.stalls.on_renewal(host)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         host.refused = 0
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
             self.fleet.refresh(host)
-        self.health.heard(draft, host, frame)
+        self.health.on_renewal(draft, host, frame)
         return host
 
     def note_unknown(self, worker: Worker, unknown: list[Held]) -> None:

@@ -104,7 +104,7 @@ class _Heard:
         return self.began and self.load is not None and self.load.rests and not self.load.running
 
     @property
-    def is_told(self) -> bool:
+    def may_begin(self) -> bool:
         """Whether it may begin calls, as far as it was told and has said."""
         return (self.told is None or self.told.awake) and not (self.load is not None and self.load.rests)
 
@@ -123,7 +123,7 @@ class Sleeping:
         #: ended the calls of its turn
         self.is_called = False
 
-    def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
+    def on_load(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
         """Take what a member says; a frame of no member of such a service is ignored."""
         member = member_of(self._state, tenant, load)
         if member is None or not self._lifecycle.request_of(member.replica.job).sleeps:
@@ -246,7 +246,7 @@ class Sleeping:
                 continue
             if not draft.full:
                 self._look(draft, heard, mono_ms)
-                self._tell(draft, heard, mono_ms)
+                self._send_turn(draft, heard, mono_ms)
             if heard.vain >= VAIN_MAX and self._is_needed(member) and not self._is_guest(member):
                 stuck[member.worker.num] = stuck.get(member.worker.num, 0) | member.mask
 
@@ -304,7 +304,7 @@ class Sleeping:
             heard.asked, heard.awake_ms, heard.freezes_ms = True, mono_ms, mono_ms
             _write(draft, member, FREEZE, why)
 
-    def _tell(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
+    def _send_turn(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
         """Tell a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
         member, load, told = heard.member, heard.load, heard.told
         if load is None:
@@ -312,16 +312,16 @@ class Sleeping:
         rests = member.replica.state == FROZEN or member.freeze
         rests = rests or self._turn_is_over(heard, mono_ms)
         if not rests:
-            if not heard.is_told:
-                self._say(draft, heard, Turn(load.member, awake=True), mono_ms)
+            if not heard.may_begin:
+                self._add_turn(draft, heard, Turn(load.member, awake=True), mono_ms)
             return
         if told is None or told.awake or not load.rests or mono_ms - heard.told_ms >= TURN_AGAIN_MS:
             wait = self.waits(member)
             about = f", in about {math.ceil(wait.ms / 1000)} s" if wait.ms and not wait.stuck else ""
             why = f"the service sleeps{about}: it {wait.why}"
-            self._say(draft, heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)
+            self._add_turn(draft, heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)
 
-    def _say(self, draft: Draft, heard: _Heard, turn: Turn, mono_ms: int) -> None:
+    def _add_turn(self, draft: Draft, heard: _Heard, turn: Turn, mono_ms: int) -> None:
         job = heard.member.replica.job
         service = self._lifecycle.request_of(job).service
         assert service is not None

@@ -60,7 +60,7 @@ class Stalls:
         """Whether attempts with a `stall_s` are still now, so that time alone may make them stall."""
         return bool(self._still or self.told)
 
-    def heard(self, host: Host) -> None:
+    def on_renewal(self, host: Host) -> None:
         """Take what a host's renewal says of attempts that are still."""
         if still := {name: use for name, use in host.use.items() if use.still_s > 0}:
             self._still[host.worker.num] = still

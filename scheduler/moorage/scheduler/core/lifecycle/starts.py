@@ -62,7 +62,7 @@ class Starts:
         """Whether starts must be told to `heard`: some host has failed to start a job since its last start."""
         return bool(self.known.failed or self.known.times)
 
-    def heard(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
+    def on_reports(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
         for report in reports:
             if report.kind not in ("started", "ran"):

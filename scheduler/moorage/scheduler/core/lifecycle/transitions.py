@@ -159,7 +159,7 @@ class Lifecycle:
         """Take a report frame of a worker's current session. Those about unknown attempts change nothing."""
         attempts = worker.attempts
         if self.starts.watches:
-            self.starts.heard(draft, worker, reports)
+            self.starts.on_reports(draft, worker, reports)
         freed: list[Attempt] = []
         for report in reports:
             attempt = attempts.get((report.tenant, report.job, report.replica, report.attempt, report.fence))

@@ -95,14 +95,14 @@ class Windows:
             return
         why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
         for attempt in list(worker.attempts.values()):
-            if not self.lifecycle.is_on_worker(attempt) or left_s > self._told_before_s(attempt):
+            if not self.lifecycle.is_on_worker(attempt) or left_s > self._notice_s(attempt):
                 continue
             size = 4 * STEP_BYTES * len(attempt.replica.job.rows)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
                 return  # the rest follow a second later
             self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(left_s))
 
-    def _told_before_s(self, attempt: Attempt) -> float:
+    def _notice_s(self, attempt: Attempt) -> float:
         run = self.lifecycle.request_of(attempt.replica.job).workload
         return run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
 

@@ -107,9 +107,9 @@ class Schedules:
         assert row is not None
         why = why[:WHY_CHARS_MAX]
         draft.add(acts.Ran(event.tenant, event.name, event.sequence, why, event.next_ms))
-        return self.told(row, event)
+        return self.answer_to(row, event)
 
-    def told(self, row: Schedule | None, event: ScheduleRun) -> Answer | Problem:
+    def answer_to(self, row: Schedule | None, event: ScheduleRun) -> Answer | Problem:
         """Return the answer to who asked for a run that was decided."""
         if row is None:
             return no_schedule(event.tenant, event.name)

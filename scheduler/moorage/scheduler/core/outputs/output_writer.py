@@ -83,7 +83,7 @@ class OutputWriter:
                     own = self.own_subject(job)
                 events.append((job.tenant, job.name, encode(event_of(state, job)), own))
         while self._joined:
-            self._tell_levels(self._joined.pop(), out)
+            self._add_levels(self._joined.pop(), out)
 
     def own_subject(self, job: Job) -> bool:
         """Return whether this job's events also go to its own subject; `"events": "tenant"` turns that off."""
@@ -142,7 +142,7 @@ class OutputWriter:
         self._joined.append(worker)
         self.want_differences(wanted, worker, frame.holding, 0, [])
 
-    def _tell_levels(self, worker: Worker, out: Outputs) -> None:
+    def _add_levels(self, worker: Worker, out: Outputs) -> None:
         """Tell the jobs on shared devices of a worker that rejoined with other levels of enforcement."""
         former = self._sessions.former.pop(worker.num, None)
         if former is None:
@@ -157,7 +157,7 @@ class OutputWriter:
                 event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
-    def tell_idle(self, reports: list[tuple[Attempt, Report]], out: Outputs) -> None:
+    def add_idle(self, reports: list[tuple[Attempt, Report]], out: Outputs) -> None:
         """Add events for jobs, if not over, whose GPUs are idle. These are no transitions, and not in the ledger."""
         for attempt, report in reports:
             job = attempt.replica.job
@@ -167,7 +167,7 @@ class OutputWriter:
             event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
             out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
-    def tell_stalls(self, stalls: list[tuple[Job, Stalled]], out: Outputs) -> None:
+    def add_stalls(self, stalls: list[tuple[Job, Stalled]], out: Outputs) -> None:
         """Add events for jobs, if not over, that stall or move again. These are no transitions either."""
         for job, stalled in stalls:
             if not job.over:

@@ -48,7 +48,7 @@ class WaitingRoom:
         self._due: deque[int] = deque()  # jobs whose time has come, and that were not told
 
     @property
-    def tells(self) -> bool:
+    def is_due(self) -> bool:
         """Whether some job has ended, or a time has come, and not all that wait for it know."""
         return bool(self._ends or self._due)
 
@@ -71,9 +71,9 @@ class WaitingRoom:
         if job.num in self._behind:
             self._ended(job.num, STATE_NUMBER[job.state])
 
-    def tell(self, draft: Draft) -> None:
+    def write_due(self, draft: Draft) -> None:
         """Write what follows from ends and times, for as many of the jobs that wait as the record has room for."""
-        room = self._tell_times(draft, TOLD_MAX)
+        room = self._write_times(draft, TOLD_MAX)
         while self._ends and room > 0 and not draft.bulk_full:
             end = self._ends[0]
             name, met = self._state.jobs[end.num].name, list[int]()
@@ -90,7 +90,7 @@ class WaitingRoom:
                     self._leave(job)
                     if num in self._behind:
                         self._ended(num, CANCELLED)
-            self._met(draft, end.num, met)
+            self._write_end(draft, end.num, met)
             if not end.behind:
                 self._ends.popleft()
                 del self.telling[end.num]
@@ -99,7 +99,7 @@ class WaitingRoom:
         """Note that the time has come for which a job waited: it is told with this record or a later one."""
         self._due.append(num)
 
-    def _tell_times(self, draft: Draft, room: int) -> int:
+    def _write_times(self, draft: Draft, room: int) -> int:
         """Tell jobs that their time has come, at most so many; return how many more may be told."""
         met = list[int]()
         while self._due and room > 0 and not draft.bulk_full:
@@ -110,10 +110,10 @@ class WaitingRoom:
                 continue  # it has ended by itself, perhaps with this record
             if TIME in dict(job.awaits):
                 met.append(num)
-        self._met(draft, TIME, met)
+        self._write_end(draft, TIME, met)
         return room
 
-    def _met(self, draft: Draft, ended: int, waiting: list[int]) -> None:
+    def _write_end(self, draft: Draft, ended: int, waiting: list[int]) -> None:
         if waiting:
             draft.add(Met(ended, waiting))
         for job in [self._state.jobs[num] for num in waiting]:

@@ -304,7 +304,7 @@ class Planner:
                 break
             choice = self._place_first(draft, group)
             if choice is None:
-                if self._stands_aside(draft, group, aside):
+                if self._set_aside(draft, group, aside):
                     continue
                 end = End.NO_ROOM
                 if self.verdicts.give(group):
@@ -391,7 +391,7 @@ class Planner:
             self.queue.placed(group, group.jobs[0], draft.time_ms)
         return choice
 
-    def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
+    def _set_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
         """Return whether the first job of a group, which found no room, is set aside for those behind it.
 
         Only if hosts are excluded for it alone: a job behind it may have a shorter time limit, or take turns where it

@@ -141,7 +141,7 @@ class Indexing:
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job into the queue if it may place something; set its timers."""
         shape = self.requests.shape_of(job)
-        self.fleet.tell_apart(shape)
+        self.fleet.distinguish(shape)
         if job.failed:  # its former leader may not have come to it
             self.admission.lifecycle.failing[job] = None
         came_back = [replica for replica in job.rows.values() if replica.state == QUEUED] if job.back else []
@@ -168,7 +168,7 @@ class Indexing:
         waiting = self.queue.waiting[job.num] = Waiting(job, sorted(due), _most(job, request))
         return waiting
 
-    def stands(self, job: Job) -> Reason | None:
+    def why_unqueued(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
         if job.awaits:
             return reasons.AFTER if any(num != TIME for num, _ in job.awaits) else reasons.NOT_BEFORE
@@ -190,7 +190,7 @@ class Indexing:
                 self._index_again(job)
             return
         kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-        if self.stands(job) is None and self.planner.order.waits(job.num):
+        if self.why_unqueued(job) is None and self.planner.order.waits(job.num):
             self.queue.enter(job.num, kind)
         else:
             self.queue.leave(job.num, kind)
@@ -276,7 +276,7 @@ class Indexing:
 
     def queue_rejections(self) -> None:
         """Once all workers were heard from, queue the rejections of jobs that no worker could ever run."""
-        if self._unmatched and self.admission.all_heard():
+        if self._unmatched and self.admission.all_reported():
             self.rejects.extend(sorted(self._unmatched))
             self._unmatched.clear()
 

@@ -89,7 +89,7 @@ class Verdicts:
 
     def reserve(self, draft: Draft) -> None:
         """Drop a reservation that no longer stands, and plan anew if it is time; `QueueOrder` has begun the pass."""
-        if self.reservation is not None and not self.stands():
+        if self.reservation is not None and not self.still_waits():
             if self._waits(self.reservation):
                 self._planned_ms = -math.inf
             self._become(None)
@@ -119,7 +119,7 @@ class Verdicts:
         """Open the reserved hosts to all jobs."""
         self._become(None)
 
-    def stands(self) -> bool:
+    def still_waits(self) -> bool:
         """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""
         held, order = self.reservation, self._order
         group = None if held is None else order.queue.group_of(held.priority, held.shape, held.tenant)

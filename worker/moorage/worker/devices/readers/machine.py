@@ -91,11 +91,11 @@ class CombinedInventory(Inventory):
         slots = {home: slot for slot, home in enumerate(self._homes)}
 
         def of(part: Inventory) -> ReportFault:
-            def told(own_slot: int, fault: Fault) -> None:
+            def on_fault(own_slot: int, fault: Fault) -> None:
                 if (part, own_slot) in slots:
                     report(slots[(part, own_slot)], fault)
 
-            return told
+            return on_fault
 
         for part in self._parts:
             part.watch(of(part))

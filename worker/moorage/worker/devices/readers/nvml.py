@@ -165,12 +165,12 @@ class NvmlInventory(Inventory):
         return is_free(reading, self._handles[slot].baseline_mib)
 
     async def held(self, slot: int) -> dict[int, int]:
-        return await self._told(self._holders[slot].fresh_answer)
+        return await self._known(self._holders[slot].fresh_answer)
 
     async def worked(self, slot: int) -> dict[int, int]:
-        return await self._told(self._workers[slot].answer)
+        return await self._known(self._workers[slot].answer)
 
-    async def _told(self, ask: Callable[[], Awaitable[dict[int, int]]]) -> dict[int, int]:
+    async def _known(self, ask: Callable[[], Awaitable[dict[int, int]]]) -> dict[int, int]:
         try:
             return await ask()
         except TimeoutError:

@@ -68,7 +68,7 @@ class NvmlEvents:
             return
         try:
             while not self._stopped.is_set():
-                self._hear(events, loop, report)
+                self._wait_for_event(events, loop, report)
         finally:
             try:
                 self._api.nvmlEventSetFree(events)
@@ -91,7 +91,7 @@ class NvmlEvents:
         api.nvmlEventSetFree(events)
         return None
 
-    def _hear(self, events: Any, loop: asyncio.AbstractEventLoop, report: ReportFault) -> None:
+    def _wait_for_event(self, events: Any, loop: asyncio.AbstractEventLoop, report: ReportFault) -> None:
         try:
             event = self._api.nvmlEventSetWait_v2(events, WAIT_MS)
         except self._api.NVMLError_Timeout:

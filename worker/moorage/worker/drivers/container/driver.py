@@ -203,7 +203,7 @@ class ContainerDriver(Driver):
         return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
 
     def report(self, event: DriverEvent) -> None:
-        if (left := self._setups.heard(event)) is not None:
+        if (left := self._setups.take(event)) is not None:
             super().report(left)
 
     def publish(self, name: AttemptName, payload: bytes) -> None:

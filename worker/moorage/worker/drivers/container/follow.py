@@ -55,7 +55,7 @@ class Follower:
                 await read_out(reading, output, ENGINE_S)
             is_whole = reading.done() and reading.exception() is None
         except asyncio.CancelledError:
-            self.live.tell()
+            self.live.publish_pieces()
             output.close(is_over=False)
             raise
         finally:

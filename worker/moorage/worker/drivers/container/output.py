@@ -232,9 +232,9 @@ class LiveOutput:
                 await asyncio.sleep(0)
             self._fresh.add(output)
             if self._flush is None:
-                self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.tell)
+                self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.publish_pieces)
 
-    def tell(self) -> None:
+    def publish_pieces(self) -> None:
         """Save the position in each output that has new pieces, then publish the collected pieces."""
         if self._flush is not None:
             self._flush.cancel()
@@ -247,10 +247,10 @@ class LiveOutput:
 
     def end(self, name: AttemptName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
         """Publish that both streams of an attempt are over, and close its files, with a notice if some is missing."""
-        self.tell()  # the collected pieces first: the ends of the streams come last
+        self.publish_pieces()  # the collected pieces first: the ends of the streams come last
         out, err = output.sizes
         self._frames.end(name, msgspec.structs.replace(ended, stdout_bytes=out, stderr_bytes=err))
-        self.tell()
+        self.publish_pieces()
         if not is_whole:
             log.warning("job %s: its output is incomplete: the engine did not send the rest", name[1])
             output.cut()

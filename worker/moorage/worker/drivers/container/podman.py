@@ -108,7 +108,7 @@ class Libpod(Engine):
         # what the service says of a log that it follows may lack lines: here it says only that there is more
         said = super().output(container, str(int(time.time())), follow=True) if follow else None
         with LogFile(shown["HostConfig"]["LogConfig"]["Path"]) as file, _of_log():
-            async for _ in _heard(said):
+            async for _ in _ticks(said):
                 for piece in file.read():
                     yield piece
 
@@ -116,7 +116,7 @@ class Libpod(Engine):
         return {}, spec_of(config, name, self._limits)
 
 
-async def _heard(said: AsyncIterator[Piece] | None) -> AsyncIterator[None]:
+async def _ticks(said: AsyncIterator[Piece] | None) -> AsyncIterator[None]:
     """Yield when something was said, and each second, until it is over; then once more. Without it, yield once."""
     if said is not None:
         more = asyncio.Event()

@@ -192,7 +192,7 @@ class Starter:
         if pull == "never":
             raise lacks(f"there is no image {name}, and this worker does not pull it")
         if self._pulls.locked():
-            self._notes.say(attempt.name, f"waiting to pull the image {name}")
+            self._notes.publish_note(attempt.name, f"waiting to pull the image {name}")
         async with self._pulls:
             found = None if pull == "always" else await self._host.engine.image(name)  # another job may have pulled it
             if found is None:
@@ -206,12 +206,12 @@ class Starter:
         login = login_for(name, self._own, self._settings.secrets_dir)
         log.info("%s: pulling the image %s", attempt.name[1], name)
         progress = PullProgress(name)
-        self._notes.say(attempt.name, progress.text)
+        self._notes.publish_note(attempt.name, progress.text)
         try:
             async with asyncio.timeout(PULL_S_MAX):
                 async for message in self._host.engine.pull(name, login):
                     progress.add(message)
-                    self._notes.say(attempt.name, progress.text)
+                    self._notes.publish_note(attempt.name, progress.text)
         except TimeoutError:
             why = f"image {name} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
             raise CannotStart(None, why) from None

@@ -243,12 +243,12 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         running = _Running()
 
-        def say_progress(fraction: float, text: str) -> None:
+        def note_progress(fraction: float, text: str) -> None:
             running.newest_progress = (fraction, text)
             if not running.progress_due:  # if two threads both see False, it is published twice at worst
                 running.progress_due = True
                 with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no listener
-                    loop.call_soon_threadsafe(self._say_progress, running)
+                    loop.call_soon_threadsafe(self._publish_progress, running)
 
         running.context = HandlerContext(
             assignment.name,
@@ -256,7 +256,7 @@ class HandlerDriver(Driver):
             tuple(assignment.devices),
             assignment.mode,
             lay_over(resolve_secrets(assignment.run.env, self._secrets_dir), ours),
-            say_progress=say_progress,
+            say_progress=note_progress,
             fence_s=lambda: self._fence_s,
             item=assignment.item,
         )
@@ -317,7 +317,9 @@ class HandlerDriver(Driver):
         log.error(
             "%r was asked to stop (%s) but goes on; the devices of this job stay out of use", context, running.reason
         )
-        self._say(running, "err", f"moorage: asked to stop ({running.reason}), and still running after its grace\n")
+        self._publish_piece(
+            running, "err", f"moorage: asked to stop ({running.reason}), and still running after its grace\n"
+        )
         self.report(Stuck([context.name]))
         if self._on_overdue is not None:
             self._on_overdue(context)
@@ -339,9 +341,9 @@ class HandlerDriver(Driver):
             self._over(running, CODE_ENDED, running.reason or running.context.cancel_reason or "cancelled by itself")
         elif error is not None:
             text = "".join(traceback.format_exception(error))
-            self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
+            self._publish_piece(running, "err", text[-TRACEBACK_CHARS_MAX:])
             tail = carried(text[-TAIL_CHARS_MAX:])
-            self._say_to_all(running.context.tenant, [encode(ResultLine(_result_of(running), tail=tail))])
+            self._publish_to_all(running.context.tenant, [encode(ResultLine(_result_of(running), tail=tail))])
             self._over(running, CODE_FAILED, words_of(error))
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
@@ -394,7 +396,7 @@ class HandlerDriver(Driver):
         except Exception as error:
             self._not_kept([running for running, _ in kept], error)
             return
-        self._say_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
+        self._publish_to_all(kept[0][0].context.tenant, [line for _, line in kept if len(line) <= SENT_BYTES_MAX])
         for running, line in kept:
             self._flush_progress(running)  # progress that was reported earlier is published first
             self._close_run(running, line.decode() + "\n")
@@ -420,8 +422,8 @@ class HandlerDriver(Driver):
     def _close_run(self, running: _Running, last: str = "") -> None:
         """Cancel the run's timers, end its streams, standard output with the line `last`, and forget the run."""
         self._cancel_timers(running)
-        self._say(running, "out", last, end=True)
-        self._say(running, "err", "", end=True)
+        self._publish_piece(running, "out", last, end=True)
+        self._publish_piece(running, "err", "", end=True)
         del self._running[running.context.name]
 
     @staticmethod
@@ -432,7 +434,7 @@ class HandlerDriver(Driver):
 
     # -- what is published
 
-    def _say_to_all(self, tenant: str, lines: list[bytes]) -> None:
+    def _publish_to_all(self, tenant: str, lines: list[bytes]) -> None:
         """Publish lines of results in one message to all waiting clients of a tenant. Do nothing without lines.
 
         So a client needs no subscription for each job.
@@ -440,7 +442,7 @@ class HandlerDriver(Driver):
         if lines:
             self.publish((tenant, ALL_JOBS, 0, 0, 0), together(lines))
 
-    def _say_progress(self, running: _Running) -> None:
+    def _publish_progress(self, running: _Running) -> None:
         """Publish the newest progress, if there is any, and call this again 1 / `PROGRESS_PER_S_MAX` seconds later."""
         if running.context.name not in self._running or self._closed:
             return
@@ -452,14 +454,14 @@ class HandlerDriver(Driver):
                 return
             running.progress_due = True
         self._flush_progress(running)
-        asyncio.get_running_loop().call_later(1 / PROGRESS_PER_S_MAX, self._say_progress, running)
+        asyncio.get_running_loop().call_later(1 / PROGRESS_PER_S_MAX, self._publish_progress, running)
 
     def _flush_progress(self, running: _Running) -> None:
         newest, running.newest_progress = running.newest_progress, None
         if newest is not None:
-            self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
+            self._publish_piece(running, "out", encode(_Progress(*newest)).decode() + "\n")
 
-    def _say(self, running: _Running, stream: frames.StreamName, text: str, *, end: bool = False) -> None:
+    def _publish_piece(self, running: _Running, stream: frames.StreamName, text: str, *, end: bool = False) -> None:
         context, text = running.context, carried(text)
         offset = running.offsets[stream]
         behind = running.offsets[stream] = offset + len(text.encode())

@@ -166,7 +166,7 @@ class KubernetesDriver(Driver):
                 continue
             if seen.is_over and seen.kind in ("refused", "failed"):
                 phase = "refused" if seen.kind == "refused" or seen.mark else "exited"
-                living.append(Living(name, phase, seen.code, seen.told))
+                living.append(Living(name, phase, seen.code, seen.reason))
                 continue
             attempt = self._attempts[name] = _Attempt(name)
             attempt.is_sent = attempt.is_there = attempt.has_secret = True
@@ -461,9 +461,9 @@ class KubernetesDriver(Driver):
             self.report(Started([attempt.name]))
             self._follow(attempt)
         attempt.over.set()
-        self._begin(self._tell(attempt, seen))
+        self._begin(self._report_end(attempt, seen))
 
-    async def _tell(self, attempt: _Attempt, seen: Seen) -> None:
+    async def _report_end(self, attempt: _Attempt, seen: Seen) -> None:
         """Report an end, once the output has been published."""
         if attempt.output is not None:
             await asyncio.wait((attempt.output,))
@@ -471,7 +471,7 @@ class KubernetesDriver(Driver):
         self._attempts.pop(name, None)
         if not attempt.is_started:
             seen = attempt.given_up or seen
-        why = seen.told
+        why = seen.reason
         if attempt.asked is not None and not attempt.is_started:
             self.report(Ended([(name, CODE_LOST, attempt.asked[1])]))
         elif (seen.kind == "refused" or seen.mark) and not attempt.is_started:

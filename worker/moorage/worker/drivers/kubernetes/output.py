@@ -53,7 +53,7 @@ class PodOutputs:
         self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
 
     async def close(self) -> None:
-        self.live.tell()
+        self.live.publish_pieces()
         if self._sweeps is not None:
             self._sweeps.cancel()
             await asyncio.wait((self._sweeps,))
@@ -76,7 +76,7 @@ class PodOutputs:
             await read_out(reading, output, QUIET_S)
             is_whole = reading.done() and reading.exception() is None and reading.result()
         except asyncio.CancelledError:
-            self.live.tell()
+            self.live.publish_pieces()
             output.close(is_over=False)
             raise
         finally:

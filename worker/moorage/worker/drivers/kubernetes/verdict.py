@@ -44,7 +44,7 @@ class Seen(NamedTuple):
     mark: str = ""
 
     @property
-    def told(self) -> str:
+    def reason(self) -> str:
         """The reason of a start that failed, with the prefix that says whose fault it is."""
         return f"{self.mark or f'{START_FAILED}: '}{self.why}"
 

@@ -228,7 +228,7 @@ class ProcessDriver(Driver):
         await self._link.close(self._owner)
 
     def report(self, event: DriverEvent) -> None:
-        if (left := self._setups.heard(event)) is not None:
+        if (left := self._setups.take(event)) is not None:
             super().report(left)
 
     def publish(self, name: AttemptName, payload: bytes) -> None:

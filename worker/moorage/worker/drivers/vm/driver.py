@@ -215,12 +215,12 @@ class VmDriver(ProcessDriver):
             return  # the start of the job is reported once its VM has booted
         if isinstance(event, Output):
             if event.stream == "stderr" and name in self._booting:
-                self._hear(name, event.data.decode(errors="replace"))
+                self._on_boot_lines(name, event.data.decode(errors="replace"))
             if not self._stream_output:
                 return
         super().on_event(key, event)
 
-    def _hear(self, name: AttemptName, said: str) -> None:
+    def _on_boot_lines(self, name: AttemptName, said: str) -> None:
         """Take what the runner writes while its VM boots; the guest writes nothing there yet.
 
         Note the start of the attempt if its VM is up; else keep the last line, which says why a VM did not boot.
@@ -238,7 +238,7 @@ class VmDriver(ProcessDriver):
         """
         if event.reason != "exit" or event.signal is None:
             return event
-        if name not in self._booting and self._said_to_boot(name):  # it ended while no agent ran
+        if name not in self._booting and self._boot_lines(name):  # it ended while no agent ran
             self._taken_over(name)
         if name in self._booting:
             message = self._booting[name].removeprefix("moorage: ") or "its runner was killed"
@@ -247,13 +247,13 @@ class VmDriver(ProcessDriver):
 
     def _taken_over(self, name: AttemptName) -> None:
         """Read again how far the VM has booted: its runner may have reported it to an earlier agent."""
-        if (said := self._said_to_boot(name)) is not None:
+        if (said := self._boot_lines(name)) is not None:
             self._booting[name] = ""
-            self._hear(name, said)
+            self._on_boot_lines(name, said)
 
     # -- inside
 
-    def _said_to_boot(self, name: AttemptName) -> str | None:
+    def _boot_lines(self, name: AttemptName) -> str | None:
         """Return what a runner has written while its VM boots; "" if there is no file yet.
 
         Return None if the VM is up, or the file cannot be read or was cut.

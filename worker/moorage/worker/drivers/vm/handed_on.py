@@ -266,11 +266,11 @@ class HandingInventory(Inventory):
             return
         slots = {home: slot for slot, home in enumerate(self._homes) if home is not None}
 
-        def told(home: int, fault: Fault) -> None:
+        def on_fault(home: int, fault: Fault) -> None:
             if self._inner is inner and home in slots:
                 report(slots[home], fault)
 
-        inner.watch(told)
+        inner.watch(on_fault)
 
     def _reading(self, slot: int, own: list[SlotReading]) -> SlotReading:
         if self._slots[slot].address in self.away:

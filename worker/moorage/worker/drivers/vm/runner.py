@@ -139,7 +139,7 @@ class Vm:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
             for each in theirs.values():
                 each.close()
-        self._listens = threading.Thread(target=self._hear_console, daemon=True)
+        self._listens = threading.Thread(target=self._read_console, daemon=True)
         self._listens.start()
 
     def wait_until_up(self, seconds: float) -> None:
@@ -182,7 +182,7 @@ class Vm:
                     return int(value) & 0xFF
         return None
 
-    def say(self, data: bytes) -> None:
+    def write_guest(self, data: bytes) -> None:
         """Write to the guest; does nothing once QEMU is gone."""
         with contextlib.suppress(OSError):
             self.ports["job"].sendall(data)
@@ -193,7 +193,7 @@ class Vm:
         self._qemu.wait()
         self._listens.join()
 
-    def _hear_console(self) -> None:
+    def _read_console(self) -> None:
         with contextlib.suppress(OSError):
             while piece := self.ports["console"].recv(_PIECE_BYTES):
                 self._console += piece
@@ -278,7 +278,7 @@ def boot(plan: Plan) -> tuple[Vm, str]:
             except NotUp as error:
                 if accelerator == plan.accelerators[-1]:
                     raise
-                tell(f"moorage: with {accelerator}: {error}")
+                write_line(f"moorage: with {accelerator}: {error}")
             except BaseException:
                 vm.close()
                 raise
@@ -319,12 +319,12 @@ def run(plan: Plan, variables: dict[str, str]) -> int | None:
         signal.signal(each, asked)
     vm, accelerator = boot(plan)
     try:
-        tell(f"{UP} ({accelerator}, {plan.cpus} CPUs, {plan.memory_mib} MiB)")
+        write_line(f"{UP} ({accelerator}, {plan.cpus} CPUs, {plan.memory_mib} MiB)")
         secret = secrets.token_hex(16)
         with tempfile.TemporaryFile(dir=os.path.dirname(plan.folder) or None) as archive:
             pumps = pump_all(vm, b"\x04" + secret.encode(), plan, archive)
             text = script(plan, variables)
-            vm.say(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
+            vm.write_guest(f"{len(text)} {secret} {'yes' if plan.keep else 'no'}\n".encode() + text)
             # signals stay blocked for handlers: one that came while the job was sent to the guest is the job's, too
             threading.Thread(target=pass_on_signals, args=(vm,), daemon=True).start()
             code = vm.wait_for_code()
@@ -362,7 +362,7 @@ def pass_on_signals(vm: Vm) -> NoReturn:
     A handler would not do: a signal that comes just before the main thread waits for the guest would be lost.
     """
     while True:
-        vm.say(f"{signal.Signals(signal.sigwait(SIGNALS)).name.removeprefix('SIG')}\n".encode())
+        vm.write_guest(f"{signal.Signals(signal.sigwait(SIGNALS)).name.removeprefix('SIG')}\n".encode())
 
 
 def pump_all(vm: Vm, mark: bytes, plan: Plan, archive: BinaryIO) -> list[threading.Thread]:
@@ -399,7 +399,7 @@ def write_all(descriptor: int, data: bytes) -> None:
             data = data[os.write(descriptor, data) :]
 
 
-def tell(line: str) -> None:
+def write_line(line: str) -> None:
     """Write one line to stderr."""
     write_all(2, f"{line}\n".encode(errors="replace"))
 
@@ -421,13 +421,13 @@ def main() -> None:
     except Asked as asked:
         end_by(asked.number)
     except NotUp as error:
-        tell(f"moorage: the VM did not come up: {error}")
+        write_line(f"moorage: the VM did not come up: {error}")
         end_by(signal.SIGKILL)
     except (BadArchive, OSError) as error:
-        tell(f"moorage: the files of the job are not kept: {error}")
+        write_line(f"moorage: the files of the job are not kept: {error}")
         sys.exit(1)
     if code is None:
-        tell("moorage: the VM ended without reporting the end of its job")
+        write_line("moorage: the VM ended without reporting the end of its job")
         end_by(signal.SIGKILL)
     sys.exit(code)
 

@@ -102,7 +102,7 @@ class Feeder:
             with contextlib.suppress(OSError):  # out of descriptors: try again later
                 self._look()
             with contextlib.suppress(OSError):
-                await self._tell()
+                await self._write_held()
 
     async def _refill(
         self, segment: Segment, attempt: _Attempt, now_s: float, measured: dict[str, dict[int, float] | None]
@@ -180,16 +180,16 @@ class Feeder:
                 log.warning("job %s: %d kernel launches were not throttled, %s", attempt.name[1], opened, why)
                 attempt.opened = opened
 
-    async def _tell(self) -> None:
+    async def _write_held(self) -> None:
         """Tell each segment with a limit what NVML says that its processes hold. Raises OSError."""
         on: dict[int, list[tuple[Segment, int, _Attempt]]] = {}
         for segment, attempt in self._attempts.items():
             for device, uuid in enumerate(() if segment.is_closed else map(_bare, segment.uuids)):
                 if uuid in self._slots and segment.limit(device):
                     on.setdefault(self._slots[uuid], []).append((segment, device, attempt))
-        await asyncio.gather(*(self._tell_of(slot, limited) for slot, limited in on.items()))
+        await asyncio.gather(*(self._write_held_of(slot, limited) for slot, limited in on.items()))
 
-    async def _tell_of(self, slot: int, limited: list[tuple[Segment, int, _Attempt]]) -> None:
+    async def _write_held_of(self, slot: int, limited: list[tuple[Segment, int, _Attempt]]) -> None:
         """Tell this of one device. Segments keep what they were told if NVML fails. Raises OSError."""
         readings = [segment.begin_reading() for segment, _, _ in limited]
         try:
@@ -205,7 +205,7 @@ class Feeder:
             if 0 in pids.values():
                 continue  # of those without a slot it cannot be told which they are
             attempts = attempt.driver.attempts_of(held.keys() - pids.values())
-            segment.tell_others(device, sum(held[pid] for pid, name in attempts.items() if name == attempt.name))
+            segment.write_others(device, sum(held[pid] for pid, name in attempts.items() if name == attempt.name))
 
 
 def _bare(uuid: str) -> str:

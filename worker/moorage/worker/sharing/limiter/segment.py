@@ -294,7 +294,7 @@ class Segment:
             self._write(at_device + _WORD, reading.number)
             self._write(at, slot.owner)
 
-    def tell_others(self, device: int, held: int) -> None:
+    def write_others(self, device: int, held: int) -> None:
         """Write how many bytes NVML says that processes of the attempt without a slot hold. Raises OSError."""
         self._write(_AT_BEYOND + device * _WORD, held)
 

@@ -290,13 +290,13 @@ class ManagedMps(WatchedDaemons):
                     async with asyncio.timeout(END_S):
                         await gpu.ended.wait()
                 except TimeoutError:
-                    return _told(gpu, "its daemon does not end")
+                    return _log_once(gpu, "its daemon does not end")
             self._link.forget([key])
             gpu.key, gpu.ended, gpu.limits = "", asyncio.Event(), None
         try:
             await self._modes.give_back(gpu.device.uuid)
         except ModeFault as fault:
-            return _told(gpu, f"its compute mode is not restored: {fault}")
+            return _log_once(gpu, f"its compute mode is not restored: {fault}")
         gpu.told = ""
         shutil.rmtree(gpu.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -381,7 +381,7 @@ def _limits_of(spec: GpuSpec, device: Device) -> Limits:
     return Limits(share.memory_mib or device.memory_mib, share.compute_percent)
 
 
-def _told(gpu: _Gpu, why: str) -> bool:
+def _log_once(gpu: _Gpu, why: str) -> bool:
     """Log once why a GPU cannot be freed, and return False."""
     if why != gpu.told:
         gpu.told = why
