@@ -99,6 +99,20 @@ def test_a_worker_that_comes_round_is_no_evidence_any_more() -> None:
     assert behind(drive) == ""
 
 
+def test_renewals_from_before_a_placement_came_end_no_attempt() -> None:
+    """They waited while leader or server were slow, and then counted as if the worker had lost the attempt."""
+    drive = Driving()
+    drive.worker("w0", auto=False)
+    drive.submit("j", gpu={})
+    before = drive.state.workers["w0"].no
+    for _ in range(MISSED_MAX):
+        assert renew(drive, "w0", no=before) == "renewed"
+    for kind in ("claimed", "started"):
+        drive.report(kind, "j")
+    assert renew(drive, "w0", no=before) == "renewed"
+    assert [end for frame in drive.wanted for end in frame.end] == []
+
+
 @pytest.mark.parametrize("told_since", [0, 3])
 def test_what_ended_since_the_backup_that_a_ledger_was_restored_from_is_asked_for(told_since: int) -> None:
     """Its worker was answered then, holds it no more and has nothing to add: it ran in the ledger for ever, and its

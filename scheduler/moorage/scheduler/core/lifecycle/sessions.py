@@ -21,6 +21,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import GOODBYE, WORKERS_MAX, GangPhase
 from moorage.scheduler.core.ledger.state import (
+    AT_CLAIMED,
     AT_EXITED,
     FROZEN,
     LEAVING,
@@ -455,7 +456,8 @@ class Sessions:
         """Return the attempts to send to a worker again, and those in its list that the ledger does not know.
 
         `no` is the number of the last report frame that it knows to be answered. In each attempt that the list lacks,
-        `missed` counts that renewal.
+        `missed` counts that renewal, if the worker had reported the attempt before it sent that: renewals from before
+        the placement came may wait for a slow leader or server.
         """
         has = {name_in(each): each.n for each in resized}
         shown = {name_in(entry): entry for entry in held}
@@ -470,7 +472,8 @@ class Sessions:
             elif attempt.phase == AT_EXITED:
                 continue
             else:
-                if no >= worker.no:  # a larger number: a restored ledger lacks reports since its backup
+                # a larger number: a restored ledger lacks reports since its backup
+                if no >= worker.no and attempt.phase >= AT_CLAIMED:
                     attempt.missed += 1
                 again.append(attempt)
         return again, unknown
