@@ -32,11 +32,12 @@ from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Position
 from moorage.scheduler.leader import service, term
 from moorage.scheduler.ledger import ledger as ledger_room
+from moorage.scheduler.ledger import state_bytes
 from moorage.scheduler.ledger.invariants import validate
-from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
+from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken, SnapshotsUnread
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
-from moorage.scheduler.ledger.state_bytes import dump
+from moorage.scheduler.ledger.state_bytes import SNAPSHOT_FORMAT, dump
 from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.schemas.subjects import Subjects
 from tests.servers import MortalServer, Server
@@ -523,6 +524,46 @@ async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server:
                 assert other.state.digest == one.state.digest
         with pytest.raises(LedgerBroken, match="older backup"):
             await Ledger(here.js, here.subjects, 0).follow(ahead(one.state.seq + 10))
+
+
+async def test_snapshots_that_only_a_newer_release_can_read_are_told_as_such(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older scheduler said that records were lost, and advised to replace the ledger by the last backup."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        named = []
+        with monkeypatch.context() as newer:
+            newer.setattr(state_bytes, "SNAPSHOT_FORMAT", SNAPSHOT_FORMAT + 1)
+            for number in range(2):
+                await one.append(f"job-{number}")
+                named.append(await follow_and_write(here.url, unique, 1))
+                await one.append(snapshot=named[-1])
+        other = await here.leader()
+        other.state = await recover(other.ledger, here.snapshots)
+        await other.ledger.follow(other.state)
+        assert other.state.digest == one.state.digest, "no record is deleted yet"
+        assert await one.ledger.purge_below(named[0][1] + 1) > 0
+        other.state = await recover(other.ledger, here.snapshots)
+        with pytest.raises(SnapshotsUnread, match=r"format 3, this release reads 2: use a newer release"):
+            await other.ledger.follow(other.state)
+
+
+async def test_no_record_of_a_later_format_is_stepped_over_whatever_its_form(nats_server: Server, unique: str) -> None:
+    """It was skipped as junk: an older scheduler led on without all that it held, and ended the newer one's term."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append("a")
+        later = [FORMAT + 1, one.state.epoch, 5, 9, one.state.time_ms, one.state.digest, {"accepted": ["b"]}]
+        other = await here.leader()
+        for subject in (here.subjects.ledger_record, here.subjects.ledger_snapshot, here.subjects.ledger_epoch):
+            await here.js.append(subject, msgspec.msgpack.encode(later))
+            with pytest.raises(LedgerBroken, match=f"has format {FORMAT + 1}.*use a newer release"):
+                await other.ledger.follow(other.state)
+        with pytest.raises(LedgerBroken, match="use a newer release"):
+            await recover(other.ledger, here.snapshots)
 
 
 class EmptyCopy(JetStream):

@@ -211,7 +211,8 @@ class Follower:
         await self._history.write()
         state = await recover(self._ledger, self._snapshots)
         if state.seq <= self._state.seq:
-            raise LedgerBroken(f"records behind {self._state.seq} are gone, and no snapshot holds them")
+            lost = f"records behind {self._state.seq} are gone, and no snapshot holds them"
+            raise LedgerBroken(self._ledger.unread_snapshot or lost)
         told = await self._history.read(state)
         self._state = state
         gap = self._usage.bridge(state)

@@ -23,7 +23,7 @@ from moorage.scheduler.follower.history import ensure_history
 from moorage.scheduler.leader.beside import keep_running
 from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.leader.term import Term, monotonic_ms
-from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder
+from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder, SnapshotsUnread
 from moorage.scheduler.ledger.snapshots import recover
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.scheduler.pacing.retrying import retry_unanswered
@@ -95,6 +95,8 @@ class Scheduler(Parts):
             try:
                 await self._stand_by(state)
                 gaps = 0
+            except SnapshotsUnread:
+                raise
             except LedgerGap as gap:  # purged before this process read it: the newest snapshot contains it
                 gaps += 1
                 if gaps > GAPS_MAX:

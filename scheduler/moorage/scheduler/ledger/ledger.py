@@ -32,7 +32,7 @@ from moorage.bus.jetstream import (
     wall_seconds,
 )
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.fold import check_format, fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT
@@ -79,6 +79,10 @@ class LedgerGap(LedgerBroken):
     """Records were deleted before they were read. If they were purged, a newer snapshot has them (ledger-rules H22)."""
 
 
+class SnapshotsUnread(LedgerGap):
+    """Such records are only in snapshots of another release."""
+
+
 class _Fence:
     """What an append says of the ledger before it; messages that are stepped over move it on."""
 
@@ -104,6 +108,7 @@ class Ledger:
         self.appending = AppendProgress()
         self._stalled = Reminders()  # what was logged about the current append
         self._server_ahead_s: float | None = None  # compared with this machine's monotonic clock
+        self.unread_snapshot = ""  # why no snapshot could be read, if another release wrote one
         self._lags_since_s = 0.0  # since when the server asked answers with less than was read; 0 if it does not
 
     async def ensure(self, *, first_seq: int = 0) -> int:
@@ -182,7 +187,7 @@ class Ledger:
         self._lags_since_s = 0.0
         if info.last_seq == state.seq:
             return 0
-        with _reading(state):
+        with self._reading(state):
             async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
                 count += self.fold_message(state, message)
                 if message.seq % 200 == 0:
@@ -195,7 +200,7 @@ class Ledger:
         Raises `LedgerGap`, `LedgerBroken`, `BusError`.
         """
         stream = self._subjects.ledger_stream
-        with _reading(state):
+        with self._reading(state):
             async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=through):
                 record = self._decode(message)
                 if record is None or record.epoch < state.epoch:
@@ -218,6 +223,7 @@ class Ledger:
         """Return name, sequence and digest of the last two snapshots that a record names, newest first; [] if none.
 
         The record that names a snapshot repeats the previous one, and has a subject of its own: one read finds both.
+        Raises `LedgerBroken` if it is of a release that this one cannot read.
         """
         stream, subject = self._subjects.ledger_stream, self._subjects.ledger_snapshot
         message = await self._js.get_last(stream, subject)
@@ -227,6 +233,9 @@ class Ledger:
                 record = self._decode(earlier) or record
         if record is None:
             return []
+        if message is not None:
+            with self._reading(State()):
+                check_format(record, message.seq)
         return [(act.name, act.seq, act.digest) for act in reversed(record.acts) if isinstance(act, acts.Snapshot)]
 
     async def last_term(self) -> State:
@@ -257,6 +266,18 @@ class Ledger:
         Epoch records, and records that name a snapshot, have other subjects and stay.
         """
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
+
+    @contextlib.contextmanager
+    def _reading(self, state: State) -> Iterator[None]:
+        """Turn errors of reading and folding into errors of the ledger. Raises `LedgerGap`, `LedgerBroken`."""
+        try:
+            yield
+        except StreamGap as gap:
+            if self.unread_snapshot:  # it has the records that are missing
+                raise SnapshotsUnread(self.unread_snapshot) from None
+            raise LedgerGap(f"the ledger has a gap after record {state.seq}: {gap}") from None
+        except FoldError as error:
+            raise LedgerBroken(str(error)) from None
 
     def fold_message(self, state: State, message: StoredMessage) -> bool:
         """Fold one stored record and return True; step over an invalid or stale message and return False."""
@@ -493,17 +514,6 @@ class Ledger:
         begun = next((act.ledger_id for act in record.acts if isinstance(act, acts.Epoch)), "") if record else ""
         if begun and fence.ledger_id and begun != fence.ledger_id:
             raise Deposed(f"ledger {begun} has replaced {fence.ledger_id}")
-
-
-@contextlib.contextmanager
-def _reading(state: State) -> Iterator[None]:
-    """Turn errors of reading and folding into errors of the ledger. Raises `LedgerGap`, `LedgerBroken`."""
-    try:
-        yield
-    except StreamGap as gap:
-        raise LedgerGap(f"the ledger has a gap after record {state.seq}: {gap}") from None
-    except FoldError as error:
-        raise LedgerBroken(str(error)) from None
 
 
 def _words_of(answer: JsError | BusError) -> str:

@@ -19,7 +19,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, JsError
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
-from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.ledger.state_bytes import BadSnapshot, OtherSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.system.logged import begin_log
@@ -115,19 +115,24 @@ class Snapshots:
 async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
     """Return the state to start from: the newest snapshot that a ledger record names and that can be read.
 
-    If there is none, an empty state. Later records are not folded. Raises `BusError`.
+    If there is none, an empty state. Later records are not folded. If snapshots are of another release, and the records
+    before them are deleted, reading on raises `SnapshotsUnread`. Raises `LedgerBroken`, `BusError`.
     """
+    unread = ledger.unread_snapshot = ""
     for name, seq, digest in await ledger.named_snapshots():
         try:
             state = await snapshots.read(name, digest)
         except BadSnapshot as error:
             log.warning("%s", error)
+            if isinstance(error, OtherSnapshot):
+                unread = str(error)
             continue
         if state.seq == seq:
             return state
         log.warning(
             "snapshot %s ends at record %d, but the ledger says that it ends at record %d", name, state.seq, seq
         )
+    ledger.unread_snapshot = unread
     return State()
 
 

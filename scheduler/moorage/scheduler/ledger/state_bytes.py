@@ -54,6 +54,10 @@ class BadSnapshot(Exception):
     """The bytes are not a snapshot of this format, or not the state that they claim to be."""
 
 
+class OtherSnapshot(BadSnapshot):
+    """The snapshot has the format of another release."""
+
+
 def dump(state: State) -> bytes:
     """Return the whole ledger state as msgpack, without soft fields."""
     job_of, replica_of, worker_of = Job.LASTING.dump, Replica.LASTING.dump, Worker.LASTING.dump
@@ -80,13 +84,16 @@ def snapshot_digest(snapshot: bytes) -> str:
 
 
 def load(snapshot: bytes) -> State:
-    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest."""
+    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest.
+
+    `OtherSnapshot` is one of these.
+    """
     try:
         format_ = _decode_format(_parts_of(snapshot)[0])
         if format_ != SNAPSHOT_FORMAT:
             newer = format_ > SNAPSHOT_FORMAT
             next_ = "use a newer release" if newer else "begin with a new ledger (0.3 is unreleased)"
-            raise BadSnapshot(f"the snapshot has format {format_}, this release reads {SNAPSHOT_FORMAT}: {next_}")
+            raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {SNAPSHOT_FORMAT}: {next_}")
         return _loaded(_decode(snapshot))
     # any damage is possible, as rows refer to each other by number
     except (*UNREADABLE, LookupError, TypeError) as error:

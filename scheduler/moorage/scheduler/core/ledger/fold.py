@@ -20,17 +20,22 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 
     Raises `FoldError` if the record does not fit the state, which must then be thrown away.
     """
-    if not FORMAT_MIN <= record.format <= FORMAT:
-        other = "a newer" if record.format > FORMAT else "an older"
-        raise FoldError(
-            f"record {seq} has format {record.format}; this release reads {FORMAT_MIN} to {FORMAT}: use {other} release"
-        )
+    check_format(record, seq)
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied
         return Folded()
     if record.digest != state.digest:
         raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
     return begin(state, record, seq).end()
+
+
+def check_format(record: Record, seq: int) -> None:
+    """Raise `FoldError` if this release does not know the record's format: it may mean anything."""
+    if not FORMAT_MIN <= record.format <= FORMAT:
+        other = "a newer" if record.format > FORMAT else "an older"
+        raise FoldError(
+            f"record {seq} has format {record.format}; this release reads {FORMAT_MIN} to {FORMAT}: use {other} release"
+        )
 
 
 def begin(state: State, record: Record, seq: int) -> Folding:

@@ -11,12 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.ledger.acts import AnyAct, Unknown
+from moorage.scheduler.core.ledger.records import FORMAT
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
     """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
 
-    - `format` is the ledger's feature level; in a record that raises it, the new one.
+    - `format` is the ledger's feature level; in a record that raises it, the new one. Its place and those of the other
+      fields without a default are the same in every format: so each release can tell that a record is of a later one.
     - (`leader`, `rid`) is the record's name, by which its leader recognises it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
       The job's id is empty if the body begins with it, as nearly all bodies do.
@@ -45,6 +47,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 _ACTS_AT: Final = Record.__struct_fields__.index("acts")
+_HEAD: Final = len(Record.__struct_fields__) - len(Record.__struct_defaults__)
 encode_record: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Record).decode
 _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
@@ -54,11 +57,15 @@ def decode_record(payload: bytes) -> Record:
     """Return the record in these bytes. Raises `msgspec.DecodeError` if they are not a record.
 
     An act that this release cannot read does not make the record invalid: it becomes `Unknown`, which `fold` refuses.
+    Nor does another form of a record of a later format: its head is returned, and `fold` refuses that format.
     """
     try:
         return _decode(payload)
     except msgspec.ValidationError:
         fields = _decode_list(payload)
+        head = fields[:_HEAD]
+        if len(head) == _HEAD and all(type(each) is int for each in head) and head[0] > FORMAT:
+            return Record(*head)
         acts = msgspec.convert(fields[_ACTS_AT : _ACTS_AT + 1], list[list[list[Any]]])
         if not acts:
             raise
