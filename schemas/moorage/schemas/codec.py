@@ -7,6 +7,7 @@ Whatever the bytes are, decoding raises nothing but `Refused`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from types import UnionType
@@ -14,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from moorage.schemas.decode_errors import ANY_KEY, explain_decode_error
+from moorage.schemas.decode_errors import ANY_KEY, explain_decode_error, is_unknown_field
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import VERSION
 from moorage.schemas.job import Request
@@ -28,6 +29,8 @@ NESTING_MAX: Final = 64
 
 #: the first byte of a msgpack map or array, of up to 15 parts or with their number in 2 or 4 bytes
 _MSGPACK_FIRST: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+#: a step of a field's path: a name, or a position in brackets
+_STEP: Final = re.compile(r"[^.\[\]$]+|\[\d+\]")
 _PATH_CHARS_MAX: Final = 200
 _NUMBERS: Final = f"{-(2**63)}..{2**64 - 1}"
 _json_encode: Final = msgspec.json.Encoder().encode
@@ -91,6 +94,40 @@ class Decoder(Generic[T]):
 
 
 decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
+
+
+def decode_accepted(body: bytes) -> Request:
+    """Return the request of a job that a scheduler has accepted, without the fields that only its release knows.
+
+    Nothing may start by it, as these fields are left out. Raises `Refused` for any other fault.
+    """
+    try:
+        return decode_request(body)
+    except Refused as refused:
+        if not is_unknown_field(refused.problem):
+            raise
+        unread = refused
+    plain = (msgspec.json if is_json(body) else msgspec.msgpack).decode(body)
+    while _drops_unknown(plain, unread):
+        try:
+            return msgspec.convert(plain, Request)
+        except msgspec.ValidationError as error:
+            unread = Refused(explain_decode_error(error, Request))
+    raise unread
+
+
+def _drops_unknown(plain: Any, refused: Refused) -> bool:
+    """Remove the unknown field that this refusal names; return False if it is about something else."""
+    if not is_unknown_field(refused.problem):
+        return False
+    *path, name = _STEP.findall(refused.problem.field)
+    try:
+        for step in path:
+            plain = plain[int(step[1:-1]) if step.startswith("[") else step]
+        del plain[name]
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True
 
 
 def same_request(one: bytes, other: bytes) -> bool:

@@ -72,6 +72,11 @@ _KEY_CHARS_MAX: Final = 80
 _FRAMES: Final = "moorage.schemas.frames."
 
 
+def is_unknown_field(told: Problem) -> bool:
+    """Return whether a `Problem` of `explain_decode_error` is about a field that the type does not have."""
+    return _UNKNOWN.search(told.message) is not None
+
+
 def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "", plain: Any = None) -> Problem:
     """Return an error of msgspec as a `Problem`: which field, what was found, what is allowed.
 

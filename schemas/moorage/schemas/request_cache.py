@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.codec import decode_request, identity
+from moorage.schemas.codec import decode_accepted, decode_request, identity
+from moorage.schemas.errors import Refused
 from moorage.schemas.job import Request
 from moorage.schemas.memo import Memo
 
@@ -81,3 +82,11 @@ class RequestCache:
                 known[rest] = asked = CachedRequest(decode_request(b"{" + rest))
                 return request.job, asked
         return request.job, CachedRequest(request)
+
+    def read_accepted(self, body: bytes) -> tuple[str | None, CachedRequest]:
+        """Return the same of an accepted job, without fields that only a later release knows (`decode_accepted`)."""
+        try:
+            return self.read(body)
+        except Refused:
+            asked = CachedRequest(decode_accepted(body))
+            return asked.request.job, asked

@@ -60,17 +60,19 @@ class RequestReader:
 
     def request_of(self, job: Job) -> Request:
         """Return the request of an accepted job, with the share that an operator gave it and its tenant's changes; its
-        `job` may be None.
+        `job` may be None. It lacks fields that only a later release knows: such a job has no shape, and is not placed.
 
         It is decoded from the body: for rare paths only.
         """
-        request = self.requests.read(job.body)[1].request.with_part(job.part)
+        request = self.requests.read_accepted(job.body)[1].request.with_part(job.part)
         return request.with_bounds(*job.bounds_at()) if job.bounds else request
 
     def limit_ms_of(self, job: Job, fence: int) -> int | None:
         """Return the time limit in ms of an attempt with this fence; None without one."""
         _, limit_ms = job.bounds_at(fence)
-        limit_s = self.requests.read(job.body)[1].request.workload.timeout_s if limit_ms < 0 else limit_ms / 1000
+        limit_s = (
+            self.requests.read_accepted(job.body)[1].request.workload.timeout_s if limit_ms < 0 else limit_ms / 1000
+        )
         return None if limit_s is None else int(limit_s * 1000)
 
     def priority_of(self, job: Job) -> int:

@@ -22,7 +22,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Transition,
 )
-from moorage.schemas.codec import decode_request
+from moorage.schemas.codec import decode_accepted
 from moorage.schemas.job import Request
 
 HOUR_MS: Final = 3_600_000
@@ -62,7 +62,7 @@ def parts_of(job: Job, request: Request) -> list[tuple[int, Part]]:
     """Return what a job gets of each device, and from which ledger ms on, in order of time."""
     if not job.resizes:
         return [(0, part_of(request))]
-    asked = decode_request(job.body)
+    asked = decode_accepted(job.body)
     return [(0, part_of(asked)), *((each.since_ms, part_of(asked.with_part(each[2:]))) for each in job.resizes)]
 
 

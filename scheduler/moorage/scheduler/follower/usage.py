@@ -85,7 +85,7 @@ class Usage:
             job.told = job.rev  # its transitions so far are counted, or in a gap
 
     def _request_of(self, job: Job) -> Request:
-        return self._requests.read(job.body)[1].request
+        return self._requests.read_accepted(job.body)[1].request
 
     # -------------------------------------------------------------------------------------------- counting
 

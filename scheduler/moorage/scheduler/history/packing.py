@@ -25,7 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     Transition,
 )
 from moorage.scheduler.core.outputs.outputs import is_end, slots_of
-from moorage.schemas.codec import decode_request, is_json
+from moorage.schemas.codec import decode_accepted, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 
 #: of one frame, including the table of its workers; one history always goes in, whatever its size
@@ -205,4 +205,4 @@ def _request(job: Job) -> msgspec.Raw | None:
     body = job.body
     if len(body) > REQUEST_BYTES_MAX and job.size == 1:
         return None
-    return msgspec.Raw(body if is_json(body) else _encode(decode_request(body)))
+    return msgspec.Raw(body if is_json(body) else _encode(decode_accepted(body)))

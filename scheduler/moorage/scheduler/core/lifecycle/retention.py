@@ -58,7 +58,7 @@ class Retention:
         elif surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
         flat: list[Any] = []
-        gone, jobs, read = 0, state.jobs, self._requests.read
+        gone, jobs, read = 0, state.jobs, self._requests.read_accepted
         for num in state.ended:
             if gone >= surplus or num in self._telling:
                 break
