@@ -6,6 +6,7 @@ torn record at the end, and a full disk a piece of one: `read_records` leaves ou
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,14 +49,27 @@ def read_records(path: Path, form: Form) -> Records:
         data = path.read_bytes()
     except FileNotFoundError:
         return Records([], 0)
-    if not data.startswith(form.magic):
-        if not form.magic.startswith(data):  # a torn beginning is a file without records
-            raise NotThisForm
+    if not _has_form(data, form):
         return Records([], len(data))
     bodies = list(_bodies_in(data, form))
     beside_bytes = len(form.mark) + HEADER_BYTES
     whole_bytes = len(form.magic) + sum(beside_bytes + len(body) for body in bodies)
     return Records(bodies, len(data) - whole_bytes)
+
+
+def check_form(path: Path, form: Form) -> None:
+    """Raise NotThisForm if a file is there that begins otherwise. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        _has_form(file.read(len(form.magic)), form)
+
+
+def _has_form(data: bytes, form: Form) -> bool:
+    """Return whether a file with these bytes has records: with a torn beginning it has none. Raises NotThisForm."""
+    if data.startswith(form.magic):
+        return True
+    if not form.magic.startswith(data):
+        raise NotThisForm
+    return False
 
 
 def _bodies_in(data: bytes, form: Form) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from moorage.system.proctree import boot_id, boottime_s, children, kill_trees, read_environ
+from moorage.system.record_file import NotThisForm, RecordFile
 from moorage.worker.supervisor import journal as journal_module
 from moorage.worker.supervisor.attempt import LEGAL, Attempt, IllegalTransition, State
 from moorage.worker.supervisor.former_attempts import FormerAttempts
@@ -28,7 +30,7 @@ from moorage.worker.supervisor.journal import (
     read_journal,
     records_of,
 )
-from moorage.worker.supervisor.protocol import Ended, StartAttempt
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, Ended, StartAttempt
 
 
 def starting(key: str, boot: str = "b", cgroup: str = "", marks: tuple[bytes, ...] = ()) -> Starting:
@@ -59,6 +61,20 @@ def test_the_journal_tells_what_is_not_forgotten(tmp_path: Path) -> None:
     assert (left["c"].pid, left["c"].ended) == (9, None)
     open_journal(path, records_of(left)).close()
     assert read_journal(path) == left
+
+
+def test_a_journal_of_another_release_is_left_alone_and_no_supervisor_starts(tmp_path: Path) -> None:
+    """It was replaced by an empty one: what it named was forgotten, and jobs began again beside their processes."""
+    path = tmp_path / JOURNAL_NAME
+    other = FORM._replace(magic=b"moorage-supervisor-journal-9\n")
+    RecordFile(path, other, encoded([starting("a")])).close()
+    content = path.read_bytes()
+    command = [sys.executable, "-m", "moorage.worker.supervisor", "--state", str(tmp_path), "--no-cgroup"]
+    started = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (started.returncode, "use the release that wrote it" in started.stderr) == (1, True)
+    assert path.read_bytes() == content
+    with pytest.raises(NotThisForm):
+        read_journal(path)
 
 
 @pytest.mark.parametrize("cut", range(1, 40))

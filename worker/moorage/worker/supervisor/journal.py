@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
+from moorage.system.record_file import Form, RecordFile, read_records
 from moorage.worker.supervisor.protocol import Ended
 
 FORM: Final = Form(
@@ -70,14 +70,10 @@ class Left(msgspec.Struct):
 def read_journal(path: Path) -> dict[str, Left]:
     """Return the attempts in the file, in order of their start; damaged records and a torn last one are left out.
 
-    Empty without a file, or if it is no such journal. Raises `OSError`.
+    Empty without a file. Raises `OSError`, `NotThisForm`.
     """
     left: dict[str, Left] = {}
-    try:
-        bodies = read_records(path, FORM).bodies
-    except NotThisForm:
-        return left
-    for body in bodies:
+    for body in read_records(path, FORM).bodies:
         try:
             record = _decode(body)
         except UNREADABLE:

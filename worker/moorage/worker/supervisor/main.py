@@ -27,18 +27,25 @@ from moorage.system.collector import leave_what_stays
 from moorage.system.descriptors import raise_descriptor_limit
 from moorage.system.loops import loop_factory
 from moorage.system.proctree import become_subreaper
+from moorage.system.record_file import NotThisForm, check_form
 from moorage.system.unix_socket import SERVER_OPTIONS, listen
 from moorage.worker.supervisor import commands
 from moorage.worker.supervisor.commands import Commands
+from moorage.worker.supervisor.journal import FORM
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.mps_notice import NOTICE_S
-from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
 from moorage.worker.supervisor.server import Connection
 from moorage.worker.supervisor.state_folder import EXIT_HELD, Held, take_lock
 from moorage.worker.supervisor.supervisor import LINGER_S, Supervisor
 
 TERM_GRACE_S: Final = 10.0
+#: such a journal names members of which processes may be left: without it, their jobs would begin again beside them
+_OF_ANOTHER_RELEASE: Final = (
+    "is not a journal that this release can read: use the release that wrote it, or move the file away once no job of"
+    " it runs here"
+)
 
 
 def detach(state: Path) -> None:
@@ -113,11 +120,15 @@ def main(arguments: list[str] | None = None, loops: Callable[[], asyncio.Abstrac
         os.chmod(state, 0o700)
         (state / OUTPUT_FOLDER).mkdir(exist_ok=True)
         lock = take_lock(state)
+        check_form(state / JOURNAL_NAME, FORM)
         for_commands = listen(state / commands.SOCKET_NAME, kind=socket.SOCK_SEQPACKET)
         listener = listen(state / SOCKET_NAME)
     except Held as held:
         print(f"moorage-supervisor: {held}", file=sys.stderr)
         return EXIT_HELD
+    except NotThisForm:
+        print(f"moorage-supervisor: {state / JOURNAL_NAME} {_OF_ANOTHER_RELEASE}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"moorage-supervisor: {error}", file=sys.stderr)
         return 1

@@ -73,7 +73,7 @@ class Supervisor:
         """Read the journal, and begin to end what a former supervisor left.
 
         `program` is the compiled launcher's descriptor, or -1; `notice_s` is how long an end waits for an MPS daemon.
-        Raises `OSError`.
+        Raises `OSError`, `NotThisForm`.
         """
         self.finished = asyncio.Event()
         self._linger_s = linger_s
