@@ -69,18 +69,26 @@ class Answers:
 
     All of them share one timer, set for the earliest that may be due: one for each would cost more than all the rest
     of a request, and hardly any is ever due. Its context is `context`; None: the caller's. Used in one event loop.
+    `on_late` is called with each reply whose token is gone.
 
     Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode and messages on
     subjects without a token.
     """
 
-    def __init__(self, base: str, waiting_max: int = WAITING_MAX, context: contextvars.Context | None = None) -> None:
+    def __init__(
+        self,
+        base: str,
+        waiting_max: int = WAITING_MAX,
+        context: contextvars.Context | None = None,
+        on_late: Callable[[Delivery], None] | None = None,
+    ) -> None:
         self.base = base
         self.wildcard = f"{base}.*"
         self.waiting_max = waiting_max
         self.late = 0
         self.bad_frames = 0
         self._context = context
+        self._on_late = on_late
         self._prefix_chars = len(base) + 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_token = 0
@@ -160,6 +168,8 @@ class Answers:
         entry = self._waiting.get(token)
         if entry is None:
             self.late += 1
+            if self._on_late is not None:
+                self._on_late(delivery)
             return
         if _is_no_responders(delivery):
             del self._waiting[token]

@@ -109,6 +109,12 @@ class Link:
         """Wait until what was sent in this turn of the loop is with the socket, as `after_write`."""
         await asyncio.sleep(0)
 
+    async def regained(self) -> None:
+        """Wait until connected. Raises `ConnectionClosed` once this connection is closed."""
+        await self._connected.wait()
+        if self.closed.is_set():
+            raise ConnectionClosed(self.name)
+
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge
+from moorage.bus.errors import BadSubject, BusError, Disconnected, PayloadTooLarge, RequestTimeout
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
@@ -67,8 +67,17 @@ from moorage.schemas.service import (
 )
 from moorage.schemas.subjects import Subjects
 
-#: messages that may wait to be sent before the program waits
+#: messages that may wait to be sent, and their bytes, before the program waits
 OUT_MAX: Final = 2000
+OUT_BYTES_MAX: Final = 64 << 20
+#: an answer, or a part of one, that finds no connection is kept for so long in seconds, and sent once there is one
+KEPT_S: Final = 60.0
+#: so long after an answer was sent, the server is asked whether it has it: a connection may be lost before that is seen
+CONFIRM_S: Final = 0.2
+#: what a message takes beside its body
+MESSAGE_BYTES: Final = 1024
+#: a member that ends by itself waits so long for a connection over which it can answer
+CLOSE_S: Final = 5.0
 #: how often it says what it has to do: while that changes, and while it does not
 LOAD_S: Final = 1.0
 LOAD_QUIET_S: Final = 10.0
@@ -120,12 +129,14 @@ def attempt_of(environment: Mapping[str, str]) -> AttemptName | None:
 
 
 class _Message(NamedTuple):
-    """A message to send; a call's answer has headers and no reply."""
+    """A message to send; a call's answer has headers and no reply. `made_s` is in the loop's time, of one that was made
+    without a connection; else 0."""
 
     subject: str
     body: bytes
     reply: str
     headers: dict[str, str] | None
+    made_s: float
 
 
 class Messenger:
@@ -162,6 +173,13 @@ class Messenger:
         self._asks_one = False  # the last `want` went there
         self._turn = name.subjects.member(name.tenant, name.service, "turn")
         self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
+        self._out_bytes = 0
+        self._lost_s = 0.0  # since when no message can be sent, in the loop's time; 0 if they can
+        self._kept_too_long = 0
+        #: answers that the server may not have, each with the number of the connection over which it was sent
+        self._unconfirmed: deque[tuple[int, _Message]] = deque()
+        self._unconfirmed_bytes = 0
+        self._some_unconfirmed = asyncio.Event()
         self._some_to_send = asyncio.Event()
         self._all_sent = asyncio.Event()
         self._parts: dict[int, tuple[int, float]] = {}  # of each answer in parts: how many, and when one asked last
@@ -196,7 +214,7 @@ class Messenger:
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick())]
+        self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick(), self._confirm())]
 
     async def fetch(self) -> None:
         """Fetch calls that wait at other members, from now on. Raises `PermissionRefused`.
@@ -224,12 +242,14 @@ class Messenger:
     async def drain(self) -> None:
         """Leave the queue group behind the last call that the server gives, then finish what is here.
 
-        Returns once nothing waits or runs here. What waits may be fetched by the others meanwhile.
+        Returns once nothing waits or runs here, and all answers are sent. What waits may be fetched by the others
+        meanwhile.
         """
         await self._leave()
         self.member.drain(time.monotonic())
         self._look()
         await self._emptied()
+        await self._let_all_out()
 
     async def died(self) -> None:
         """The program is over: answer what ran, let the others fetch what waits for `ROOM_S`, refuse the rest."""
@@ -247,8 +267,11 @@ class Messenger:
             self._is_not_found(reply)
         self.member.give_up(time.monotonic(), self._inputs.drop_incomplete())
 
-    async def close(self) -> None:
-        """Let out what was sent, say last what became of the calls, and end."""
+    async def close(self, within_s: float = CLOSE_S) -> None:
+        """Let out what was sent, say last what became of the calls, and end.
+
+        Without a connection, that waits for one so long.
+        """
         self._inputs.close()
         if self._closing_room is not None:
             self._closing_room.cancel()
@@ -258,8 +281,11 @@ class Messenger:
         if self._asked_here is not None:  # who asks from now on hears that nobody is here
             with contextlib.suppress(BusError):
                 await self._asked_here.unsubscribe()
-        while self._out:
-            await self._all_sent.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._let_all_out()
+        if self._out:
+            log.warning("the connection is down: %d messages are not sent", len(self._out))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -636,8 +662,13 @@ class Messenger:
         self._put(call.reply, body, "", headers)
 
     def _put(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> None:
-        self._let_out(_Message(subject, body, reply, headers))
-        if not self._is_held and len(self._out) > OUT_MAX:
+        made_s = 0.0
+        if not self._connection.is_connected:
+            if headers is None:  # it would be wrong later: what waits here, who asks
+                return
+            made_s = asyncio.get_running_loop().time()
+        self._let_out(_Message(subject, body, reply, headers, made_s))
+        if not self._is_held and (len(self._out) > OUT_MAX or self._out_bytes > OUT_BYTES_MAX):
             self._hold(True)
 
     def _let_out(self, item: _Message | Callable[[], Awaitable[None]]) -> None:
@@ -645,12 +676,19 @@ class Messenger:
             self._all_sent.clear()
             self._some_to_send.set()
         self._out.append(item)
+        if isinstance(item, _Message):
+            self._out_bytes += len(item.body)
 
     def _hold(self, on: bool) -> None:
-        """Read no more of the program while too much waits to be sent: it may stream faster than the server takes."""
+        """Read no more of the program while too much waits to be sent: it may stream faster than the server takes, or
+        there may be no connection."""
         self._is_held = on
         if self.program is not None:
             self.program.hold(on)
+
+    async def _let_all_out(self) -> None:
+        while self._out:
+            await self._all_sent.wait()
 
     async def _send_out(self) -> None:
         out = self._out
@@ -667,11 +705,15 @@ class Messenger:
                     await item()
             except BusError as error:
                 log.warning("%s", error)
+            except TimeoutError:
+                self._kept_too_long += 1
             except Exception:  # one message may not keep all others from being sent
                 log.exception("a message of the member could not be sent")
             finally:
                 out.popleft()
-                if self._is_held and len(out) < OUT_MAX // 2:
+                if isinstance(item, _Message):
+                    self._out_bytes -= len(item.body)
+                if self._is_held and len(out) < OUT_MAX // 2 and self._out_bytes < OUT_BYTES_MAX // 2:
                     self._hold(False)
 
     async def _send(self, message: _Message) -> None:
@@ -682,22 +724,70 @@ class Messenger:
         if reply.startswith(f"{IMPORTED_REPLY}."):
             reply, headers = "", {**headers, REPLY: reply}
         try:
-            await self._connection.publish(message.subject, message.body, reply, headers)
+            await self._publish(message, message.subject, message.body, reply, headers)
         except (PayloadTooLarge, BadSubject) as error:
             is_part = PART in message.headers
             if message.reply and not is_part:  # a call that is passed on, which nobody has run: it may be sent again
                 body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
-                await self._connection.publish(message.reply, body, "", headers)
+                await self._publish(message, message.reply, body, "", headers)
                 return
             if isinstance(error, BadSubject):
                 raise
             why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
             body, headers = self._failure(TOO_LARGE, why)
-            await self._connection.publish(message.subject, body, "", headers)
+            await self._publish(message, message.subject, body, "", headers)
             if is_part:  # its caller, which has heard of an error, sends no cancel
                 running = self.member.running.items()
                 for number, call in [each for each in running if each[1].reply == message.subject]:
                     self._end_early(number, call)
+
+    async def _publish(
+        self, message: _Message, subject: str, body: bytes, reply: str, headers: Mapping[str, str]
+    ) -> None:
+        """Publish what becomes of a message, once there is a connection. Raises TimeoutError `KEPT_S` after it was
+        made."""
+        while not await self._connection.publish(subject, body, reply, headers):
+            self._lost_s = self._lost_s or asyncio.get_running_loop().time()
+            async with asyncio.timeout_at(max(message.made_s, self._lost_s) + KEPT_S):
+                await self._connection.regained()
+        self._lost_s = 0.0
+        # a call that is passed on runs at most once, and who counts parts would count one more
+        if not message.reply and MEMBER in headers:
+            if not self._unconfirmed:
+                self._some_unconfirmed.set()
+            self._unconfirmed.append((self._connection.reconnects, message))
+            self._unconfirmed_bytes += len(message.body) + MESSAGE_BYTES
+            while self._unconfirmed_bytes > OUT_BYTES_MAX:
+                self._forget_unconfirmed()
+        if self._kept_too_long:
+            log.warning("the connection was down: %d answers are lost", self._kept_too_long)
+            self._kept_too_long = 0
+
+    def _forget_unconfirmed(self) -> tuple[int, _Message]:
+        over, message = self._unconfirmed.popleft()
+        self._unconfirmed_bytes -= len(message.body) + MESSAGE_BYTES
+        return over, message
+
+    async def _confirm(self) -> None:
+        """Ask the server from time to time whether it has all answers. Those sent over a connection that was lost are
+        sent again: a caller that has one already drops the second."""
+        connection = self._connection
+        while True:
+            await self._some_unconfirmed.wait()
+            await asyncio.sleep(CONFIRM_S)
+            now, count = connection.reconnects, len(self._unconfirmed)
+            try:
+                await connection.flush()
+            except (Disconnected, RequestTimeout):
+                await connection.regained()
+                if connection.reconnects == now:  # it only takes long
+                    continue
+            for _ in range(min(count, len(self._unconfirmed))):
+                over, message = self._forget_unconfirmed()
+                if over != connection.reconnects:
+                    self._let_out(message)
+            if not self._unconfirmed:
+                self._some_unconfirmed.clear()
 
     # -- time
 

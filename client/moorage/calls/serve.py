@@ -21,7 +21,7 @@ from moorage.bus.errors import BusError, PermissionRefused
 from moorage.calls.batcher import OnFrame, in_batches
 from moorage.calls.batches import Batches
 from moorage.calls.discovery import PREFIX
-from moorage.calls.messenger import Messenger, Name, attempt_of
+from moorage.calls.messenger import CLOSE_S, Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import AHEAD_MAX, FromProgram
 from moorage.schemas.service import (
@@ -138,8 +138,9 @@ async def serve(
                     await messenger.close()
                     return _exit_code(await program.finish())
                 await _drained(messenger, over, serving.grace_s)
-                await messenger.close()
-                await program.finish(END_S if serving.grace_s is None else min(LAST_S, serving.grace_s * LAST_PART) / 2)
+                half_s = None if serving.grace_s is None else min(LAST_S, serving.grace_s * LAST_PART) / 2
+                await messenger.close(CLOSE_S if half_s is None else half_s)
+                await program.finish(END_S if half_s is None else half_s)
                 return 0
             finally:
                 await program.kill()

@@ -80,6 +80,13 @@ if TYPE_CHECKING:
     from moorage.client.connected import Connected
     from moorage.client.transport import Link
 
+#: callers that gave up calls whose members may not have heard it yet, the newest
+CANCELS_MAX: Final = 1000
+#: cancels that waited for a connection are sent once more so much later: members may be connected again by then
+CANCEL_AGAIN_S: Final = 2.0
+#: bytes of parts that wait for the reader of a stream, with so many more for each part
+STREAM_BYTES_MAX: Final = 256 << 20
+PART_BYTES: Final = 1024
 #: between two tries of a call that did not start: doubled from the first to the last, times 0.5 to 1.5
 AGAIN_S_MIN: Final = 0.01
 AGAIN_S_MAX: Final = 0.25
@@ -111,6 +118,9 @@ class Calls:
         self._link: Link | None = None
         self._opening: asyncio.Task[Answers] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._cancels: dict[str, str] = {}  # those to be sent: the service's subject by the caller's reply subject
+        self._cancelled: dict[str, str] = {}  # the same of those that were sent
+        self._cancelling = False
         self._wakes: dict[str, _Wake] = {}  # by service: the last question for a member
         self._jobs: dict[str, str] = {}  # by service that nobody served: the job that has it
         self._told: dict[str, tuple[float, asyncio.Task[tuple[str, str]]]] = {}  # why nobody did, and when it was asked
@@ -119,16 +129,51 @@ class Calls:
         """Return the inbox, which lasts as long as the connection. Raises PermissionRefused."""
         link = self._client.link
         if self._opening is None or self._link is not link or (self._opening.done() and self._opening.exception()):
-            self._link, self._opening = link, asyncio.get_running_loop().create_task(_opened(link))
+            self._link, self._opening = link, asyncio.get_running_loop().create_task(_opened(link, self._on_late))
         return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
 
     def cancel(self, subject: str, reply: str) -> None:
-        """Say that the caller with this reply subject no longer waits; nobody waits for that."""
-        with contextlib.suppress(RuntimeError):  # the client is closed
-            sending = self._client.link.send([(f"{subject}.cancel", reply.encode(), "")])
-            task = asyncio.get_running_loop().create_task(sending)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        """Say that the caller with this reply subject no longer waits, once there is a connection; nobody waits for
+        that."""
+        _keep(self._cancels, reply, subject)
+        if not self._cancelling:
+            self._cancelling = True
+            self._begin(self._send_cancels())
+
+    async def _send_cancels(self) -> None:
+        again: dict[str, str] = {}
+        try:
+            link = self._client.link
+            while sending := dict(self._cancels):
+                await link.send([(f"{subject}.cancel", reply.encode(), "") for reply, subject in sending.items()])
+                if not link.is_connected:
+                    again |= sending
+                    await link.regained()
+                    continue
+                for reply, subject in sending.items():
+                    self._cancels.pop(reply, None)
+                    _keep(self._cancelled, reply, subject)
+        except (BusError, RuntimeError):  # the client is closed
+            self._cancels.clear()
+        finally:
+            self._cancelling = False
+        if again:
+            asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, self._cancel_again, again)
+
+    def _cancel_again(self, cancels: Mapping[str, str]) -> None:
+        for reply, subject in cancels.items():
+            self.cancel(subject, reply)
+
+    def _on_late(self, delivery: Delivery) -> None:
+        """Cancel a call again whose member asks with a part of the answer whether anybody listens: it was cut off."""
+        subject = self._cancelled.get(delivery.subject)
+        if subject is not None and delivery.reply and _is_part(delivery):
+            self.cancel(subject, delivery.subject)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def wake(self, service: str, since_s: float) -> Problem | None:
         """Ask the scheduler for a member of a service that nobody serves, at most each `WAKE_AGAIN_S`; return what it
@@ -138,9 +183,7 @@ class Calls:
             return last.refused
         if last is None or last.refused is not None or now_s - last.asked_s >= WAKE_AGAIN_S:
             asked = self._wakes[service] = _Wake(now_s)
-            task = asyncio.get_running_loop().create_task(self._wake(service, asked))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._wake(service, asked))
         return None
 
     async def why_none(self, service: str) -> tuple[str, str]:
@@ -184,8 +227,15 @@ class _Wake:
         self.refused: Problem | None = None
 
 
-async def _opened(link: Link) -> Answers:
-    answers = Answers(new_inbox(link.inbox_prefix))
+def _keep(rows: dict[str, str], reply: str, subject: str) -> None:
+    """Add a row; a full table loses its oldest one for it."""
+    if len(rows) >= CANCELS_MAX:
+        del rows[next(iter(rows))]
+    rows[reply] = subject
+
+
+async def _opened(link: Link, on_late: Callable[[Delivery], None]) -> Answers:
+    answers = Answers(new_inbox(link.inbox_prefix), on_late=on_late)
     await link.open_inbox(answers)
     return answers
 
@@ -378,15 +428,12 @@ class Service:
     # -- within
 
     async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Answer, None]:
-        parts: asyncio.Queue[Delivery] = asyncio.Queue()
-
-        def is_last(delivery: Delivery) -> bool:
-            parts.put_nowait(delivery)
-            return _is_last(delivery)
-
-        async with self._under_way(payload, kind, timeout_s, is_last, streams=True) as call:
+        parts = _Parts()
+        async with self._under_way(payload, kind, timeout_s, parts.put_last, streams=True) as call:
             seen = 0
             while True:
+                if parts.is_overrun:
+                    raise _too_slow()
                 if parts.empty():
                     getting = asyncio.ensure_future(parts.get())
                     try:
@@ -400,6 +447,7 @@ class Service:
                     delivery = getting.result()
                 else:
                     delivery = parts.get_nowait()
+                parts.bytes -= len(delivery.data) + PART_BYTES
                 if not _is_part(delivery):
                     call.is_over = True
                     value = call.value(delivery)
@@ -437,7 +485,8 @@ class Service:
                 sending.is_announced = await self._send(payload, kind, reply, timeout_s, headers)
                 yield call
             except BusError as error:
-                call.is_over = not isinstance(error, RequestTimeout)
+                # a call that was sent may run on, and its member cannot know that the connection was lost
+                call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Disconnected)
                 raise self._error(error, timeout_s) from None
             finally:
                 sending.stop()
@@ -585,6 +634,29 @@ class _Input:
                     self._more.clear()
                     await self._more.wait()
                 await self._link.publish(to, self._payload[at : at + size], "", {PART: str(number)})
+
+
+class _Parts(asyncio.Queue[Delivery]):
+    """The parts of a stream that have come, and that its reader has not taken."""
+
+    bytes = 0
+    is_overrun = False
+
+    def put_last(self, delivery: Delivery) -> bool:
+        """Keep a part, and return whether it is the last one; with more than `STREAM_BYTES_MAX`, keep none."""
+        self.bytes += len(delivery.data) + PART_BYTES
+        if self.bytes > STREAM_BYTES_MAX:
+            self.is_overrun = True
+            while not self.empty():
+                self.get_nowait()
+        self.put_nowait(delivery)
+        return self.is_overrun or not _is_part(delivery)
+
+
+def _too_slow() -> CallFailed:
+    mib = STREAM_BYTES_MAX >> 20
+    told = f"the parts of the answer came faster than they were read: more than {mib} MiB waited"
+    return CallFailed(client_problem("call-failed", told, next_step="read the parts faster, or let the service wait"))
 
 
 class NotSent(Disconnected):

@@ -21,6 +21,7 @@ class Proxy:
         self.target_port = target_port
         self.port = 0
         self.passed_bytes = 0
+        self.taken = 0  # connections, also those that are not answered
         self._healed = asyncio.Event()
         self._healed.set()
         self._server: asyncio.Server | None = None
@@ -32,6 +33,12 @@ class Proxy:
 
     def cut(self) -> None:
         self._healed.clear()
+
+    def reset(self) -> None:
+        """Cut it, and end the connections that it has: both sides see that at once."""
+        self.cut()
+        for link in list(self._links):
+            link.cancel()
 
     def heal(self) -> None:
         self._healed.set()
@@ -47,6 +54,7 @@ class Proxy:
         link = asyncio.current_task()
         assert link is not None
         self._links.add(link)
+        self.taken += 1
         try:
             await self._healed.wait()
             with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,7 +18,8 @@ from moorage.bus.connection import connect
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, CallFailed, CallRefused, Client, Rejected, TimedOut, services
 from moorage.schemas.service import INPUT_VARIABLE
-from tests.servers import MortalServer
+from tests.release.chaos.proxy import Proxy
+from tests.servers import MortalServer, Server
 from tests.system.services.members import Gate, member, waiting
 from tests.waiting import skip_time, until
 
@@ -243,3 +245,37 @@ async def test_calls_go_on_behind_a_restart_of_the_server(
         behind = asyncio.create_task(moorage.call("echo", "behind", idempotent=True))
         await mortal_server.start()
         assert await behind == "behind"
+
+
+async def test_a_call_that_ends_while_its_member_is_cut_off_is_answered_once_that_is_back(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """Its caller ran into its time-out, though the work was done; an endless one, which it gave up, ran for ever."""
+    proxy = Proxy(urlsplit(nats_server.url).port or 0)
+    await proxy.open()
+    url, gate = f"nats://127.0.0.1:{proxy.port}", Gate(tmp_path)
+
+    async def away() -> None:
+        """Wait until both members have seen that their connections are gone, and have tried twice to get new ones."""
+        tried = proxy.taken
+        await until(lambda: proxy.taken >= tried + 4, what="the members try to connect")
+
+    try:
+        async with (
+            client(nats_server.url, unique) as moorage,
+            member(url, tmp_path, "functions:held", "--name", "held", prefix=unique) as one,
+            member(url, tmp_path, "functions:endless", "--name", "endless", prefix=unique) as two,
+        ):
+            await asyncio.gather(one.ready(), two.ready())
+            call, stream = asyncio.create_task(moorage.call("held", gate.data)), moorage.service("endless").stream(b"9")
+            await gate.runs()
+            await anext(stream)
+            proxy.reset()
+            gate.open()
+            await stream.aclose()  # type: ignore[attr-defined]
+            await away()
+            proxy.heal()
+            assert await call == gate.data
+            await until(lambda: "closed" in two.said, what="the endless call is over")
+    finally:
+        await proxy.close()

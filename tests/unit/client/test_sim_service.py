@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from moorage.bus.transport import Delivery
 from moorage.calls.function import Context
-from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, endpoint
+from moorage.calls.messenger import LISTENS_S
+from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, Unreachable, endpoint, services
 from moorage.testing import SimFleet
+from moorage.testing.bus.bus import SimulatedConnection
 from tests.scenes import in_virtual_time
 from tests.waiting import until
 
@@ -253,3 +255,67 @@ async def test_a_batch_that_its_function_failed_is_not_tried_again_however_idemp
         with pytest.raises(CallFailed, match="found a list of 0") as failed:
             await moorage.call("short", 1, idempotent=True)
         assert (failed.value.code, ran) == ("bad-batch", [1])
+
+
+def endless(closed: asyncio.Event) -> Callable[[Any], AsyncIterator[int]]:
+    """Parts without an end; the event says that nobody waits for them any more."""
+
+    async def parts(_: Any) -> AsyncIterator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0.1)
+                yield 1
+        finally:
+            closed.set()
+
+    return parts
+
+
+@in_virtual_time
+async def test_an_endless_answer_ends_whose_caller_or_member_loses_its_connection() -> None:
+    """It kept its place for ever: the caller's inbox was there again, so each part was heard."""
+    closed = asyncio.Event()
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("endless", endless(closed))
+        link = cast(SimulatedConnection, moorage._wire.link)
+        stream = moorage.service("endless").stream()
+        await anext(stream)
+        link.lose()
+        with pytest.raises(Unreachable):
+            [each async for each in stream]
+        link.restore()  # before the member asks the server whether anybody listens
+        await asyncio.sleep(1)
+        assert closed.is_set()
+
+        closed.clear()
+        stream = moorage.service("endless").stream()
+        await anext(stream)
+        inbox = moorage._wire.subjects.member_inbox(moorage.tenant)
+        [member] = [each for each in fleet._bus.connections if each.inbox_prefix == inbox]
+        member.lose()
+        await stream.aclose()  # type: ignore[attr-defined]
+        await asyncio.sleep(10)
+        assert not closed.is_set()
+        member.restore()
+        await asyncio.sleep(2 * LISTENS_S)
+        assert closed.is_set()
+
+
+@in_virtual_time
+async def test_parts_that_nobody_reads_are_kept_up_to_a_bound_and_then_the_call_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "STREAM_BYTES_MAX", 100 * services.PART_BYTES)
+    closed = asyncio.Event()
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("endless", endless(closed))
+        stream = moorage.service("endless").stream()
+        for _ in range(500):
+            assert await anext(stream) == 1, "who reads them gets any number"
+        await asyncio.sleep(5)
+        assert await anext(stream) == 1
+        await asyncio.sleep(10)
+        with pytest.raises(CallFailed, match="came faster than they were read"):
+            await anext(stream)
+        await asyncio.sleep(1)
+        assert closed.is_set()

@@ -18,14 +18,14 @@ from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.member import QUIET_S, TICK_S
-from moorage.calls.messenger import LISTENS_S, LOAD_QUIET_S, Messenger, Name
+from moorage.calls.messenger import CLOSE_S, CONFIRM_S, KEPT_S, LISTENS_S, LOAD_QUIET_S, OUT_BYTES_MAX, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.served import Answer, CallError, checked_headers
 from moorage.schemas.service import ERROR, HOPS_MAX, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec, Turn
-from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock
+from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock, SimulatedConnection
 from tests.scenes import in_virtual_time, played_by
 
 NAME = Name("moorage", "acme", "embed")
@@ -41,6 +41,7 @@ class Desk:
         self.running: list[int] = []
         self.heads: list[ToProgram] = []
         self.stopped: list[int] = []
+        self.held: list[bool] = []
         self.loads: list[MemberLoad] = []
         self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1, queue=queue)
         self.messenger.program = cast(Program, self)
@@ -56,7 +57,8 @@ class Desk:
         for head, body in frames:
             self.send(head, body)
 
-    def hold(self, on: bool) -> None: ...
+    def hold(self, on: bool) -> None:
+        self.held.append(on)
 
     def answer(self) -> None:
         self.messenger.on_frame(FromProgram(answer=self.running.pop(0)), b"")
@@ -704,3 +706,139 @@ async def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_it
     assert {error_of(call) for call in calls} == {""}
     await idle.messenger.close()
     await busy.messenger.close()
+
+
+def link_of(desk: Desk) -> SimulatedConnection:
+    return cast(SimulatedConnection, desk.messenger._connection)
+
+
+async def heard(desk: Desk) -> asyncio.Queue[Delivery]:
+    """What comes to the subject `inbox.a`, for calls whose answers are in parts."""
+    said: asyncio.Queue[Delivery] = asyncio.Queue()
+    await desk.caller.subscribe("inbox.a", said.put_nowait)
+    await desk.caller.publish(NAME.subject, b"", "inbox.a", {"Moorage-Wait-Ms": "600000"})
+    await asyncio.sleep(1)
+    return said
+
+
+@played_by(member)
+async def test_a_call_that_ends_while_its_member_has_no_connection_is_answered_once_it_has_one(desk: Desk) -> None:
+    """Its caller ran into its time-out, though the work was done."""
+    call = await desk.full()
+    link_of(desk).lose()
+    desk.answer()
+    await asyncio.sleep(KEPT_S / 2)
+    assert not call.done()
+    link_of(desk).restore()
+    await call
+    assert error_of(call) == ""
+
+
+@played_by(member)
+async def test_the_parts_of_an_answer_that_come_while_its_member_has_no_connection_are_sent_in_order(
+    desk: Desk,
+) -> None:
+    said = await heard(desk)
+    desk.messenger.on_frame(FromProgram(part=1), b"a")
+    await asyncio.sleep(1)
+    link_of(desk).lose()
+    for body in (b"b", b"c"):
+        desk.messenger.on_frame(FromProgram(part=1), body)
+        await asyncio.sleep(1)
+    desk.messenger.on_frame(FromProgram(error=1, kind="ValueError", message="no more"), b"")
+    link_of(desk).restore()
+    await asyncio.sleep(1)
+    found = [said.get_nowait() for _ in range(said.qsize())]
+    assert [each.data for each in found[:3]] == [b"a", b"b", b"c"]
+    assert [(each.headers or {}).get(ERROR) for each in found] == [None, None, None, "failed"]
+
+
+@played_by(member)
+async def test_a_member_without_a_connection_keeps_no_answer_for_longer_than_a_minute_and_then_answers_others(
+    desk: Desk,
+) -> None:
+    said = await heard(desk)
+    link_of(desk).lose()
+    desk.messenger.on_frame(FromProgram(answer=desk.running.pop()), b"")
+    await asyncio.sleep(KEPT_S + 1)
+    assert not desk.messenger._out
+    link_of(desk).restore()
+    await asyncio.sleep(1)
+    assert said.empty()
+    later = await desk.full()
+    desk.answer()
+    await later
+
+
+@played_by(member)
+async def test_a_program_waits_while_more_of_its_answers_are_kept_than_may_be(desk: Desk) -> None:
+    said, half = await heard(desk), bytes(OUT_BYTES_MAX // 2 + 1)
+    link_of(desk).lose()
+    desk.messenger.on_frame(FromProgram(part=1), half[:100])
+    desk.messenger.on_frame(FromProgram(part=1), half)
+    assert desk.held == []
+    desk.messenger.on_frame(FromProgram(part=1), half)
+    assert desk.held == [True]
+    await asyncio.sleep(KEPT_S + 1)
+    assert (desk.held, desk.messenger._out_bytes, said.qsize()) == ([True, False], 0, 0)
+
+
+@played_by(member)
+async def test_a_member_without_a_connection_keeps_nothing_of_what_it_says_to_others(desk: Desk) -> None:
+    """Else each `have` of a tenth of a second would wait, and be told as one."""
+    running, waits = await desk.full(), desk.call()
+    await asyncio.sleep(1)
+    link_of(desk).lose()
+    await asyncio.sleep(10)
+    assert not desk.messenger._out
+    link_of(desk).restore()
+    for call in (running, waits):
+        desk.answer()
+        await call
+
+
+@played_by(member)
+async def test_a_member_that_ends_without_a_connection_waits_for_one_within_its_grace(desk: Desk) -> None:
+    call = await desk.full()
+    link_of(desk).lose()
+    desk.answer()
+    draining = asyncio.create_task(_drained(desk.messenger, asyncio.Event(), 30.0))
+    await asyncio.sleep(10)
+    assert not draining.done()
+    link_of(desk).restore()
+    await draining
+    await call
+    began_s = now_s()
+    link_of(desk).lose()
+    desk.messenger._put("inbox.a", b"", "", {})
+    await desk.messenger.close()
+    assert now_s() - began_s < 2 * CLOSE_S + 1
+
+
+@played_by(member)
+async def test_an_answer_sent_over_a_connection_that_was_cut_off_is_sent_again_over_the_next_one(desk: Desk) -> None:
+    """The member sees seconds later that the server has not got it. What was passed on is not sent again."""
+    network, link = desk.caller._bus.network, link_of(desk)
+    first = await desk.full()
+    desk.answer()
+    await first
+    second, said = await desk.full(), desk.caller.late_answers
+    network.isolate("member")
+    desk.answer()
+    desk.messenger._put("inbox.a", b"", "inbox.b", {"Moorage-Hops": "1"})
+    await asyncio.sleep(CONFIRM_S / 2)
+    link.lose()
+    await asyncio.sleep(5)
+    network.heal()
+    passed_on = await heard_on(desk, "inbox.a")
+    link.restore()
+    await second
+    assert error_of(second) == ""
+    await asyncio.sleep(CONFIRM_S + 1)
+    assert (passed_on, desk.caller.late_answers, len(desk.messenger._unconfirmed)) == ([], said, 0)
+
+
+async def heard_on(desk: Desk, subject: str) -> list[Delivery]:
+    said: list[Delivery] = []
+    await desk.caller.subscribe(subject, said.append)
+    return said
