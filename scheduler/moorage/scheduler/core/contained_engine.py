@@ -7,6 +7,8 @@ this term knows stays, such as the stalls that were reported:
 - a request is answered `internal`, or becomes a dead letter. From the second time within a minute on, the same tenant's
   requests of that verb are refused unread for a minute, since the tables cost the time of all tenants;
 - of a queue group, the jobs are held with the reason `internal`, until an operator releases them;
+- a worker at whose host a second group fails is cordoned in place of that, until an operator says `uncordon`, if the
+  group has room on another host. If it fails there, too, it is held instead;
 - the ranker gives way to `pack` until the next term;
 - a worker's frames are refused, so its session is ended by its own lease, and its reports wait in its journal. It joins
   again after a pause; the second time it is cordoned, and stays out until an operator says `uncordon`. One whose host
@@ -24,16 +26,19 @@ from __future__ import annotations
 
 import itertools
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.core.containment import (
+    GROUPS_MAX,
     PARTS_OF_PLACING,
     PAUSE_MS,
     PLACING,
     STEP_PAUSE_MS,
     TIMERS,
+    Asker,
     failed,
     unread,
 )
@@ -49,6 +54,7 @@ from moorage.scheduler.core.events import (
     Submit,
 )
 from moorage.scheduler.core.fleet.host import HEARD, Host
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Attempt, Job, Worker
@@ -59,7 +65,7 @@ from moorage.scheduler.core.outputs.output_writer import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.checked import asked, ranker_of
-from moorage.scheduler.core.rank.ranker import Pack, Ranker
+from moorage.scheduler.core.rank.ranker import Choice, Pack, Ranker
 from moorage.scheduler.core.schedule.plan import Claim
 from moorage.scheduler.core.schedule.preempt import Candidate
 from moorage.schemas.actors import SCHEDULER
@@ -71,6 +77,7 @@ from moorage.schemas.reasons import STARTS_FAIL
 BUILDS_MAX: Final = 16
 WHY_HELD: Final = "internal: the scheduler failed as it placed it"
 WHY_CORDONED: Final = "internal: the scheduler failed twice on what this worker sends"
+WHY_CLOSED: Final = "internal: the scheduler failed twice as it placed jobs on this worker"
 
 
 class _Known(NamedTuple):
@@ -112,6 +119,7 @@ class ContainedEngine(Engine):
                 self._rebuild(mono_ms, self.fleet.left | self.fleet.hosts, known)
                 continue
             assert self._in_flight is not None
+            self.containment.blamed.clear()
             self._in_flight.replies += self._owed
             self._owed = []
             return payload
@@ -150,7 +158,8 @@ class ContainedEngine(Engine):
     def _group(self, raised: Exception, now_ms: int) -> list[Event] | None:
         """Set aside the group at hand; return the request that has put it into the queue with this record.
 
-        Of a group that was there before, the jobs are held. None if none was being served.
+        Of a group that was there before, the jobs are held. Where the host at hand is at fault, neither is set aside.
+        None if no group was being served.
         """
         contained, planner = self.containment, self.planner
         new = self._in_flight.new if self._in_flight is not None else {}
@@ -163,8 +172,12 @@ class ContainedEngine(Engine):
         asked: Event | None = None
         if made := next((new[num] for num in nums if num in new), None):
             asked = self._asked_for(made.submit)
+            if self._host_at_fault(raised, (made.submit.tenant, made.submit.name), nums, made.submit.shape, now_ms):
+                return []
         else:
             job = self.state.jobs[next(iter(nums))]
+            if self._host_at_fault(raised, (job.tenant, job.name), nums, self.reader.shape_of(job), now_ms):
+                return []
             for order in self.pending.taken_rest:
                 if isinstance(order, Order) and isinstance(order.act, ReleaseAct) and order.act.tenant == job.tenant:
                     asked = order
@@ -174,6 +187,38 @@ class ContainedEngine(Engine):
         contained.note("job", PLACING, f"job {job.tenant}/{job.name} and {len(nums) - 1} alike", raised, now_ms)
         contained.jobs |= nums
         return []
+
+    def _host_at_fault(
+        self, raised: Exception, whose: Asker, nums: Iterable[int], shape: Shape | None, now_ms: int
+    ) -> bool:
+        """Return whether the host at hand is at fault rather than the group: then its worker is to be cordoned.
+
+        That needs a second group which has room elsewhere. It is tried there with this very record: if it fails there,
+        too, it is at fault, and the host is not.
+        """
+        contained, host = self.containment, _host_at_hand(raised)
+        blamed, worker = contained.blamed.pop(whose, ""), "" if host is None else host.worker.id
+        if blamed and worker != blamed:
+            contained.cordons.pop(blamed, None)
+            return False
+        if host is None or worker in contained.cordons:
+            return False
+        failed_here = contained.failed_at.setdefault(worker, {})
+        others = [each for each in failed_here if each != whose]
+        if len(failed_here) < GROUPS_MAX:
+            failed_here[whose] = tuple(nums)
+        if not others or not self._has_room_beside(host, shape):
+            return False
+        contained.note("worker", PLACING, f"worker {worker}", raised, now_ms)
+        contained.cordons[worker], contained.blamed[whose] = WHY_CLOSED, worker
+        for num in [num for other in others for num in failed_here[other]]:
+            contained.jobs.pop(num, None)  # those that no record holds yet
+        return True
+
+    def _has_room_beside(self, host: Host, shape: Shape | None) -> bool:
+        """Return whether another host has room for a replica of this shape now."""
+        others = (other for other in self.fleet.hosts.values() if other is not host and other.usable)
+        return shape is not None and any(other.replicas_of(shape, "now") for other in others)
 
     def _asked_for(self, submit: Submit) -> Submit | ScheduleRun:
         """Return the event that was offered for a new job: its request, or the run of a schedule that made that."""
@@ -185,7 +230,7 @@ class ContainedEngine(Engine):
         contained = self.containment
         contained.set_aside(now_ms + PAUSE_MS, "worker", worker_id)
         if contained.fails_again(now_ms, "worker", worker_id):
-            contained.cordons[worker_id] = None
+            contained.cordons[worker_id] = WHY_CORDONED
 
     def _failed_on(self, event: Event, raised: Exception, now_ms: int) -> None:
         """Note an event that failed, and who pays for it."""
@@ -269,10 +314,10 @@ class ContainedEngine(Engine):
                 del contained.jobs[num]
                 continue
             draft.add(acts.Hold(job.tenant, num, SCHEDULER, WHY_HELD))
-        for worker_id in list(contained.cordons):
+        for worker_id, why in list(contained.cordons.items()):
             worker = self.state.workers.get(worker_id)
             if worker is not None and worker.flag in ("open", STARTS_FAIL.name):
-                self.windows.flag(draft, worker, "cordoned", SCHEDULER, WHY_CORDONED)
+                self.windows.flag(draft, worker, "cordoned", SCHEDULER, why)
                 continue
             del contained.cordons[worker_id]
             contained.forgive("worker", worker_id)
@@ -354,7 +399,7 @@ class ContainedEngine(Engine):
             self.queue.drop(of.num)  # it may be in, and would be placed although it is held
             if not of.over:
                 contained.jobs[of.num] = None
-                self._indexing.left_out.add(of.num)
+                self._indexing.leave_out(of)
         else:
             with suppress(Exception):  # its host may be half in the tables
                 self.fleet.leave(of.num)
@@ -396,6 +441,15 @@ def _group_looked_at(raised: Exception) -> Group | None:
                 return value.group
             if isinstance(value, Host | Attempt):
                 return None
+    return None
+
+
+def _host_at_hand(raised: Exception) -> Host | None:
+    """Return the host in the innermost frame of a failure that has one; None if that has several."""
+    for frame, _ in reversed(list(traceback.walk_tb(raised.__traceback__))):
+        values = [getattr(each, "host", None) if isinstance(each, Choice) else each for each in frame.f_locals.values()]
+        if found := {each.worker.num: each for each in values if isinstance(each, Host)}:
+            return next(iter(found.values())) if len(found) == 1 else None
     return None
 
 

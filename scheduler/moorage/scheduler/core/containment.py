@@ -28,6 +28,8 @@ STEP_PAUSE_MS: Final = 5_000
 #: how many entries each table has at most, and how many kinds of failures are logged
 ENTRIES_MAX: Final = 10_000
 EVIDENCE_MAX: Final = 1_000
+#: of the groups that failed at one worker, how many are remembered
+GROUPS_MAX: Final = 16
 #: how many characters of a traceback are kept, from its end
 TRACE_CHARS_MAX: Final = 2_000
 
@@ -35,6 +37,8 @@ TRACE_CHARS_MAX: Final = 2_000
 #: requests of one by tenant and verb, a worker by its id
 Kind = Literal["step", "timer", "requests", "worker"]
 Key = tuple[Any, ...]
+#: the tenant and the first job of a queue group, or of a request
+Asker = tuple[str, str]
 
 
 class Failure(NamedTuple):
@@ -83,7 +87,9 @@ class Containment:
         self.plain_ranker = False
         self.until: dict[Key, int] = {}  # what is set aside, until which ledger ms; a worker until its session is over
         self.jobs: dict[int, None] = {}  # numbers of jobs to hold: they stay out of the queue until a record does it
-        self.cordons: dict[str, None] = {}  # workers to cordon
+        self.cordons: dict[str, str] = {}  # workers to cordon, and why
+        self.failed_at: dict[str, dict[Asker, tuple[int, ...]]] = {}  # by worker: the groups that failed there
+        self.blamed: dict[Asker, str] = {}  # groups for which this record cordons a worker
         self._failed: dict[Key, int] = {}  # ledger ms of the last failure
         self._logged: set[str] = set()
 

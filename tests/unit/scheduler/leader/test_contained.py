@@ -430,6 +430,49 @@ def test_a_pass_in_which_many_groups_fail_is_left_out_and_goes_on_later(
     drive.replays()
 
 
+def test_a_host_at_which_a_second_group_fails_that_has_room_elsewhere_is_cordoned(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests were refused: the host was chosen first each time, as it was the emptiest."""
+    drive.worker("w2", 4)
+    w0 = drive.state.workers["w0"]
+    raises_for(monkeypatch, Draft, "placed", lambda *given: given[3] == w0.num)
+    codes = [drive.submit(f"j-{each}", tenant=f"t-{each}", gpu={"count": 4}).get("code") for each in range(3)]
+    drive.settle()
+    assert codes == ["internal", None, None]
+    assert [state_of(drive, f"j-{each}", f"t-{each}") for each in (1, 2)] == ["RUNNING"] * 2
+    assert ((w0.flag, w0.by), drive.counts) == (("cordoned", "scheduler"), {"request": 1, "worker": 1})
+    drive.replays()
+
+
+def test_groups_that_fail_on_every_host_are_set_aside_and_no_host_is_cordoned(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raises_for(monkeypatch, Draft, "placed", lambda *given: given[4].bit_count() == 3)
+    for each in range(4):
+        assert drive.submit(f"bad-{each}", tenant=f"t-{each}", gpu={"count": 3})["code"] == "internal"
+    drive.submit("good", tenant="u", gpu={"count": 4})
+    drive.settle()
+    assert state_of(drive, "good", "u") == "RUNNING"
+    assert {worker.flag for worker in drive.state.workers.values()} == {"open"}
+    drive.replays()
+
+
+def test_a_job_that_cannot_be_indexed_ends_at_its_deadline(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was held without its timers, and so until an operator released it, or the next term."""
+    for name in ("first", "second"):
+        drive.submit(name, gpu={"count": 4})
+    drive.submit("bad", gpu={}, deadline_s=60)
+    raises_for(monkeypatch, Indexing, "_index", lambda *given: given[1].name == "bad")
+    drive.lead()
+    drive.renew()
+    drive.settle()
+    assert drive.explained("bad")["reason"] == "scheduler-failed"
+    drive.pass_time(60_000)
+    assert state_of(drive, "bad") == "EXPIRED"
+    drive.replays()
+
+
 def test_in_the_next_term_it_is_contained_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     from moorage.scheduler.core.schedule.indexing import Indexing
 

@@ -130,6 +130,13 @@ class Indexing:
             except Exception as raised:
                 self._failed(job, raised)
 
+    def leave_out(self, job: Job) -> None:
+        """Leave out a job that cannot be indexed; its timers end it all the same."""
+        self.left_out.add(job.num)
+        with suppress(Exception):  # its request may be what fails
+            self.timers.forget(job.num)
+            self.timers.arm(job, self.requests.request_of(job))
+
     def _index_again(self, job: Job) -> None:
         """Index a job that was left out."""
         self.left_out.discard(job.num)
