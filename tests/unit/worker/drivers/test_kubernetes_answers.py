@@ -27,6 +27,7 @@ from moorage.worker.drivers.kubernetes.pod import ATTEMPT, FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.session.attempt_messages import Stuck
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 
@@ -52,6 +53,8 @@ class BadServer:
         #: the answer to each list, in place of the pods
         self.listed: bytes | None = None
         self.ends_watches = ends_watches
+        #: how far its store is
+        self.version = "1"
         #: pods that the next watch tells of; None ends it
         self.added: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
@@ -84,7 +87,7 @@ class BadServer:
         if len(words) == 5 and request.method == "POST":
             return await self._create(request)
         if len(words) == 5:
-            listed = {"items": list(self.pods.values()), "metadata": {"resourceVersion": "1"}}
+            listed = {"items": list(self.pods.values()), "metadata": {"resourceVersion": self.version}}
             return web.Response(body=msgspec.json.encode(listed) if self.listed is None else self.listed)
         found = self.pods.get(words[5])
         return web.json_response(found or {"message": "not found"}, status=200 if found else 404)
@@ -215,6 +218,26 @@ async def test_a_watch_that_ends_at_once_is_not_begun_again_at_once(
         for _ in range(20):
             assert await driver._cluster.get("pods", "any") is None
         assert server.asked.count("WATCH") == 1
+
+
+async def test_pods_are_listed_again_once_the_clusters_store_is_of_an_older_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch from a version that the cluster does not have yet tells of nothing until it has that."""
+    monkeypatch.setattr(kubernetes_driver, "RETRY_S", 0.01)
+    async with BadServer(ends_watches=True).serving() as server:
+        server.version = "20"
+        async with opened(tmp_path, server) as (driver, events):
+            driver.start([Assignment(NAME, Request(run=Run("kubernetes", ["train"], image="trainer:1")), [], "none")])
+            await until(lambda: server.pods, what="its pod")
+            looks = f"GET pods/{pod_name(driver._owner, NAME)}"
+            await until(lambda: server.asked.count("WATCH") > 2, what="further watches")
+            assert looks not in server.asked
+            server.pods.clear()
+            server.version = "9"
+            [event] = await until(lambda: events, what="a report of the pod that is gone")
+            assert isinstance(event, Stuck)
+            assert event.names == [NAME]
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'"ok"', b"[]", b"7", b"{}", b'{"metadata": null}'])

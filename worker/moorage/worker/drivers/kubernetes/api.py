@@ -108,6 +108,12 @@ class Cluster:
         with self._sorted():
             return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
 
+    async def version(self, kind: str) -> str:
+        """Return the version of a kind's objects now, whatever their labels: one of them is read."""
+        found = await self._ask("GET", self._path(kind), {"limit": "1"})
+        with self._sorted():
+            return str(found["metadata"]["resourceVersion"])
+
     async def create(self, kind: str, made: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object and return it. The cluster is asked to refuse fields that it does not know."""
         return await self._ask("POST", self._path(kind), {"fieldValidation": "Strict"}, made)
@@ -139,7 +145,8 @@ class Cluster:
     async def watch(self, kind: str, label: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield (ADDED | MODIFIED | DELETED | BOOKMARK, object) from a version on, until the cluster ends the watch.
 
-        Raises ClusterError with `GONE` if the cluster no longer has that version: then `list` again.
+        Raises ClusterError with `GONE` if the cluster no longer has that version: then `list` again. A cluster that
+        does not have it yet, as its store is of an older backup, tells of nothing.
         """
         params = {
             "labelSelector": label,

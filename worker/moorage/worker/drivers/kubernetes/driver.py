@@ -358,10 +358,14 @@ class KubernetesDriver(Driver):
     # -- inside: what the cluster shows
 
     async def _watch(self, version: str) -> None:
-        loop = asyncio.get_running_loop()
+        loop, is_again = asyncio.get_running_loop(), False
         while True:
             began_s = loop.time()
             try:
+                if is_again and version and is_older(await self._cluster.version("pods"), version):
+                    log.warning("the Kubernetes cluster's store is older than before: its pods are listed again")
+                    version = ""
+                is_again = True
                 if not version:
                     pods, version = await self._cluster.list("pods", self._selector)
                     listed = {pod["metadata"]["name"] for pod in pods}
@@ -614,6 +618,11 @@ async def _node(cluster: Cluster, own: KubernetesSettings) -> dict[str, Any]:
         return await cluster.node(own.node)
     except (ClusterDown, ClusterError) as error:
         raise _no_cluster(error) from None
+
+
+def is_older(version: str, than: str) -> bool:
+    """Return whether a version of the cluster is from before another; versions that are no numbers are not compared."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
 def _no_cluster(error: ClusterDown | ClusterError) -> MoorageError:
