@@ -24,7 +24,7 @@ from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.attempt.rendezvous import own_address
 from moorage.worker.drivers.base import Assignment
-from moorage.worker.drivers.container import follow
+from moorage.worker.drivers.container import follow, removal
 from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, State
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
@@ -349,6 +349,19 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
                 assert await second.reported(Ended, name) == (name, 5, "exit")
             await no_containers(docker)
             assert second.told(Stuck, name) is None
+
+
+@pytest.mark.slow
+async def test_a_container_that_is_made_long_after_its_agent_was_killed_is_removed(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "SWEEP_S", 0.1)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        await asyncio.gather(*rig.driver._removal.later)  # what was left as it began
+        name, host = ("acme", "j1", 0, 1, 7), rig.driver._host
+        config = {"Image": IMAGE, "Cmd": ["sleep", "1"], "Labels": host.labels(name)}
+        await host.engine.create(config, host.container_name(name))
+        await no_containers(docker)
 
 
 @pytest.mark.slow

@@ -172,6 +172,7 @@ class ContainerDriver(Driver):
             self.limits.begin(each.name for each in known)
         self._setups.begin()
         self._removal.begin(self._removal.sweep())
+        self._look_after.append(asyncio.get_running_loop().create_task(self._removal.sweep_again()))
         for attempt in known:
             self._run(attempt, self._adopt(attempt))
         return living

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
+
+#: between two looks for containers that nobody removes: an engine may make one long after its agent was killed
+SWEEP_S: Final = 300.0
 
 log = logging.getLogger("moorage.worker")
 
@@ -81,6 +84,12 @@ class Removal:
                 await self._host.engine.remove(container)
             except (EngineDown, EngineError):
                 self.begin(self._retry(container))
+
+    async def sweep_again(self) -> None:
+        """Sweep each `SWEEP_S`."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
 
     async def _retry(self, container: str) -> None:
         """Remove a container of which nothing runs, once the engine answers."""
