@@ -171,7 +171,7 @@ async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, un
         await _expect(made, 2, "is not the number of a refused request", "drop", "x")
         await _expect(made, 2, "no refused request is named", "drop")
         await _expect(made, 0, f"{second}\tdropped", "drop", f"{second},{third}", "--why", "test")
-        await _expect(made, 3, f"there is no dead letter {second}", "show", second)
+        await _expect(made, 3, f"dead letter {second} is gone", "show", second)
         out = await _expect(made, 0, "", "list", "--json")
         assert json.loads(out)["data"]["letters"] == []
 

@@ -240,10 +240,15 @@ class DeadLetters:
             return msgspec.structs.replace(_row(message, letter), tenant=tenant, verb="", subject=message.subject)
 
     async def _get(self, sequence: int) -> StoredMessage:
-        message = await self._js.get_message(self._subjects.dead_letter_stream, sequence)
-        if message is None:
-            raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
-        return message
+        stream = self._subjects.dead_letter_stream
+        message = await self._js.get_message(stream, sequence)
+        if message is not None:
+            return message
+        told, next_step = f"there is no dead letter {sequence}", "moorage dlq list"
+        if sequence <= (await self._js.stream_info(stream)).last_seq:  # an act may be asked again that got no answer
+            told = f"dead letter {sequence} is gone: it was submitted again, deleted, or it was too old"
+            next_step = "an act that got no answer may have been done: moorage show its job, or moorage dlq list"
+        raise refuse("not-found", told, found=sequence, next=next_step)
 
     async def _delete(self, sequence: int) -> None:
         """Delete a letter; it may be gone already, since a client that got no answer in time asks again."""
