@@ -272,8 +272,8 @@ class SyncWatch(Handle[Watch]):
         """Stop listening; the job goes on."""
         self._thread.call(self._twin.close())
 
-    def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
-        """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds."""
+    def follow(self, timeout_s: Duration | None = None) -> Iterator[Event | Piece]:
+        """Yield events and, if asked for, output until the job ends, for at most `timeout_s`: seconds, or "10m"."""
         return self._thread.iterate(self._twin.follow(timeout_s))
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from moorage.cli.jobs.progress import Progress
-from moorage.client import AsyncClient, Event, JobFailed, NotFound, TimedOut
+from moorage.client import AsyncClient, Event, JobFailed, NotFound, Rejected, TimedOut
 from moorage.client.follow import follower
 from moorage.client.follow.follower import CROWD
 from moorage.client.follow.watch import Watch
@@ -46,6 +46,14 @@ class Following:
         async with asyncio.timeout(90):
             with pytest.raises(StopAsyncIteration):
                 await anext(self._items)
+
+
+async def test_the_time_of_a_watch_is_a_duration_as_everywhere(nats_url: str, unique: str) -> None:
+    async with follow(nats_url, unique, shown("j", "QUEUED", change(1, "ACCEPTED"))) as (_, following):
+        with pytest.raises(Rejected, match="not a duration: 'soon'"):
+            await anext(following.watch.follow("soon"))
+        with pytest.raises(TimedOut):
+            [each async for each in following.watch.follow("200ms")]
 
 
 def page(rev: int, revs: range, *, more: bool = False) -> Answer:

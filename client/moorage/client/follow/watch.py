@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import (
     JobFailed,
     NotFound,
@@ -216,13 +217,14 @@ class Watch(Follower):
     def __aiter__(self) -> AsyncIterator[Event | Piece]:
         return self.follow()
 
-    async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
-        """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds.
+    async def follow(self, timeout_s: Duration | None = None) -> AsyncIterator[Event | Piece]:
+        """Yield events and, if asked for, output until the job ends, for at most `timeout_s`: seconds, or "10m".
 
-        None means no time limit. Raises `TimedOut`, `NotFound`, `NoScheduler`, `NotPermitted`, and RuntimeError if
-        another task iterates over this watch at the same time: each item would go to only one of them.
+        None means no time limit. Raises `Rejected` for what is no duration, `TimedOut`, `NotFound`, `NoScheduler`,
+        `NotPermitted`, and RuntimeError if another task iterates over this watch at the same time: each item would go
+        to only one of them.
         """
-        await self._begin(timeout_s)
+        await self._begin(None if timeout_s is None else seconds(timeout_s))
         if self._to_submit is None:  # all events so far, then the stored output, then what was heard of it meanwhile
             for event in self._take_events():
                 await self._note_streams(event)
