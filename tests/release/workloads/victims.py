@@ -27,11 +27,13 @@ def confirm(world: World) -> None:
         victims = set(act.victims)
         most = max(defended(world, attempt) for num in victims for attempt in attempts_of(world, num))
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
+        others = [other for other in found if other is not act]
+        least = [each for each in least if not any(_ends_for(each, other) for other in others)]
         excluded = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
         excluded |= unheard(world) | world.drive.held_before
         excluded |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
         # another replica of the same victim may end for another job: that host is freed for that one
-        excluded |= {num for other in found if other is not act for num in other.workers}
+        excluded |= {num for other in others for num in other.workers}
         excluded -= set(act.workers)
         wanted = who.together if job.gang else max(1, job.waits)
         gone = [attempt for num in victims for attempt in attempts_of(world, num)]
@@ -40,6 +42,11 @@ def confirm(world: World) -> None:
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
             f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
         )
+
+
+def _ends_for(attempt: Attempt, other: acts.Preempt) -> bool:
+    """Whether an attempt may end for another job that ends its job, too: of several replicas nobody knows which."""
+    return attempt.replica.job.num in other.victims and attempt.worker.num in other.workers
 
 
 def unheard(world: World) -> set[int]:
