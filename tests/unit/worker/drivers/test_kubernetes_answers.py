@@ -125,10 +125,13 @@ class BadServer:
 
 
 @contextlib.asynccontextmanager
-async def opened(tmp_path: Path, server: BadServer) -> AsyncIterator[tuple[KubernetesDriver, list[DriverEvent]]]:
+async def opened(
+    tmp_path: Path, server: BadServer, secrets_dir: Path | None = None
+) -> AsyncIterator[tuple[KubernetesDriver, list[DriverEvent]]]:
     """Give a driver on this server, and all that it reports."""
     own = KubernetesSettings(node="n1", kubeconfig=server.kubeconfig(tmp_path))
-    kit = Kit("w1", WorkerSettings(tmp_path / "w", "w1"), NO_RULES, SupervisorLink(tmp_path / "s"), 0, True, own)
+    settings = WorkerSettings(tmp_path / "w", "w1", secrets_dir=secrets_dir)
+    kit = Kit("w1", settings, NO_RULES, SupervisorLink(tmp_path / "s"), 0, True, own)
     driver, events = KubernetesDriver.from_kit(kit), list[DriverEvent]()
     driver.attach(events.append, lambda name, payload: None)
     await driver.open()
@@ -238,6 +241,18 @@ async def test_pods_are_listed_again_once_the_clusters_store_is_of_an_older_back
             [event] = await until(lambda: events, what="a report of the pod that is gone")
             assert isinstance(event, Stuck)
             assert event.names == [NAME]
+
+
+async def test_a_secret_that_comes_after_its_agent_was_killed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one has sent the request and got no answer; the next agent has listed the Secrets before."""
+    monkeypatch.setattr(kubernetes_driver, "LATE_S", 0.05)
+    async with BadServer().serving() as server, opened(tmp_path, server, tmp_path) as (driver, _):
+        await until(lambda: "GET secrets" in server.asked, what="a look for Secrets")
+        name = pod_name(driver._owner, NAME)
+        server.pods[name] = {"metadata": {"name": name}}  # Secrets are among them here
+        await until(lambda: f"DELETE secrets/{name}" in server.asked, what="the removal of the Secret")
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'"ok"', b"[]", b"7", b"{}", b'{"metadata": null}'])

@@ -541,7 +541,13 @@ class KubernetesDriver(Driver):
             await self._cluster.delete("secrets", name)
 
     async def _drop_secrets(self) -> None:
-        """Remove the Secrets that belong to no attempt here: an earlier agent left them."""
+        """Remove the Secrets that belong to no attempt here, now and once the last request of an earlier agent cannot
+        make one any more."""
+        await self._drop_left_secrets()
+        await asyncio.sleep(LATE_S)
+        await self._drop_left_secrets()
+
+    async def _drop_left_secrets(self) -> None:
         try:
             secrets, _ = await self._cluster.list("secrets", self._selector)
             for secret in secrets:
