@@ -330,6 +330,13 @@ class Connected:
         """
         return await self._asking.again(once, self.timeout_s)
 
+    def check_connected(self) -> None:
+        """Raise `Unreachable` while the connection is lost, and `NotPermitted` if the server refuses the key since."""
+        if not self.link.is_connected:
+            if (refused := self._asking.refused) is not None:
+                raise NotPermitted(refused.problem)
+            raise no_server(CannotConnect(self._asking.where, None))
+
     @property
     def link(self) -> Link:
         """The connection, for requests that have no method here. Raises RuntimeError if the client is not open."""

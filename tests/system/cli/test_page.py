@@ -62,7 +62,7 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
     history = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
     parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(history, 5)]
-    text = whole(parts) + draw.document("/", parts, title=BAD, private=True)
+    text = whole(parts) + draw.document("/", parts, tabs=[], title=BAD)
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;") > 12
 

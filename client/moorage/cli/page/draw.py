@@ -54,27 +54,29 @@ OUTPUT_IS_ITS: Final = "output is the tenant's"
 
 
 class Tab(NamedTuple):
-    """A page in the bar at the top. `private` ones are not shown to an observer's key."""
+    """A page that the bar leads to."""
 
     path: str
     name: str
-    private: bool
 
 
-TABS: Final = (
-    Tab("/", "Fleet", private=False),
-    Tab("/queue", "Queue", private=True),
-    Tab("/lanes", "Time", private=True),
-    Tab("/usage", "Usage", private=True),
-)
+def tabs(*, sees_fleet: bool, private: bool, operates: bool) -> list[Tab]:
+    """Return the pages that a key shows: the map to who sees the fleet, jobs to tenants, all to operators."""
+    shown = {
+        Tab("/", "Fleet"): sees_fleet,
+        Tab("/queue", "Queue"): private,
+        Tab("/lanes", "Time"): operates,
+        Tab("/usage", "Usage"): private,
+    }
+    return [tab for tab, is_shown in shown.items() if is_shown]
 
 
-def document(at: str, parts: Sequence[Part], *, title: str, private: bool, fixed: Markup | None = None) -> Markup:
+def document(at: str, parts: Sequence[Part], *, tabs: Sequence[Tab], title: str, fixed: Markup | None = None) -> Markup:
     """Return a whole page: the bar, the parts, and what is `fixed` above them, which keeps what was typed into it."""
     return templates.document(
         at=at,
         title=title,
-        tabs=[tab for tab in TABS if private or not tab.private],
+        tabs=tabs,
         head=next(each for each in parts if each.id == "head"),
         fixed=fixed,
         parts=[each for each in parts if not each.inside and each.id != "head"],

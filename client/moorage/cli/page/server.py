@@ -113,7 +113,10 @@ class Page:
 
     async def _page(self, request: Request) -> Response:
         async with self._source.watching():
-            return await self._document(f"/{request.path_params['at']}", request)
+            at = f"/{request.path_params['at']}"
+            if at == "/" and not self._source.feed.model.sees_fleet:  # a tenant's key: its jobs are what there is
+                return RedirectResponse(request.url.replace(path="/queue"), 303)
+            return await self._document(at, request)
 
     async def _document(self, at: str, request: Request) -> Response:
         parts = await self._parts(at, request)
@@ -121,7 +124,9 @@ class Page:
             return PlainTextResponse("no such page\n", 404)
         fixed = self._fixed(at, request)
         title = f"moorage {at.strip('/') or 'fleet'}"
-        return HTMLResponse(draw.document(at, parts, title=title, private=self._source.private, fixed=fixed))
+        feed = self._source.feed
+        tabs = draw.tabs(sees_fleet=feed.model.sees_fleet, private=self._source.private, operates=feed.operates)
+        return HTMLResponse(draw.document(at, parts, tabs=tabs, title=title, fixed=fixed))
 
     async def _live(self, request: Request) -> Response:
         if self._streams >= STREAMS_MAX:
@@ -170,9 +175,13 @@ class Page:
             return kept[1]
         view = self._source.view()
         try:
-            if (moment := request.query_params.get("at")) and self._source.feed.operates:
+            if (moment := request.query_params.get("at")) and self._source.private:
                 view = await self._source.past(moment)
-            parts = await self._draw(at, request, view)
+                parts = await self._draw(at, request, view)
+            elif moment:
+                parts = [draw.trouble("the past is not shown: that takes an operator's key, or a tenant's")]
+            else:
+                parts = await self._draw(at, request, view)
         except MoorageError as error:
             parts = [draw.trouble(error_line(error))]
         except TimeoutError:
@@ -190,6 +199,8 @@ class Page:
         match at.strip("/").split("/"):
             case [""]:
                 return draw.fleet(view, wanted)
+            case ["worker", _] if not view.sees_fleet:
+                return [draw.trouble("the fleet is not shown: that takes an operator's key, or an observer's")]
             case ["worker", name]:
                 devices = await source.devices(name)
                 jobs = (await source.on_worker(name)).jobs if source.private and is_worker(name) else []
@@ -203,8 +214,10 @@ class Page:
                 if view.past:
                     return draw.queue(view, tenant, wanted)
                 after = query.get("after", "")
-                ended = draw.ended(tenant if is_tenant(tenant) else "", await source.ended(tenant, after))
-                return draw.queue(view, tenant, wanted, ended)
+                page = await source.ended(tenant, after)
+                if not source.feed.operates:
+                    tenant = tenant or source.client.tenant
+                return draw.queue(view, tenant, wanted, draw.ended(tenant if is_tenant(tenant) else "", page))
             case ["job", tenant, name] if is_tenant(tenant) and is_job(name):
                 return draw.job(await source.job_detail(tenant, name), view.at_ms)
             case ["lanes"] if not source.feed.operates:
@@ -226,18 +239,23 @@ class Page:
         match at.strip("/").split("/"):
             case [""] | ["queue"] | ["lanes"]:
                 kept = [(name, query[name]) for name in ("tenant", "span") if name in query]
-                past = self._source.feed.operates and at != "/lanes"
+                past = self._source.private and at != "/lanes"
                 wanted, moment = query.get("filter", ""), query.get("at", "")
                 return drawn("forms", "search", filter=wanted, at=moment, past=past, kept=kept)
             case ["usage"]:
                 return drawn("forms", "usage", since=query.get("since", SINCE_DEFAULT), by=query.get("by", BY_DEFAULT))
-            case ["worker", name] if self._operates:
+            case ["worker", name] if self._acts:
                 return acts.form(self._doors.token(request), name, worker=name)
-            case ["job", tenant, name] if self._operates:
+            case ["job", tenant, name] if self._acts:
                 return acts.form(self._doors.token(request), name, tenant=tenant, job=name)
         return None
 
     # ------------------------------------------------------------------------------------------------------- acts
+
+    @property
+    def _acts(self) -> bool:
+        """Whether orders may be given here: with --operate, and an operator's key."""
+        return self._operates and self._source.feed.operates
 
     async def _act(self, request: Request) -> Response:
         """Do what an operator orders: only with --operate, from a form of this server, with the name typed."""

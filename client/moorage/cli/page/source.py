@@ -84,8 +84,9 @@ class Source:
 
     @property
     def private(self) -> bool:
-        """Whether the key shows more than an observer's does: jobs, tenants, usage."""
-        return self.feed.operates or self.feed.lists
+        """Whether the key shows more than an observer's does: jobs, tenants, usage. It stays so when its rights are
+        taken away, since what it showed before is still here."""
+        return self.feed.operates or self.feed.lists or self.feed.knows_more or self._subscribed is not None
 
     async def open(self) -> None:
         """Subscribe to what the key may hear."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import print_err
+from moorage.cli.framework.console import choose_here, print_err
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
@@ -22,6 +22,7 @@ from moorage.system.logged import begin_log
 
 if TYPE_CHECKING:
     from moorage.cli.page.doors import Doors
+    from moorage.cli.page.source import Source
     from moorage.client.client import AsyncClient
 
 LISTEN_DEFAULT: Final = "127.0.0.1:9480"
@@ -117,6 +118,9 @@ async def _serve(
             if error.problem.fault == "caller":
                 raise
             print_err(f"no leader answers yet: {error}")
+        else:
+            _check_key(source, outputs, operates=operates)
+        choose_here(None, None)  # the commands on the pages are for those who look, with keys of their own
         shown = f"{address(*listener.getsockname()[:2])}/"
         asking = asyncio.create_task(source.keep_asking())
         ready, ended = asyncio.Event(), asyncio.Event()
@@ -131,6 +135,20 @@ async def _serve(
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+def _check_key(source: Source, outputs: Mapping[str, str], *, operates: bool) -> None:
+    """Raise `Rejected` for an option that does nothing with this key."""
+    if operates and not source.feed.operates:
+        raise rejected(
+            "failed-precondition", "--operate takes an operator's key, and this one is none",
+            next="start the page with --nats operator.NAME, or without --operate",
+        )  # fmt: skip
+    if outputs and not source.private:
+        raise rejected(
+            "failed-precondition", "--output-of is for pages of jobs, which an observer's key does not show",
+            next="start the page with --nats operator.NAME, or without --output-of",
+        )  # fmt: skip
 
 
 def _address(listen: str) -> tuple[str, int]:

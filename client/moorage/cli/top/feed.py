@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
 from moorage.client.answers import Explanation, FleetInfo, JobList, as_struct
-from moorage.client.errors import NoScheduler, NotFound, NotPermitted
+from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.pages import pages
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
@@ -41,6 +41,8 @@ WHY_S: Final = 10.0
 LOADS_S: Final = 2.5
 #: how long the first picture waits for the leader's frame, of which two come a second, and for the one for operators
 FRAME_S: Final = 5.0
+#: how long a right that was taken away is not tried again: each try is a line in two logs
+TAKEN_S: Final = 30.0
 
 _Heard = FleetFrame | Hello | Load | Standing | FleetDetail
 _decode: Final[Decoder[_Heard]] = Decoder(_Heard)
@@ -56,9 +58,13 @@ class Feed:
         self._wire = client._wire
         self._subscribed: list[Subscribed] = []
         self.operates = self.lists = True  # whether this key may ask what operators ask, and what tenants ask
+        #: whether it was told more than an observer is: from then on the key is an operator's or a tenant's, and a
+        #: refusal means that its right was taken away, and may come back
+        self.knows_more = False
         self.is_troubled = False  # whether the last round of questions failed
         self._hears_detail = True
         self._refused: NotPermitted | None = None
+        self._taken: tuple[float, NotPermitted] | None = None
         self._explained: dict[tuple[str, str], float] = {}
 
     async def open(self) -> None:
@@ -89,6 +95,7 @@ class Feed:
         except Refused:
             return
         if isinstance(frame, FleetDetail):
+            self.knows_more = True
             self.model.take_detail(frame)
         else:
             self.model.take_frame(frame, now_ms())
@@ -99,9 +106,27 @@ class Feed:
     async def ask(self, *, whys: bool = True) -> None:
         """Ask the leader once for all that this key may ask; with `whys` also why the oldest jobs wait.
 
-        Raises `NoScheduler`, `Unreachable`, and `NotPermitted` if that is nothing, and no frame may be heard.
+        Raises `NoScheduler`, `Unreachable`, and `NotPermitted` if that is nothing, and no frame may be heard, or if the
+        server has taken away what this key might do.
         """
+        if self._taken is not None and time.monotonic() - self._taken[0] < TAKEN_S:
+            raise self._taken[1]
+        self._taken = None
+        try:
+            await self._ask(whys=whys)
+        except NotPermitted as error:
+            self.model.unheard = error.problem.message
+            if error.code == "permission-refused" and self.knows_more:
+                self._taken = time.monotonic(), error
+            raise
+        except Unreachable as error:
+            self.model.unheard = error.problem.message
+            raise
+        self.model.unheard = ""
+
+    async def _ask(self, *, whys: bool) -> None:
         model = self.model
+        self._wire.check_connected()  # an observer's key asks nothing, and would not know
         if self.operates:
             try:
                 fleet, held, waits = await asyncio.gather(
@@ -110,8 +135,11 @@ class Feed:
                     self._wire.operate("ls", {"states": [QUEUED], "limit": JOBS_MAX, "oldest": True}),
                 )
             except NotPermitted:
+                if self.knows_more:
+                    raise
                 self.operates = False
             else:
+                self.knows_more = True
                 model.take_fleet(as_struct(FleetInfo, fleet.data), now_ms())
                 runs, queue = as_struct(JobList, held.data), as_struct(JobList, waits.data)
                 model.take_jobs([*runs.jobs, *queue.jobs], queue.counts, more=bool(queue.next))
@@ -120,8 +148,11 @@ class Feed:
                 asked = {"states": LIVE, "limit": JOBS_MAX, "oldest": True}
                 listed = as_struct(JobList, (await self._wire.answer("ls", asked)).data)
             except NotPermitted:
+                if self.knows_more:
+                    raise
                 self.lists = False
             else:
+                self.knows_more = True
                 model.take_jobs(listed.jobs, listed.counts, more=bool(listed.next))
         if self._refused is not None and not self.lists:
             raise self._refused
@@ -166,6 +197,8 @@ class Feed:
             try:
                 workers = (await self._client.fleet.show()).workers
             except NotPermitted:
+                if self.knows_more:
+                    raise
                 self.operates = False
         rows: dict[tuple[str, str], JobRow] = {}
         ended: dict[str, int] = {}

@@ -80,6 +80,8 @@ class Model:
         self._detail: FleetDetail | None = None
         self._sparks: dict[str, deque[int]] = {}
         self.unseen: list[str] = []
+        #: why nothing can be heard now: the server is away, or refuses the key; "" if it can
+        self.unheard = ""
         self.sees_fleet = True  # whether the leader's frames may be heard
 
     @property
@@ -338,7 +340,11 @@ class Model:
         silent_ms = now_ms - self._frame_ms
         if silent_ms > SILENT_MS and self.sees_fleet:
             old = "; what is shown here is as old" if self._frame is not None else " since this screen began"
-            yield Trouble("scheduler", f"no frame of a leader for {age(silent_ms)}{old}", grave=True)
+            silent = f"no frame of a leader for {age(silent_ms)}{old}"
+            if self.unheard:  # no fault of the fleet, whose jobs may well run
+                yield Trouble("connection", f"{self.unheard}: {silent}")
+            else:
+                yield Trouble("scheduler", silent, grave=True)
         told = list(self._leaders_troubles()) if self._fleet is not None else list(self._seen_troubles(now_ms, workers))
         told += [Trouble(check.name, check.found) for check in warnings(self._figures())]
         if self._frame is not None and (nobody := no_worker_is_up(self._frame.workers)):
