@@ -14,6 +14,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 import pytest
 
+from moorage.bus.transport import Delivery
 from moorage.client import (
     AsyncClient,
     Change,
@@ -38,6 +39,7 @@ from moorage.client.fleet import FLEET_FRAMES_MAX
 from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
+from moorage.schemas.frames import Hello
 from moorage.schemas.job import STATES
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import FaultyNetwork
@@ -156,6 +158,22 @@ async def test_everything_says_simulated() -> None:
         assert {frame["kind"] for frame in heard} >= {"load", "fleet"}
         for frame in heard:
             assert all(row["simulated"] for row in frame.get("workers", [frame]))
+
+
+@in_virtual_time
+async def test_who_listens_later_hears_what_each_worker_is_too() -> None:
+    """A worker said it as it started alone: a page with an observer's key showed "model not known" for ever."""
+    async with AsyncClient(transport=SimFleet("1xH100+1xL40S")) as moorage:
+        await moorage.run(["x"], gpu=1)
+        models: dict[str, str] = {}
+
+        def hear(delivery: Delivery) -> None:
+            hello = msgspec.json.decode(delivery.data, type=Hello)
+            models[hello.worker] = hello.gpu_pool[0].name
+
+        await moorage._wire.subscribe(moorage._wire.subjects.hello_all, hear)
+        await until(lambda: len(models) == 2, what="each has said it again")
+        assert {name.split()[1] for name in models.values()} == {"H100", "L40S"}
 
 
 @in_virtual_time

@@ -63,8 +63,8 @@ def slots_named(ids: Iterable[str], by_name: Callable[[str], int], slots: int) -
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
-    """A worker's full description of itself, sent at its start, at a reconnect and at a roll-call. Public, except for
-    `drivers_for`, `mps_users` and `own_user`.
+    """A worker's full description of itself, sent at its start, at a reconnect, at a roll-call and every half minute.
+    Public, except for `drivers_for`, `mps_users` and `own_user`.
 
     `modes` are the sharing modes that it offers, `drivers` the ways in which it can run a job; `gpu_pool` is in the
     order of its slots.

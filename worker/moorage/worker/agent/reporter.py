@@ -43,6 +43,8 @@ from moorage.worker.sharing.usage_meter import UsageMeter
 T = TypeVar("T")
 #: how often devices are read while jobs use them: the rhythm of what `RecentUse` keeps
 SAMPLE_S: Final = 1.0
+#: how often hello is said again: who came later, as an observer's page, learns from it what the devices are
+HELLO_S: Final = 30.0
 #: why nothing is started by an agent that stops
 STOPPED: Final = f"{AGENT_STOPPED}: its jobs run on; it takes jobs again once its agent is started"
 Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the reading of each slot, and the time
@@ -105,6 +107,7 @@ class Reporter:
         self._load_n = 0
         self._load_at_s = NEVER_S
         self._load_sent_s = 0.0
+        self._hello_said_s = NEVER_S
         self._sample_at_s = NEVER_S
         self._read_told_s = 0.0  # of the last load frame that a reading led to
         self._started = str(time.monotonic_ns())
@@ -132,6 +135,7 @@ class Reporter:
         """Move the deadlines by time that was skipped."""
         self._load_at_s += seconds
         self._load_sent_s += seconds
+        self._hello_said_s += seconds
         self._sample_at_s += seconds
         self._read_told_s += seconds
 
@@ -224,6 +228,7 @@ class Reporter:
         return replace(self.hello(), drivers_for=self.policy.drivers_by_tenant(), mps_users=users, own_user=own_user())
 
     def publish_hello(self) -> None:
+        self._hello_said_s = self._shell.now()
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
 
     def look(self, frame: Look) -> None:
@@ -312,6 +317,8 @@ class Reporter:
             time_ms=int(time.time() * 1000),
         )
         self._shell.post(self.subjects.load(self.worker), encode(frame))
+        if now - self._hello_said_s >= HELLO_S:
+            self.publish_hello()
 
     def _slot_load(self, device: Device, state: SlotState, reading: SlotReading, now: float) -> SlotLoad:
         health, foreign, detail = self.watch.shown(state, reading, now)
