@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
@@ -40,7 +39,7 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.follow.job_history import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
-from moorage.client.loop_thread import called, read_here
+from moorage.client.loop_thread import called, entered, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
 from moorage.client.request_builder import What
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
@@ -130,7 +129,15 @@ TWINS: Final = (
         {"port": "int"},
     ),
     Twin(
-        'class SyncLease(Handle["Lease"]):\n    """Leased devices of this host, as `Lease`, without `await`."""\n',
+        '''class SyncLease(Handle["Lease"]):
+    """Leased devices of this host, as `Lease`, without `await`: for a block, or until `give_back`."""
+
+    def __enter__(self) -> SyncLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+''',
         "Lease",
         (("lease.py", "Lease"),),
         {
@@ -173,11 +180,6 @@ TWINS: Final = (
     Arguments, names and errors are those of `AsyncClient`. `on_wait` is called in the private thread.
     Raises RuntimeError inside a running event loop, but for that of a notebook, which waits for its cells in any case.
     """
-
-    @contextmanager
-    def _lent(self, lending: Lending) -> Iterator[SyncLease]:
-        with self._held(lending) as lease:
-            yield SyncLease(self._thread, lease)
 ''',
         "AsyncClient",
         (("client.py", "AsyncClient"),),
@@ -236,15 +238,26 @@ BODIES: Final[dict[str, str]] = {
     "AsyncClient.wait": """
         return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], wait))
         """,
+    "Forward.open": """
+        self._thread.call(CALL)
+        return self
+        """,
+    "Lease.give_back": """
+        if self._thread.runs and not self._thread.is_of_parent:
+            self._thread.call(CALL)
+        """,
     "AsyncClient.lease": """
         lending = CALL
-        return self._lent(lending)
+        return SyncLease(self._thread, self._thread.call(entered(lending)))
         """,
 }
 #: by class and member, the sentences that its docstring has beside those of the asynchronous one
 NOTES: Final[dict[str, list[str]]] = {
     "AsyncClient.as_completed": ["The handles are those that were given."],
-    "AsyncClient.lease": ["The client must be open; `on_asked_back` is called in the private thread."],
+    "AsyncClient.lease": [
+        "The lease is taken at once, for a block or until `give_back`, and ends with the client.",
+        "`on_asked_back` is called in the private thread.",
+    ],
     "AsyncClient.submit_many": ["The `jobs` of a `BatchRejected` are `SyncJob`s too."],
     "Service.map": ["Items that are read one by one are read in this thread, which meanwhile yields no answers."],
     "Job.result": ["`on_progress` is called in the private thread."],
@@ -356,7 +369,7 @@ def _signature(name: str, parameters: list[str], returned: str) -> str:
 
 def _synced(annotation: str) -> str:
     """Return the type that the member without `await` has."""
-    text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "AbstractContextManager[Lease]")
+    text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "Lease")
     return re.sub(r"\b(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
 
 

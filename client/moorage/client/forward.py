@@ -70,14 +70,16 @@ class Forward:
         return self._said.decode(errors="replace")
 
     async def __aenter__(self) -> Self:
-        await self.open()
-        return self
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Start the relay and listen. Raises what `Job.exec` raises, and `Rejected` for a port that is in use."""
+    async def open(self) -> Self:
+        """Start the relay and listen, and return this forward.
+
+        Raises what `Job.exec` raises, and `Rejected` for a port that is in use.
+        """
         # its first line says to who looks at the job's processes, or at its history, what this is
         source = f"# moorage forward {self._remote}\n{Path(relay.__file__).read_text()}"
         argv = ("python3", "-c", source, self._remote)
@@ -101,6 +103,7 @@ class Forward:
         self._command = command
         self._carrying = asyncio.get_running_loop().create_task(self._carry(command, channels, server))
         self._carrying.add_done_callback(lambda _: server.close())  # also of one that is closed before it began
+        return self
 
     async def close(self) -> None:
         """Listen no more, and end all connections and the relay. Does nothing if it is closed."""

@@ -290,9 +290,5 @@ async def entered(context: AbstractAsyncContextManager[T]) -> T:
     return await context.__aenter__()
 
 
-async def left(context: AbstractAsyncContextManager[Any]) -> None:
-    await context.__aexit__(None, None, None)
-
-
 async def called(function: Callable[[], T]) -> T:
     return function()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
@@ -19,7 +18,7 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.follow.job_history import Result
 from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
-from moorage.client.loop_thread import called, read_here
+from moorage.client.loop_thread import called, entered, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
 from moorage.client.request_builder import What
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
     from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
@@ -302,9 +301,10 @@ class SyncForward(Handle["Forward"]):
         """What the relay in the job has written to its standard error, up to 64 KiB: why it ended early, for one."""
         return self._twin.said
 
-    def open(self) -> None:
-        """Start the relay and listen. Raises what `Job.exec` raises, and `Rejected` for a port that is in use."""
+    def open(self) -> Self:
+        """Start the relay and listen, and return this forward."""
         self._thread.call(self._twin.open())
+        return self
 
     def close(self) -> None:
         """Listen no more, and end all connections and the relay. Does nothing if it is closed."""
@@ -318,7 +318,13 @@ class SyncForward(Handle["Forward"]):
 
 
 class SyncLease(Handle["Lease"]):
-    """Leased devices of this host, as `Lease`, without `await`."""
+    """Leased devices of this host, as `Lease`, without `await`: for a block, or until `give_back`."""
+
+    def __enter__(self) -> SyncLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
     @property
     def worker(self) -> str:
@@ -377,7 +383,8 @@ class SyncLease(Handle["Lease"]):
 
     def give_back(self) -> None:
         """Give the devices back; in a block, before it ends. Does nothing if they were given back or lost before."""
-        self._thread.call(self._twin.give_back())
+        if self._thread.runs and not self._thread.is_of_parent:
+            self._thread.call(self._twin.give_back())
 
 
 class SyncService(Handle["Service"]):
@@ -627,11 +634,6 @@ class Client(ClientBase):
     Raises RuntimeError inside a running event loop, but for that of a notebook, which waits for its cells in any case.
     """
 
-    @contextmanager
-    def _lent(self, lending: Lending) -> Iterator[SyncLease]:
-        with self._held(lending) as lease:
-            yield SyncLease(self._thread, lease)
-
     @property
     def tenant(self) -> str:
         """Same as `AsyncClient.tenant`."""
@@ -791,12 +793,12 @@ class Client(ClientBase):
         wait: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
-    ) -> AbstractContextManager[SyncLease]:
-        """Borrow GPUs of this host for code that runs here. The client must be open; `on_asked_back` is called in
-        the private thread.
+    ) -> SyncLease:
+        """Borrow GPUs of this host for code that runs here. The lease is taken at once, for a block or until
+        `give_back`, and ends with the client. `on_asked_back` is called in the private thread.
         """
         lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
-        return self._lent(lending)
+        return SyncLease(self._thread, self._thread.call(entered(lending)))
 
     def call(
         self,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from moorage.client.client import AsyncClient
-from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
+from moorage.client.loop_thread import LoopThread, refuse_inside_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,11 +81,3 @@ class ClientBase(Handle[AsyncClient]):
                 self._thread.call(self._twin.close())
         finally:
             self._thread.stop()
-
-    @contextmanager
-    def _held(self, lending: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        lease = self._thread.call(entered(lending))
-        try:
-            yield lease
-        finally:
-            self._thread.call(left(lending))

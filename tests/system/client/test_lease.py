@@ -22,7 +22,7 @@ import moorage
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
-from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, TimedOut
+from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, SyncLease, TimedOut
 from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, torch_device
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
@@ -233,6 +233,34 @@ async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_serve
                 await w.moorage.lease(wait="100ms", socket=w.socket)
         await lease.give_back()
         await lease.give_back()
+        await until(w.shows("··"), what="both are free")
+
+
+@pytest.mark.slow
+async def test_a_lease_of_the_client_without_await_is_held_from_cell_to_cell_too(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    """In a notebook a block cannot span cells. It was not taken at all there, and nothing said so."""
+    async with world(nats_server, unique) as w:
+
+        def cells() -> SyncLease:
+            client = Client(w.made.url, prefix=unique).open()
+            first = client.lease(wait="60s", socket=w.socket)
+            gc.collect()
+            second = client.lease(wait="60s", socket=w.socket)
+            assert first.uuids != second.uuids
+            with pytest.raises(TimedOut, match="came free on this host"):
+                client.lease(wait="100ms", socket=w.socket)
+            first.give_back()
+            first.give_back()
+            with client.lease(wait="60s", socket=w.socket) as third:
+                assert third.uuids == first.uuids
+            assert "given back" in repr(third)
+            client.close()
+            second.give_back()  # does nothing: it ended with the client
+            return second
+
+        assert "given back" in repr(await asyncio.to_thread(cells))
         await until(w.shows("··"), what="both are free")
 
 

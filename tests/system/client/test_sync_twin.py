@@ -55,7 +55,7 @@ def _public(kind: type) -> dict[str, inspect.Signature]:
 def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
-    text = text.replace("Lending", "AbstractContextManager[Lease]")
+    text = text.replace("Lending", "Lease")
     return re.sub(r"\b(?<!Sync)(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
 
 
