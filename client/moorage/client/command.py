@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from moorage.bus.byte_window import ByteReceiver, ByteSender, BytesLost
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, Disconnected
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import error_of, rejected, timed_out
+from moorage.client.errors import Unreachable, error_of, rejected, timed_out
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import (
@@ -278,13 +278,30 @@ class Command:
     def _lost(self, code: str, why: str) -> Exception:
         return error_of(self._problem(code, why))
 
+    def _stood_still(self, still_s: float) -> Exception:
+        """Return the error where this process did not run. A cell of a notebook blocks the loop while it computes."""
+        job, why = self._asked.job, "it was stopped, the machine slept, or its event loop was blocked"
+        said = (
+            f"the command in job {job}: this process did not run for {still_s:.0f} s ({why}), and a worker ends a"
+            f" command whose caller is silent for {DEAD_S:g} s"
+        )
+        lost = Disconnected(self._in).problem
+        return Unreachable(msgspec.structs.replace(lost, message=said, job=job, next="run it again: the job goes on"))
+
     async def _beat(self) -> None:
         """Say GO until the command runs, and then that this end is there; lose a worker that was silent for
         `DEAD_S`, and leave what is lost."""
+        beaten_s = self._loop.time()
         while True:
-            silent_s = self._loop.time() - self._heard_s
+            now_s = self._loop.time()
+            silent_s, still_s = now_s - self._heard_s, now_s - beaten_s
+            beaten_s = now_s
             if silent_s >= DEAD_S:
-                self._fail(self._lost("worker-lost", f"its worker was silent for {silent_s:.0f} s"))
+                self._fail(
+                    self._stood_still(still_s)
+                    if still_s > DEAD_S / 2
+                    else self._lost("worker-lost", f"its worker was silent for {silent_s:.0f} s")
+                )
             self._ready.clear()
             try:
                 if self._ended.done():
