@@ -21,6 +21,8 @@ class Link(Transport, InboxTransport, Protocol):
     is_clustered: bool
     #: most bytes of one message, as that server says
     max_payload_bytes: int
+    #: how often it was connected again
+    reconnects: int
 
 
 class ClientTransport(Protocol):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +19,7 @@ from moorage.client.errors import Overloaded, client_problem
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer
 from moorage.testing import SimFleet
-from tests.system.cli.node import Lines, Node, on_a_terminal, start, until_shown
+from tests.system.cli.node import Lines, Node, node_on, on_a_terminal, start, until_shown
 from tests.waiting import until, until_state
 
 
@@ -119,9 +122,30 @@ async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, u
 
 
 @pytest.mark.slow
+async def test_the_tenants_events_say_where_the_connection_was_lost(tmp_path: Path) -> None:
+    """What happened meanwhile was left out, and nothing told of it."""
+    async with node_on(tmp_path / "up", simulate="1xH100") as node:
+        process = await start("events", env=node.env())
+        said = Lines(process.stderr)
+        await said.until("Ctrl-C ends it")
+        server = node.up.children["nats-server"]
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: node.up.children["nats-server"] not in (0, server), what="another server")
+        at = 0
+        while "the connection was lost meanwhile" not in said.text:  # until it listens again
+            at += 1
+            await node.run("submit", "--job", f"after-{at}", "--driver", "noop", "--timeout", "60s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await said.until("the connection was lost meanwhile")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+
+
+@pytest.mark.slow
 async def test_one_jobs_events_are_its_whole_history_and_end(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "history", "--gpu", "1xH100", "--driver", "noop", tenant=unique)
-    ran = await node.run("events", "sto", tenant=unique)
+    ran = await node.run("events", "hist", tenant=unique)
     assert [row[4] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
     assert ran.rows[1][5].endswith(" sim")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import is_live, print_err, print_out
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.follow.job_history import Result
     from moorage.schemas.frames import Event
+
+E = TypeVar("E")
 
 #: of the columns of rows that come one by one, so that the first ones stand below each other: a state's longest name,
 #: and a host of a simulated fleet
@@ -187,7 +189,8 @@ def events(
 
     The state changes of an ended job come from its history, which is kept for a week by default.
 
-    Prints a line for each change, or with --json a frame per line. For a tenant it runs until Ctrl-C.
+    Prints a line for each change, or with --json a frame per line. For a tenant it runs until Ctrl-C, and says where
+    the connection was lost meanwhile.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -195,7 +198,7 @@ def events(
             if job is not None:
                 raise rejected("invalid-argument", "--fleet is about no job", next="leave out the job, or --fleet")
             print_err("telling what happens to the fleet from now on; Ctrl-C ends it")
-            async for told in client.fleet.events():
+            async for told in _with_gaps(client, client.fleet.events()):
                 if not options.shown(told, [told]):
                     print_out(f"{utc_ms(told.time_ms)}\t{told.words}")
             return None
@@ -207,12 +210,22 @@ def events(
             return None
         rows = _rows(JOB_WIDTH)
         print_err(f"telling the state changes of tenant {client.tenant} from now on; Ctrl-C ends it")
-        async for event in client.events():
+        async for event in _with_gaps(client, client.events()):
             _print_event(event, options, rows)
         return None
 
     gc.enable()
     return with_client(options, work)
+
+
+async def _with_gaps(client: AsyncClient, events: AsyncIterator[E]) -> AsyncIterator[E]:
+    """Yield the events, and say where some may be missing: those of a job are asked for again, and all others not."""
+    reconnects = client._wire.link.reconnects
+    async for event in events:
+        if client._wire.link.reconnects != reconnects:
+            reconnects = client._wire.link.reconnects
+            print_err("the connection was lost meanwhile: some of what happened before may be missing (moorage ls)")
+        yield event
 
 
 #: what a narrow terminal leaves out of them, the first one first
