@@ -42,6 +42,16 @@ def test_files_of_ones_own_tenant_want_a_right_and_not_another_tenant(
         (("operator", "ana"), "moorage.log.default.j1.*", "this key is an operator's, and this takes a tenant's"),
         (("operator", "ana"), "moorage.api.vision.submit", "this key is an operator's, and this takes a tenant's"),
         (("worker", "n01"), "moorage.api.default.ls", "this key is a worker's, and this takes a tenant's"),
+        (("observer", "wall"), "moorage.events.default", "this key is an observer's, and this takes a tenant's"),
+        (("observer", "wall"), "moorage.event.default.j1", "this key is an observer's, and this takes a tenant's"),
+        (("observer", "wall"), "moorage.call.default.echo", "this key is an observer's, and this takes a tenant's"),
+        (("observer", "wall"), "moorage.admin._.drain", "this key is an observer's, and this takes an operator's"),
+        (("observer", "wall"), "moorage.events._fleet", "this key is an observer's, and this takes an operator's"),
+        (("observer", "wall"), "moorage.fleet.detail", "this key is an observer's, and this takes an operator's"),
+        (("worker", "n01"), "moorage.fleet.frame", "this key is a worker's, and this takes an operator's"),
+        (("submitter", "vision"), "moorage.events._fleet", "this key is tenant vision's, and this takes an operator's"),
+        (("submitter", "vision"), "moorage.fleet.frame", "this key is tenant vision's, and this takes an operator's"),
+        (("service", "vision"), "moorage.api.vision.ls", "this key is a service's, and this takes a tenant's"),
     ],
 )
 def test_the_advice_is_of_the_key_where_no_tenant_is_named(

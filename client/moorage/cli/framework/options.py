@@ -180,12 +180,19 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
         return fail(error, json=options.json)
 
 
+_OPERATORS: Final = "an operator's: --nats operator.NAME"
 #: the roles of `nats-config` that are no tenant's, and whose key that is
 _NO_TENANTS: Final = {
     "operator": "an operator's",
     "observer": "an observer's",
     "worker": "a worker's",
     "scheduler": "a scheduler's",
+    "service": "a service's",
+}
+#: whose key a subject takes, by the first of its words that is here
+_WHOSE: Final = {
+    **dict.fromkeys(("api", "log", "event", "events", "call", "request", "tty"), "a tenant's: --nats submitter.TENANT"),
+    **dict.fromkeys(("admin", "fleet", "hello", "load"), _OPERATORS),
 }
 
 
@@ -196,6 +203,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     from moorage.client.errors import NotPermitted
     from moorage.client.tenant import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
     from moorage.schemas.roles import RIGHTS_ANEW
+    from moorage.schemas.subjects import FLEET
 
     told = error.problem
     if told.next == RIGHTS_ANEW:  # the key's role may do this
@@ -203,9 +211,11 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     subject = told.message.rpartition(" ")[2]
     role, name = whose_key(options)
     parts = subject.split(".")
-    if role in _NO_TENANTS and ("api" in parts or "log" in parts):
-        said = f"this key is {_NO_TENANTS[role]}, and this takes a tenant's: --nats submitter.TENANT"
-        return NotPermitted(msgspec.structs.replace(told, next=said))
+    takes = _OPERATORS if parts[-1] == FLEET else next((_WHOSE[word] for word in parts if word in _WHOSE), "")
+    if role in _NO_TENANTS and takes and (role, takes) != ("operator", _OPERATORS):
+        seen = ("moorage fleet --watch: what an observer may see of it",) if subject.endswith(".fleet") else ()
+        said = f"this key is {_NO_TENANTS[role]}, and this takes {takes}"
+        return NotPermitted(msgspec.structs.replace(told, next=said), seen if role == "observer" else ())
     if not named_tenant(options.settled().tenant) and TENANT_DEFAULT in parts:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
@@ -224,7 +234,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
             f" moorage admin nats-config --exec {name}"
         )
         return NotPermitted(msgspec.structs.replace(told, next=said))
-    if role == "submitter" and ".admin." in subject:
+    if role == "submitter" and takes == _OPERATORS:
         said = f"this key is tenant {name}'s, and this takes an operator's: ask those who run this fleet"
         return NotPermitted(msgspec.structs.replace(told, next=said))
     if ".admin." in subject and subject.endswith(".fleet"):
