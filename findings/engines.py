@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -50,12 +51,15 @@ class Engine:
         self.version = ""
         self.image = ""
 
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Send one request; `body` is sent as it is if it is bytes, else as JSON. Return the status and the answer."""
+    def ask(self, method: str, path: str, body: object = None, *, api: str = "v1.41") -> tuple[int, bytes]:
+        """Send one request; `body` is sent as it is if it is bytes, else as JSON. Return the status and the answer.
+
+        `api` is the version of the API, or that of podman's own: "v4.0.0/libpod".
+        """
         connection = _Unix(self._path)
         kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
         data = body if isinstance(body, bytes) or body is None else json.dumps(body)
-        connection.request(method, f"/v1.41{path}", data, {"Content-Type": kind})
+        connection.request(method, f"/{api}{path}", data, {"Content-Type": kind})
         answer = connection.getresponse()
         return answer.status, answer.read()
 
@@ -122,12 +126,13 @@ def streams(frames: bytes) -> dict[str, str]:
     return {name: text.decode(errors="replace").strip() for name, text in found.items()}
 
 
-def engines(look: Callable[[Engine], tuple[bool, dict[str, object]]]) -> None:
-    """Look at Docker's engine and at podman, each in a folder of its own; give the verdict of both.
+def engines(look: Callable[[Engine], tuple[bool, dict[str, object]]], *, podman_alone: bool = False) -> None:
+    """Look at Docker's engine and at podman, or at podman alone, each in a folder of its own; give the verdict of both.
 
     `look` returns whether it is as described, and what was seen. Without root, busybox or an engine it is skipped.
     """
-    missing = [name for name in ("dockerd", "podman", "runc", "busybox") if shutil.which(name, path=_PATH) is None]
+    needed = ("podman", "runc", "busybox") if podman_alone else ("dockerd", "podman", "runc", "busybox")
+    missing = [name for name in needed if shutil.which(name, path=_PATH) is None]
     if os.geteuid() != 0:
         missing.insert(0, "root")
     if missing:
@@ -135,7 +140,7 @@ def engines(look: Callable[[Engine], tuple[bool, dict[str, object]]]) -> None:
         sys.exit(_MISSING)
     seen: dict[str, object] = {}
     right = True
-    for made in (_docker, _podman):
+    for made in (_podman,) if podman_alone else (_docker, _podman):
         with made() as engine:
             engine.image = json.loads(engine.ask("POST", "/images/create?fromSrc=-", _image())[1].splitlines()[-1])[
                 "status"
@@ -226,14 +231,19 @@ def _folder() -> Iterator[Path]:
     """A folder with a short name, as sockets have short ones; the mounts that an engine left in it are taken down.
 
     podman cleans up behind each container in a process of its own, which outlives the service. It would make its
-    storage anew in a folder that is gone, so this waits for it.
+    storage anew in a folder that is gone, so this waits for it. Behind a command it does so after five minutes: that
+    process is ended.
     """
     folder = Path(tempfile.mkdtemp(prefix="finding-", dir="/tmp"))
     try:
         yield folder
     finally:
         ends_s = time.monotonic() + WAIT_S
-        while _is_named_by_a_process(folder) and time.monotonic() < ends_s:
+        while (named := _named_by(folder)) and time.monotonic() < ends_s:
+            for process, words in named.items():
+                if b"--exec-process-spec" in words:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
             time.sleep(POLL_S)
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
@@ -241,9 +251,12 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_named_by_a_process(folder: Path) -> bool:
-    for words in Path("/proc").glob("[0-9]*/cmdline"):
+def _named_by(folder: Path) -> dict[int, bytes]:
+    """Return the words of each process that names the folder."""
+    found = {}
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if f"{folder}/".encode() in words.read_bytes():
-                return True
-    return False
+            words = line.read_bytes()
+            if f"{folder}/".encode() in words:
+                found[int(line.parent.name)] = words
+    return found
