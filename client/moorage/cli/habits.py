@@ -49,6 +49,7 @@ SBATCH: Final = (
     ("--job-name=train", "--job train: the job's id, of one job only"),
     ("--gpus=2, --gres=gpu:h100:2", "--gpu 2xH100"),
     ("--nodes=4 --gpus-per-node=8", "--hosts 4 --gpu 8xH100: a replica is one start of the command"),
+    ("--exclusive", "--gpu 8xH100: a job has the GPUs that it asks for, so ask for all of a host"),
     ("--cpus-per-task=8", "--cpu 8"),
     ("--mem=64G", "--memory 64Gi"),
     ("--time=12:00:00", "--time-limit 12h"),

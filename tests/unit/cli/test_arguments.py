@@ -185,6 +185,7 @@ def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: t
     [
         ("submit --nodes=2 -- true", "--hosts 4 --gpu 8xH100"),
         ("run --gres=gpu:2 -- true", "--gpu 2xH100"),
+        ("submit --exclusive -- true", "--gpu 8xH100"),
         ("run --time=12:00:00 -- true", "--time-limit 12h"),
         ("submit --partition=gpu -- true", "--tenant NAME"),
         ("submit --requeue -- true", "--retries 2"),
