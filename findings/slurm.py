@@ -1,6 +1,7 @@
 """What the findings about Slurm share: a controller and a node on loopback, of Debian's packages in a folder.
 
-It uses nothing of moorage. The GPUs are empty files: nothing opens them. Every wait is bounded.
+It uses nothing of moorage. The GPUs are links to /dev/null, as Slurm names no file to a job that is no device. Nothing
+opens them. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def cluster(*, gpus: int, shards: int, more: str = "") -> Iterator[Slurm]:
     for name in ("state", "spool"):
         (folder / name).mkdir()
     for number in range(gpus):
-        (folder / f"gpu{number}").touch()
+        (folder / f"gpu{number}").symlink_to(os.devnull)
     settings = {
         "host": host,
         "folder": folder,
