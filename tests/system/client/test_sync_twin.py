@@ -107,7 +107,7 @@ def client() -> Iterator[Client]:
         yield opened
 
 
-def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
+def test_client_run_returns_stdout_and_submit_follows_and_ends_jobs(client: Client) -> None:
     result = client.run(["train"], gpu="2xH100")
     assert result.stdout.startswith("train on SIM-")
     job = client.submit(["exit", "0"], gpu=1, job="one")

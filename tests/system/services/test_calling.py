@@ -28,7 +28,9 @@ def client(url: str, prefix: str, **more: Any) -> AsyncClient:
     return AsyncClient(url, tenant="default", prefix=prefix, timeout="30s", **more)
 
 
-async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: str, tmp_path: Path) -> None:
+async def test_call_and_map_take_bytes_text_or_json_and_a_failed_item_of_a_map_costs_no_other(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
     async with (
         client(nats_url, unique) as moorage,
         member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one,
