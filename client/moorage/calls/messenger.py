@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BadSubject, BusError, Disconnected, PayloadTooLarge, RequestTimeout
+from moorage.bus.errors import BadSubject, BusError, ConnectionClosed, Disconnected, PayloadTooLarge, RequestTimeout
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
@@ -748,8 +748,13 @@ class Messenger:
         made."""
         while not await self._connection.publish(subject, body, reply, headers):
             self._lost_s = self._lost_s or asyncio.get_running_loop().time()
-            async with asyncio.timeout_at(max(message.made_s, self._lost_s) + KEPT_S):
+            kept_s = max(message.made_s, self._lost_s)
+            async with asyncio.timeout_at(kept_s + KEPT_S):
                 await self._connection.regained()
+            before = (message.headers or {}).get(WAITED_MS)
+            if message.reply and before is not None:  # a call that is passed on has waited here, too
+                waited_ms = round((asyncio.get_running_loop().time() - kept_s) * 1000)
+                headers = {**headers, WAITED_MS: str(int(before) + waited_ms)}
         self._lost_s = 0.0
         # a call that is passed on runs at most once, and who counts parts would count one more
         if not message.reply and MEMBER in headers:
@@ -771,23 +776,27 @@ class Messenger:
     async def _confirm(self) -> None:
         """Ask the server from time to time whether it has all answers. Those sent over a connection that was lost are
         sent again: a caller that has one already drops the second."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self._confirm_once()
+
+    async def _confirm_once(self) -> None:
         connection = self._connection
-        while True:
-            await self._some_unconfirmed.wait()
-            await asyncio.sleep(CONFIRM_S)
-            now, count = connection.reconnects, len(self._unconfirmed)
-            try:
-                await connection.flush()
-            except (Disconnected, RequestTimeout):
-                await connection.regained()
-                if connection.reconnects == now:  # it only takes long
-                    continue
-            for _ in range(min(count, len(self._unconfirmed))):
-                over, message = self._forget_unconfirmed()
-                if over != connection.reconnects:
-                    self._let_out(message)
-            if not self._unconfirmed:
-                self._some_unconfirmed.clear()
+        await self._some_unconfirmed.wait()
+        await asyncio.sleep(CONFIRM_S)
+        now, count = connection.reconnects, len(self._unconfirmed)
+        try:
+            await connection.flush()
+        except (Disconnected, RequestTimeout):
+            await connection.regained()
+            if connection.reconnects == now:  # it only takes long
+                return
+        for _ in range(min(count, len(self._unconfirmed))):
+            over, message = self._forget_unconfirmed()
+            if over != connection.reconnects:
+                self._let_out(message)
+        if not self._unconfirmed:
+            self._some_unconfirmed.clear()
 
     # -- time
 

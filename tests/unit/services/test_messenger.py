@@ -842,3 +842,21 @@ async def heard_on(desk: Desk, subject: str) -> list[Delivery]:
     said: list[Delivery] = []
     await desk.caller.subscribe(subject, said.append)
     return said
+
+
+@played_by(member)
+async def test_a_call_that_is_passed_on_has_waited_for_the_connection_too(desk: Desk) -> None:
+    passed_on = await heard_on(desk, NAME.subject)
+    running, waits = await desk.full(), desk.call(wait_ms=40_000)
+    await asyncio.sleep(1)
+    link_of(desk).lose()
+    call = desk.messenger.member.room.take_next()
+    desk.messenger.send_on(call, call.waited(now_s()))
+    await asyncio.sleep(20)
+    link_of(desk).restore()
+    await asyncio.sleep(1)
+    found = [each.headers or {} for each in passed_on if "Moorage-Hops" in (each.headers or {})]
+    assert [int(each["Moorage-Waited-Ms"]) for each in found] == [pytest.approx(21_000, abs=100)]
+    desk.answer()
+    await running
+    waits.cancel()
