@@ -113,7 +113,7 @@ async def test_each_key_has_the_pages_that_it_can_show_and_options_that_do_nothi
                 cookie = await page.entered() if page.key else ""
                 first = await page.get("/", Cookie=cookie)
                 if first.status == 303:  # a tenant's first page is the one with its jobs
-                    assert (key, first.headers["location"]) == ("submitter.acme", f"{page.url}/queue")
+                    assert (key, first.headers["location"]) == ("submitter.acme", "/queue")
                     first = await page.get("/queue", Cookie=cookie)
                     await until(says(page, "/queue", cookie, "acme/runs"), ANSWER_S, "its jobs")
                     assert "all tenants" not in (await page.get("/queue", Cookie=cookie)).text

@@ -115,7 +115,8 @@ class Page:
         async with self._source.watching():
             at = f"/{request.path_params['at']}"
             if at == "/" and not self._source.feed.model.sees_fleet:  # a tenant's key: its jobs are what there is
-                return RedirectResponse(request.url.replace(path="/queue"), 303)
+                query = f"?{request.url.query}" if request.url.query else ""
+                return RedirectResponse(f"/queue{query}", 303)
             return await self._document(at, request)
 
     async def _document(self, at: str, request: Request) -> Response:
