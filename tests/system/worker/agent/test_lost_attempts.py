@@ -92,7 +92,7 @@ async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> Attem
     return name
 
 
-async def test_a_attempt_of_which_nothing_runs_is_ended_as_lost(nats_url: str, often: None) -> None:
+async def test_an_attempt_of_which_nothing_runs_is_ended_as_lost(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name = await place(bench, EXITS)
         exited = await bench.ended(name)
@@ -100,7 +100,7 @@ async def test_a_attempt_of_which_nothing_runs_is_ended_as_lost(nats_url: str, o
         await bench.ended(await place(bench, EXITS))  # on the same GPU
 
 
-async def test_one_answer_that_leaves_a_attempt_out_ends_nothing(nats_url: str, often: None) -> None:
+async def test_one_answer_that_leaves_an_attempt_out_ends_nothing(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, OnlyOnce) as bench:
         OnlyOnce.asked = 0
         name = await place(bench, HANGS)
@@ -110,7 +110,7 @@ async def test_one_answer_that_leaves_a_attempt_out_ends_nothing(nats_url: str, 
         assert (await bench.ended(name)).detail == "end"
 
 
-async def test_a_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: str, often: None) -> None:
+async def test_an_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: str, often: None) -> None:
     async with worker_with(nats_url, BringsForLong) as bench:
         BringsForLong.asked = 0
         name = await place(bench, HANGS)
@@ -120,7 +120,7 @@ async def test_a_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: str
         assert (await bench.ended(name)).detail == "end"
 
 
-async def test_an_audit_is_told_of_a_attempt_of_which_nothing_runs(nats_url: str) -> None:
+async def test_an_audit_is_told_of_an_attempt_of_which_nothing_runs(nats_url: str) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name, subject = await place(bench, EXITS), bench.leader.subjects.worker(WORKER, "looked")
         await bench.await_report("started", name)

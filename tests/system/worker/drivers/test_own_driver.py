@@ -199,7 +199,7 @@ async def test_a_driver_that_fails_on_what_was_left_keeps_no_worker_out(
             await worker.stop()
 
 
-async def test_gpus_of_a_attempt_that_no_driver_can_end_are_closed_until_their_memory_is_free(
+async def test_gpus_of_an_attempt_that_no_driver_can_end_are_closed_until_their_memory_is_free(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: object, slot: int) -> bool:

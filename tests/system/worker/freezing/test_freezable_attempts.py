@@ -61,7 +61,7 @@ async def driver_of(scene: Scene) -> AsyncIterator[Driver]:
         await made.attempts.close()
 
 
-async def test_a_attempt_is_frozen_and_resumed_and_each_order_is_answered(scene: Scene) -> None:
+async def test_an_attempt_is_frozen_and_resumed_and_each_order_is_answered(scene: Scene) -> None:
     async with driver_of(scene) as driver:
         await driver.freeze()
         driver.attempts.resume(NAME)
@@ -69,7 +69,7 @@ async def test_a_attempt_is_frozen_and_resumed_and_each_order_is_answered(scene:
         assert driver.scene.states() == [cuda.RUNNING]
 
 
-async def test_a_attempt_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
+async def test_an_attempt_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
     def attempts_of(pids: Collection[int]) -> dict[int, AttemptName | None]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

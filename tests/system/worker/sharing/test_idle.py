@@ -91,7 +91,7 @@ def test_attempts_that_share_do_not_run_or_have_no_gpu_are_not_judged(wrong: dic
     assert [jobs.read([STILL], now_s) for now_s in (10.0, 20.0)] == [None, None]
 
 
-def test_a_attempt_that_runs_alone_is_judged() -> None:
+def test_an_attempt_that_runs_alone_is_judged() -> None:
     jobs = IdleJobs(held(), 5, {"*": 10})
     found = [jobs.read([STILL], now_s) for now_s in (10.0, 16.0, 20.0)]
     assert [each and each.items for each in found] == [None, [(NAME, 6, 10, False)], [(NAME, 10, 10, True)]]

@@ -92,7 +92,7 @@ async def test_a_command_ends_with_its_attempt_and_keeps_it_from_no_end(proof: s
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-async def test_a_attempt_that_is_asked_to_end_does_not_wait_for_its_commands(proof: str, tmp_path: Path) -> None:
+async def test_an_attempt_that_is_asked_to_end_does_not_wait_for_its_commands(proof: str, tmp_path: Path) -> None:
     async with rig_at(tmp_path, *arguments_of(proof)) as rig:
         await rig.client.start([sh("m", "trap 'exit 3' TERM; echo; while :; do sleep 0.01; done", grace_s=600.0)])
         await rig.line("m")

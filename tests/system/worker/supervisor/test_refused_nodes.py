@@ -53,7 +53,7 @@ def skip_without(rig: Rig, proof: str) -> None:
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk", "forked"])
-async def test_a_attempt_opens_its_own_node_and_no_other(tmp_path: Path, proof: str) -> None:
+async def test_an_attempt_opens_its_own_node_and_no_other(tmp_path: Path, proof: str) -> None:
     async with rig_at(tmp_path / "s", *arguments_of(proof)) as rig:
         skip_without(rig, proof)
         ended = await rig.run(opens("k", tmp_path / "dev", OTHERS))
@@ -68,7 +68,7 @@ async def test_a_attempt_opens_its_own_node_and_no_other(tmp_path: Path, proof: 
 
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
-async def test_what_a_attempt_forks_is_closed_too_and_nothing_is_left_of_it(tmp_path: Path, proof: str) -> None:
+async def test_what_an_attempt_forks_is_closed_too_and_nothing_is_left_of_it(tmp_path: Path, proof: str) -> None:
     async with rig_at(tmp_path / "s", *arguments_of(proof)) as rig:
         skip_without(rig, proof)
         [node, *_] = nodes(tmp_path / "dev")

@@ -84,7 +84,7 @@ def test_the_mark_stays_with_the_folder_and_a_broken_one_is_replaced(tmp_path: P
     assert state_mark(tmp_path) not in (first, "")
 
 
-async def test_a_attempt_cannot_choose_another_mark(tmp_path: Path) -> None:
+async def test_an_attempt_cannot_choose_another_mark(tmp_path: Path) -> None:
     async with rig_at(tmp_path / "state") as rig:
         attempt = StartAttempt(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
         await rig.run(attempt)

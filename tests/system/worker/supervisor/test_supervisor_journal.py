@@ -136,7 +136,7 @@ def test_a_cgroup_that_is_gone_was_empty(tmp_path: Path) -> None:
     assert ended.proof == "cgroup"
 
 
-def test_a_attempt_that_nothing_can_tell_stays_unproven() -> None:
+def test_an_attempt_that_nothing_can_tell_stays_unproven() -> None:
     former = FormerAttempts(boot_id(), {"a": Left(starting=starting("a", boot=boot_id())), "b": Left(pid=3)})
     assert former.clear(5.0) == []
     assert set(former.found) == {"a", "b"}
@@ -169,7 +169,7 @@ def test_attempts_that_were_not_searched_for_yet_are_known(monkeypatch: pytest.M
     assert set(former.found) == set(former.waiting) == {"a"}
 
 
-def test_what_hides_in_a_session_from_before_a_attempt_is_not_the_attempt_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hides_in_a_session_from_before_an_attempt_is_not_the_attempt_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moorage.worker.supervisor.former_attempts.START_SLACK_S", 0.0)
     script = "read word; env -i /bin/sleep 1000 & env -i /usr/bin/setsid /bin/sleep 1000 & echo begun; wait"
     shell = subprocess.Popen(["sh", "-c", script], stdin=-1, stdout=-1, text=True, start_new_session=True)
@@ -205,7 +205,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_attempt_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
+def test_an_attempt_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     open_journal(path, [Running(key="a", pid=7)]).close()
     left = read_journal(path)

@@ -99,7 +99,7 @@ async def _again(state: Path) -> Held:
             await asyncio.sleep(0.01)
 
 
-async def test_a_attempt_without_a_terminal_is_refused(tmp_path: Path) -> None:
+async def test_an_attempt_without_a_terminal_is_refused(tmp_path: Path) -> None:
     async with rig_at(tmp_path) as rig:
         await rig.client.start([sh("m", "exec sleep 600")])
         await rig.started("m")

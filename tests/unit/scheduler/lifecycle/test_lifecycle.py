@@ -682,7 +682,7 @@ def test_an_operator_releases_a_quarantine() -> None:
         ),
     ],
 )
-def test_each_report_of_a_attempt_is_one_step(frames: list[list[ReportKind]], expected: list[str]) -> None:
+def test_each_report_of_an_attempt_is_one_step(frames: list[list[ReportKind]], expected: list[str]) -> None:
     drive = alone("PLACED")
     for kinds in frames:
         drive.reports([(kind, "j", 0, 0, "exit" if kind in ("exited", "ran") else "") for kind in kinds])

@@ -307,7 +307,7 @@ def test_a_job_whose_memory_must_be_limited_goes_where_that_is_possible() -> Non
     assert drive.placed_on("j") == ["w1"]
 
 
-def test_a_attempt_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
+def test_an_attempt_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
     """Containers without a network, for one: such an attempt would run and never answer a call."""
     drive = Driving()
     mute: dict[str, Any] = {"drivers": ["box"], "capabilities": {"box": {"gpu_enabled": True}}}

@@ -488,7 +488,7 @@ def test_a_renewal_shows_what_must_be_said_again() -> None:
     assert not any(frame.end for frame in drive.wanted), "it is at it"
 
 
-def test_a_attempt_missing_from_renewals_must_be_accounted_for() -> None:
+def test_an_attempt_missing_from_renewals_must_be_accounted_for() -> None:
     drive = Driving()
     worker = drive.worker("w0", auto=False)
     drive.submit("j", gpu={})

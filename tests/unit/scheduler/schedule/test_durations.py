@@ -174,7 +174,7 @@ def test_what_is_kept_ready_is_what_is_counted_anew(
                 assert not lasted or _left_ms(siblings, elapsed, percent) == rank(lasted, percent) - elapsed
 
 
-def test_when_a_attempt_ends_is_told_by_what_it_is_by_now() -> None:
+def test_when_an_attempt_ends_is_told_by_what_it_is_by_now() -> None:
     """Its start, its shape, and what was learned meanwhile."""
     drive = Driving.with_hosts(2)
     drive.submit("j", gpu={}, run={"driver": "noop", "argv": ["train"]})

@@ -185,7 +185,7 @@ def test_of_a_place_in_quarantine_those_slots_are_left_and_no_restart_forgets_th
     journal.close()
 
 
-def test_that_a_attempt_had_ended_before_its_quarantine_outlives_replaced_files_and_other_reports(path: Path) -> None:
+def test_that_an_attempt_had_ended_before_its_quarantine_outlives_replaced_files_and_other_reports(path: Path) -> None:
     """One file has the end, the next one the quarantine: only an attempt without an end may still run."""
     ended, stuck, ran = name_of(1), name_of(2), name_of(3)
     journal = Journal(path)

@@ -117,7 +117,7 @@ def test_a_running_attempts_output_is_never_cleared(state: Path, clock: Clock) -
     assert not running.exists()
 
 
-def test_a_attempt_that_starts_between_the_look_and_the_list_is_no_candidate(state: Path, clock: Clock) -> None:
+def test_an_attempt_that_starts_between_the_look_and_the_list_is_no_candidate(state: Path, clock: Clock) -> None:
     keeper = OutputCleaner(state, OutputBounds(0.0, 0, 0))
     scanned = keeper.scan()
     started = wrote(state, "in-between", ended_s_ago=HOUR_S)

@@ -182,7 +182,9 @@ def test_a_pull_is_told_in_a_line_that_never_goes_back() -> None:
     assert len(progress._layers) == LAYERS_MAX
 
 
-def test_notes_are_few_and_short_and_nothing_is_kept_of_a_attempt_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_are_few_and_short_and_nothing_is_kept_of_an_attempt_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, sent = [100.0], list[Output]()
     monkeypatch.setattr("moorage.worker.drivers.output_frames.time.monotonic", lambda: now[0])
     notes = Notes(lambda _, raw: sent.append(msgspec.json.decode(raw, type=Output)))

@@ -101,7 +101,7 @@ def test_reports_that_are_true_at_once_leave_in_one_frame(bench: Bench) -> None:
     ]
 
 
-def test_a_attempt_without_devices_is_freed_with_its_exit(bench: Bench) -> None:
+def test_an_attempt_without_devices_is_freed_with_its_exit(bench: Bench) -> None:
     name = bench.run(slots=())
     bench.do(Ended([(name, 0, "exit")]))
     assert bench.kinds() == ["exited", "freed"]
@@ -537,7 +537,7 @@ def test_a_running_attempt_takes_another_part_and_the_renewal_shows_it(bench: Be
     assert not _resize(bench, _shared(name, 20, 6)), "an older order that comes late"
 
 
-def test_a_attempt_that_is_starting_takes_its_part_once_it_runs(bench: Bench) -> None:
+def test_an_attempt_that_is_starting_takes_its_part_once_it_runs(bench: Bench) -> None:
     name = name_of()
     bench.want(_shared(name, 20, 0))
     assert not _resize(bench, _shared(name, 40, 7))
@@ -560,7 +560,7 @@ def test_a_part_that_cannot_be_read_changes_nothing(bench: Bench) -> None:
     assert bench.attempts.held[name].place.resized == 0
 
 
-def test_a_attempt_takes_the_steps_of_the_table_and_no_others() -> None:
+def test_an_attempt_takes_the_steps_of_the_table_and_no_others() -> None:
     for before, after in PHASES.items():
         for phase in PHASES:
             attempt = Attempt(name_of(), place(name_of()), decode_request(body()), 0.0)

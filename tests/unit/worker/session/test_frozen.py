@@ -74,7 +74,7 @@ def bench() -> Freezing:
     return Freezing()
 
 
-def test_a_attempt_is_reported_as_frozen_once_its_devices_are_seen_free(bench: Freezing) -> None:
+def test_an_attempt_is_reported_as_frozen_once_its_devices_are_seen_free(bench: Freezing) -> None:
     bench.run(OWNER)
     assert [command.on for command in of(FreezeAttempt, bench.order(on=True))] == [True]
     assert len(of(ProbeFree, bench.answer("frozen"))) == 1

@@ -24,7 +24,7 @@ def running(bench: Bench) -> AttemptName:
     return bench.run(request=LOOKED_AT)
 
 
-def test_a_attempt_is_looked_at_from_its_start_on(bench: Bench) -> None:
+def test_an_attempt_is_looked_at_from_its_start_on(bench: Bench) -> None:
     name = name_of()
     assert not of(WatchReady, bench.want(place(name, request=LOOKED_AT)))
     (watch,) = of(WatchReady, bench.do(Started([name])))

@@ -13,7 +13,7 @@ NAME = ("acme", "j", 0, 1, 7)
 PLACE = Place(*NAME, [0], "exclusive", False, encode({"gpu": {}, "run": {"driver": "kubernetes", "argv": ["true"]}}))
 
 
-def test_a_attempt_in_doubt_that_no_driver_has_any_more_stays_in_doubt() -> None:
+def test_an_attempt_in_doubt_that_no_driver_has_any_more_stays_in_doubt() -> None:
     """As a pod that was taken out of the cluster while its node did not answer."""
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], {NAME})
     assert [(attempt.name, phase) for attempt, phase, *_ in found.held] == [(NAME, "stuck")]
@@ -21,7 +21,7 @@ def test_a_attempt_in_doubt_that_no_driver_has_any_more_stays_in_doubt() -> None
     assert (found.held, found.withdrawn) == ([], [NAME])
 
 
-def test_a_attempt_that_had_ended_and_whose_memory_stayed_is_looked_at_again_and_not_in_doubt() -> None:
+def test_an_attempt_that_had_ended_and_whose_memory_stayed_is_looked_at_again_and_not_in_doubt() -> None:
     """As a container whose image was still being pulled, on a device that a process outside moorage used."""
     end = Report("exited", *NAME, -9, "end")
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], {NAME}, {NAME: end})

@@ -142,7 +142,7 @@ def guarded(scene: Scene, grace_s: float | None = GRACE_S) -> None:
 
 
 @played_by(guarded)
-async def test_a_attempt_over_its_part_ends_after_its_grace_and_its_neighbour_never(worker: Worker) -> None:
+async def test_an_attempt_over_its_part_ends_after_its_grace_and_its_neighbour_never(worker: Worker) -> None:
     worker.runs("fits", FITS, 4000, 4000)
     await asyncio.sleep(LONG_S)
     assert worker.ended == []
@@ -155,7 +155,7 @@ async def test_a_attempt_over_its_part_ends_after_its_grace_and_its_neighbour_ne
 
 
 @played_by(guarded)
-async def test_a_attempt_that_gives_memory_back_within_its_grace_has_the_whole_grace_again(worker: Worker) -> None:
+async def test_an_attempt_that_gives_memory_back_within_its_grace_has_the_whole_grace_again(worker: Worker) -> None:
     for _ in range(100):
         worker.runs("waves", GREEDY, 5000, 4000)
         await asyncio.sleep(GRACE_S - LOOK_S)

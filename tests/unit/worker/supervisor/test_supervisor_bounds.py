@@ -34,7 +34,7 @@ def jobs_of(state: Path, emit: Callable[[Event], None]) -> jobs.Jobs:
 
 
 @pytest.mark.parametrize(("bound", "message"), [("RUNNING_MAX", "runs 0 attempts"), ("HELD_MAX", "holds 0 attempts")])
-async def test_a_attempt_beyond_a_bound_is_told_which_one_it_was(
+async def test_an_attempt_beyond_a_bound_is_told_which_one_it_was(
     bound: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, bound, 0)
