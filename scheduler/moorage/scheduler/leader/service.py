@@ -36,6 +36,8 @@ STANDBY_PATIENCE_S: Final = 2.0
 #: how often in a row a gap is bridged with the newest snapshot before the ledger counts as broken
 GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
+#: more terms in vain than this make a standby no more patient; the length of a lease bounds that, too
+IN_VAIN_MAX: Final = 8
 
 
 class Scheduler(Parts):
@@ -146,10 +148,10 @@ class Scheduler(Parts):
             self.took_over = "a message of another program stands before a record of its own"
             return
         # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
-        silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
+        apart_s = random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
         unread, unread_from = Reminders(), 0.0
-        while time.monotonic() - heard < silence_s:
+        while time.monotonic() - heard < (silence_s := self._silence_s() + apart_s):
             await asyncio.sleep(STANDBY_LOOK_S)
             try:
                 if await self.ledger.follow(state, STANDBY_PATIENCE_S):
@@ -171,6 +173,15 @@ class Scheduler(Parts):
                 # of the time: it, too, needs a while to find that its append can be stored now.
                 heard = max(heard, time.monotonic() - silence_s / 2)
         self.took_over = f"scheduler {state.leader} was silent for {time.monotonic() - heard:.0f} s"
+
+    def _silence_s(self) -> float:
+        """Return how long a leader may be silent: twice as long for each term before it that wrote only its epoch.
+
+        A leader builds its tables before its first record, which takes seconds for 100,000 jobs, and longer on a busy
+        machine. If that were longer than a standby waits, they would take over from each other for ever.
+        """
+        takeover_s, in_vain = self.config.takeover_s, min(max(0, self.ledger.epochs_last - 1), IN_VAIN_MAX)
+        return max(takeover_s, min(takeover_s * (1 << in_vain), self.config.lease_s))
 
     async def _catch_up(self, state: State) -> int:
         """Fold the ledger to its end, including records written meanwhile; return how many.

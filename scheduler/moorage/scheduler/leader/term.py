@@ -142,7 +142,7 @@ class Term:
         self._messages: list[Message] | None = None  # of the record in flight, None until they are made
         self._marked: list[tuple[str, bytes]] = []  # answers of that record which the durable queue's reader waits for
         self._sending_now: asyncio.Task[None] | None = None
-        self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
+        self._sent_ms = began_ms  # when the last acknowledged append was sent: the epoch record, before the engine
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
         self._failed: Exception | None = None

@@ -109,6 +109,7 @@ class Ledger:
         self._stalled = Reminders()  # what was logged about the current append
         self._server_ahead_s: float | None = None  # compared with this machine's monotonic clock
         self.unread_snapshot = ""  # why no snapshot could be read, if another release wrote one
+        self.epochs_last = 0  # how many epoch records end what was read: the terms before the last wrote nothing else
         self._lags_since_s = 0.0  # since when the server asked answers with less than was read; 0 if it does not
 
     async def ensure(self, *, first_seq: int = 0) -> int:
@@ -286,6 +287,7 @@ class Ledger:
             self._skip(state, message)
             return False
         fold(state, record, message.seq)
+        self.epochs_last = self.epochs_last + 1 if message.subject == self._subjects.ledger_epoch else 0
         return True
 
     def _skip(self, state: State | _Fence, message: StoredMessage) -> None:

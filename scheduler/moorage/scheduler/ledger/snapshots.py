@@ -119,6 +119,7 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
     before them are deleted, reading on raises `SnapshotsUnread`. Raises `LedgerBroken`, `BusError`.
     """
     unread = ledger.unread_snapshot = ""
+    ledger.epochs_last = 0
     for name, seq, digest in await ledger.named_snapshots():
         try:
             state = await snapshots.read(name, digest)
