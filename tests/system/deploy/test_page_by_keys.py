@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import pytest
 
 from moorage.client.view.model import SILENT_MS
-from tests.system.cli.node import moorage
+from tests.system.cli.node import Lines, moorage, start
 from tests.system.cli.pages import Served, served
 from tests.system.deploy.test_roles_live import Everybody, everybody
 from tests.system.live.stack import ANSWER_S
@@ -82,6 +83,8 @@ async def test_a_page_whose_key_is_revoked_stays_closed(key: str) -> None:
 async def test_an_observer_whose_key_is_revoked_is_not_told_that_no_scheduler_leads() -> None:
     async with everybody() as made, served("--nats", "observer.graf", env=made.site.environment) as page:
         await until(says(page, "/", "", 'data-worker="w1"'), ANSWER_S, "it shows the fleet")
+        watching = await start("fleet", "--watch", "--nats", "observer.graf", env=made.site.environment)
+        await Lines(watching.stdout).until("\n")
         accounts = made.site.folder / "accounts.conf"
         user = _USER.format(role="observer", name="graf")
         accounts.write_text(re.sub(user, "", accounts.read_text(), flags=re.DOTALL))
@@ -94,6 +97,9 @@ async def test_an_observer_whose_key_is_revoked_is_not_told_that_no_scheduler_le
             return silent.search(text) is not None
 
         await until(is_told, ANSWER_S + SILENT_MS / 1000, "it says what is wrong")
+        assert "error[not-authorized]" in await Lines(watching.stderr).until("refused these credentials")
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130
 
 
 @pytest.mark.slow

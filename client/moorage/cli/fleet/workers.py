@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import paint, print_err, print_out
+from moorage.cli.framework.console import error_line, paint, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
@@ -22,6 +23,7 @@ from moorage.client.view.closed import closed_words, device_words, down_words, p
 from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.capabilities import KERNEL, VARIABLE, Capabilities
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 #: lines about single devices under the table; --json has all
 TROUBLES_MAX: Final = 20
+#: how often it is looked whether the connection of --watch is there
+LOOK_S: Final = 1.0
 #: cells of devices that somebody should look at
 _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 LEGEND: Final = (
@@ -244,19 +248,47 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
     """Show the fleet until Ctrl-C: on a terminal redrawn in place, in a pipe a line for each change."""
     before = ""
     screen = Screen(sys.stdout)
-    async for frame in client.fleet.frames():
-        if options.shown(frame, frame.workers):
-            continue
-        text = _frame_line(frame)
+    lines: list[str] = []
+
+    def print_loss(error: MoorageError) -> None:
         if screen.live:
-            lines, unseen = _frame_lines(frame)
-            legend = [paint(line, "dim", sys.stdout) for line in folded(LEGEND, sys.stdout).splitlines()]
-            screen.draw(lines, tail=legend, unseen=unseen)
-        elif text != before:
-            if not before:
-                print_err("\t".join(_COLUMNS))
-            print_out(text)
-        before = text
+            screen.draw([error_line(error), *lines])
+        else:
+            print_err(error_line(error))
+
+    looking = asyncio.create_task(_watch_connection(client, print_loss))
+    try:
+        async for frame in client.fleet.frames():
+            if options.shown(frame, frame.workers):
+                continue
+            text = _frame_line(frame)
+            if screen.live:
+                lines, unseen = _frame_lines(frame)
+                legend = [paint(line, "dim", sys.stdout) for line in folded(LEGEND, sys.stdout).splitlines()]
+                screen.draw(lines, tail=legend, unseen=unseen)
+            elif text != before:
+                if not before:
+                    print_err("\t".join(_COLUMNS))
+                print_out(text)
+            before = text
+    finally:
+        looking.cancel()
+
+
+async def _watch_connection(client: AsyncClient, print_loss: Callable[[MoorageError], None]) -> None:
+    """Have it printed, each time once, that the connection is lost, or that the server refuses the key: no frame comes
+    then, which looks like a fleet without changes."""
+    is_lost = False
+    while True:
+        try:
+            client._wire.check_connected()
+        except MoorageError as error:
+            if not is_lost:
+                print_loss(error)
+            is_lost = True
+        else:
+            is_lost = False
+        await asyncio.sleep(LOOK_S)
 
 
 def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
