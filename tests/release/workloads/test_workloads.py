@@ -93,7 +93,7 @@ def test_each_run_of_a_schedule_is_decided_once_and_one_goes_on_at_a_time(seed: 
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, STALLS_FROM))
-def test_what_stalls_and_nothing_else_is_told_and_ended(seed: int) -> None:
+def test_attempts_that_hang_and_no_others_are_reported_and_ended(seed: int) -> None:
     Stalls(seed).run()
 
 

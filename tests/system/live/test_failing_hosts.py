@@ -88,7 +88,7 @@ async def test_a_job_leaves_a_failing_gpu_and_then_a_drained_worker_with_notice(
 
 
 @pytest.mark.slow
-async def test_a_hung_gang_is_ended_and_the_rank_that_differs_is_named(
+async def test_a_gang_that_hangs_is_ended_and_the_rank_that_differs_is_named(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:

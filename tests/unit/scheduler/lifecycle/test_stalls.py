@@ -50,7 +50,7 @@ def why(drive: Driving) -> str:
     return text
 
 
-def test_a_stall_is_told_once_and_taken_back_once_when_it_moves() -> None:
+def test_a_hang_is_reported_once_and_taken_back_once_the_attempt_moves() -> None:
     drive = running()
     rev = drive.job("j").rev
     renew(drive, (59, [IDLE, SPINS]))
@@ -125,7 +125,7 @@ def test_without_stall_s_nothing_stalls() -> None:
     assert told(drive) == []
 
 
-def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
+def test_on_stall_end_ends_an_attempt_that_hangs_as_a_failure() -> None:
     drive = running(retries=1, run={"on_stall": "end"})
     first = drive.attempt("j").fence
     renew(drive, (60, [SPINS, SPINS]))
@@ -211,7 +211,7 @@ def test_no_rank_is_named_where_none_differs() -> None:
     assert stalled == {"seconds": 90, "replica": -1, "why": "no rank differs: 6 GPUs at 0 %"}
 
 
-def test_a_stalled_gang_is_ended_as_a_whole() -> None:
+def test_a_gang_that_hangs_is_ended_as_a_whole() -> None:
     drive = running(2, gang=True, run={"on_stall": "end"})
     renew(drive, (90, [SPINS] * 2), (90, [IDLE] * 2))
     drive.settle()
