@@ -36,7 +36,7 @@ async def run(client: AsyncClient, job: str, command: str, **fields: Any) -> Non
     await client.wait([handle], "60s")
 
 
-async def test_a_command_is_told_of_each_failure_though_the_teller_is_killed(
+async def test_follow_hands_each_failure_to_a_command_though_it_is_killed(
     node: Node, unique: str, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
@@ -119,7 +119,9 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-async def test_a_web_address_gets_each_until_it_takes_it(node: Node, unique: str, receiver: Receiver) -> None:
+async def test_follow_hands_each_event_to_a_web_address_until_it_takes_it(
+    node: Node, unique: str, receiver: Receiver
+) -> None:
     url = f"http://127.0.0.1:{receiver.server_port}/jobs"
     receiver.refusals = 2
     async with AsyncClient(node.url, tenant=unique) as client:

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
     ("command", "said"),
     [("python reduce.py", "2 ranks, sum 3"), ("torchrun --nproc-per-node=2 reduce.py", "4 ranks, sum 10")],
 )
-async def test_replicas_are_one_world(command: str, said: str, node: Node, unique: str, tmp_path: Path) -> None:
+async def test_replicas_are_one_world_with_torchrun_and_without(
+    command: str, said: str, node: Node, unique: str, tmp_path: Path
+) -> None:
     (tmp_path / "reduce.py").write_text(from_page("run-a-gang-with-torchrun", "reduce.py"))
     assert await run_gang(node, unique, tmp_path, *command.split()) == [said]

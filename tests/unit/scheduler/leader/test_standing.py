@@ -18,7 +18,7 @@ from tests.unit.scheduler.driving import SUBJECTS
 
 
 @in_virtual_time
-async def test_whoever_lives_is_known_however_many_went() -> None:
+async def test_live_standby_schedulers_are_known_however_many_have_left() -> None:
     bus = SimulatedBus()
     others, standings = bus.connect("others"), Standings(bus.connect("scheduler"), SUBJECTS, "me")
     await standings.listen()
@@ -60,7 +60,7 @@ async def test_a_leader_names_whose_clock_is_wrong_by_more_than_an_announcement_
 
 
 @in_virtual_time
-async def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_leader_names_a_standby_with_other_settings(caplog: pytest.LogCaptureFixture) -> None:
     """Order and limits changed with each takeover, and nobody said why."""
     bus, leads = SimulatedBus(), True
     ours = Standings(bus.connect("a"), SUBJECTS, "a", Config(ranker="pack", reserve_after=60.0))

@@ -100,7 +100,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
 
 
 @pytest.mark.slow
-def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> None:
+def test_a_maintenance_window_is_kept_clear_by_time_limits_and_its_host_empties_and_opens_by_itself() -> None:
     drive = Driving.with_hosts(4)
     answer = drive.operate("drain", "w0", from_s=7200, for_s=3600, why="firmware")
     assert answer["changed"]
@@ -171,7 +171,7 @@ def test_the_replicas_of_one_job_that_a_window_keeps_waiting_hold_up_no_short_jo
     assert [len(worker.held) for worker in drive.workers.values()] == [1, 1], "the sweep goes on"
 
 
-def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_missed() -> None:
+def test_a_maintenance_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_missed() -> None:
     drive = Driving()
     worker = drive.worker("w0", gpus=1)
     drive.submit("j", gpu={})
@@ -199,7 +199,7 @@ def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_miss
 
 
 @pytest.mark.parametrize("also", ["uncordon", "drain"])
-def test_a_window_is_taken_back_and_replaced(also: str) -> None:
+def test_a_maintenance_window_is_taken_back_and_replaced(also: str) -> None:
     drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=60, for_s=600)
     assert drive.operate(also, "w0")["changed"] is True
@@ -209,7 +209,7 @@ def test_a_window_is_taken_back_and_replaced(also: str) -> None:
     assert row(drive, "w0").state == {"uncordon": "up", "drain": "draining"}[also]
 
 
-def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
+def test_a_cordoned_worker_stays_cordoned_when_its_maintenance_window_is_over() -> None:
     drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=10, for_s=60)
     drive.operate("cordon", "w0")
@@ -218,7 +218,7 @@ def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
 
 
 @pytest.mark.parametrize(("verb", "flag"), [("drain", "draining"), ("cordon", "cordoned")])
-def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str) -> None:
+def test_a_closed_worker_shows_the_operator_the_reason_and_for_how_long(verb: str, flag: str) -> None:
     drive = Driving.with_hosts(1)
     assert drive.operate(verb, "w0", why="new disk")["changed"] is True
     pass_time(drive, 3 * MINUTE)
@@ -238,7 +238,7 @@ def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str)
     assert (row(drive, "w0").why, row(drive, "w0").since_ms) == (None, None)
 
 
-def test_a_worker_that_a_window_closed_tells_its_reason_and_since_when() -> None:
+def test_a_worker_that_a_maintenance_window_closed_shows_its_reason_and_since_when() -> None:
     drive = Driving.with_hosts(1)
     drive.operate("drain", "w0", from_s=60, why="firmware")
     assert (row(drive, "w0").why, row(drive, "w0").since_ms) == (None, None), "it is open until then"

@@ -28,13 +28,13 @@ def reserved(timeout_s: float | None = 600) -> Driving:
     return drive
 
 
-def test_who_surely_ends_before_the_reservation_runs_there() -> None:
+def test_a_job_that_surely_ends_before_the_reservation_is_backfilled_there() -> None:
     drive = reserved()
     drive.submit("short", gpu={"count": 4}, run=limited(300))
     assert drive.states("short") == ["PLACED"]
 
 
-def test_whoever_might_not_end_in_time_waits() -> None:
+def test_a_job_that_might_not_end_in_time_is_not_backfilled() -> None:
     drive = reserved()
     left_s = 600 - (PATIENCE_MS + 2_000) / 1000
     drive.submit("long", gpu={}, run=limited(left_s - FREED_MS / 1000))
@@ -42,7 +42,7 @@ def test_whoever_might_not_end_in_time_waits() -> None:
     assert (drive.states("long"), drive.states("unbound")) == (["QUEUED"], ["QUEUED"])
 
 
-def test_behind_a_long_head_of_the_same_line_a_short_one_is_filled_in() -> None:
+def test_a_short_job_is_backfilled_behind_a_long_first_job_of_its_queue_group() -> None:
     drive = reserved()
     for name, timeout_s in (("a", None), ("b", 5_000), ("c", 60), ("d", None), ("e", 120)):
         drive.submit(name, gpu={"count": 2}, run=limited(timeout_s))
@@ -180,7 +180,7 @@ def test_a_host_whose_end_is_known_is_reserved_before_one_with_a_service() -> No
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == drive.placed_on("runs")
 
 
-def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
+def test_several_jobs_that_come_in_one_tick_are_backfilled_with_the_next() -> None:
     drive = reserved()
     for number in range(4):
         drive.offer_submit(f"s{number}", gpu={}, run=limited(60))
@@ -190,7 +190,7 @@ def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
     assert [drive.states(f"s{number}")[0] for number in range(4)] == ["PLACED"] * 4
 
 
-def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_filled_in_at_once() -> None:
+def test_a_short_job_that_comes_with_the_record_that_makes_the_reservation_is_backfilled_at_once() -> None:
     """It was in neither the state nor the list of new jobs, and waited beside idle GPUs until something changed."""
     drive = Driving.with_hosts(8)
     drive.submit("runs", gpu={"count": 4}, run=limited(36_000))
@@ -204,7 +204,7 @@ def test_a_short_one_that_comes_with_the_record_that_makes_the_reservation_is_fi
     assert drive.states("short") == ["PLACED"]
 
 
-def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_alike() -> None:
+def test_a_short_job_is_backfilled_behind_many_jobs_of_another_tenant_that_ask_alike() -> None:
     """Only the first entries of a group are tried: it was shared, and another tenant's jobs were all of them."""
     drive = Driving.with_hosts(16)
     drive.submit("runs", gpu={"count": 2}, run=limited(36_000))
@@ -389,7 +389,9 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     assert drive.states("services") == ["RUNNING", "RUNNING"]
 
 
-def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_a_reservation_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Plans are made each second all the same."""
     drive = reserved()
     for number in range(3):
@@ -424,7 +426,7 @@ def test_the_short_ones_in_a_crowd_that_asks_alike_have_their_turn_though_nothin
     assert drive.states("j0") == ["QUEUED"]
 
 
-def test_what_was_kept_out_starts_within_a_second_after_it_is_learned_how_short_it_is() -> None:
+def test_a_job_that_a_reservation_kept_out_starts_within_a_second_after_its_short_duration_is_learned() -> None:
     """A run of its kind ends on another host, which has no room for it: its own hosts have not changed."""
     drive = reserved()
     drive.worker("w1", 2)
@@ -440,7 +442,7 @@ def test_what_was_kept_out_starts_within_a_second_after_it_is_learned_how_short_
     assert drive.states("alike") != ["QUEUED"]
 
 
-def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
+def test_a_short_job_is_backfilled_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
     drive = Driving.with_hosts(8)
     alike = {"gpu": {"count": 4}, "labels": {"workload": "train"}}
     for number in range(3):  # each runs for 40 s: so long is the next one expected to
@@ -466,7 +468,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     assert drive.engine.fleet.changes == changes
 
 
-def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_nothing_opens() -> None:
+def test_a_job_is_backfilled_once_an_earlier_run_shows_how_long_it_takes_though_no_host_opens() -> None:
     drive = Driving.with_hosts(8)
     drive.worker("w1", 1, model="NVIDIA L4")
     alike = {"labels": {"workload": "train"}, "gpu": {"model": "L4"}}
@@ -519,7 +521,7 @@ def test_a_reservation_stays_where_no_hosts_would_be_free_for_the_job_of_higher_
 
 
 @pytest.mark.parametrize("after_s", [0, 550])
-def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes(after_s: int) -> None:
+def test_a_tenant_to_which_more_is_owed_by_and_by_passes_a_reservation_though_nothing_changes(after_s: int) -> None:
     """After 563 s more is owed to b; one that came shortly before is not overdue then, so no plan is for itself."""
     drive = Driving.with_hosts(8, config=Config(fair_share_half_life=600))
     for tenant in "ab":
