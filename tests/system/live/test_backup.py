@@ -403,7 +403,7 @@ async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(
 
 
 @pytest.mark.slow
-async def test_a_servers_folder_from_an_older_backup_is_led_by_nobody(
+async def test_a_servers_folder_from_an_older_backup_is_led_by_no_scheduler(
     mortal_server: MortalServer, fresh_data_dir: Path, unique: str, tmp_path: Path
 ) -> None:
     """Not our restore: somebody copied JetStream's own folder back. Its workers know better, and say so."""

@@ -287,7 +287,7 @@ async def test_no_disk_is_blamed_while_there_is_no_server(
     assert NOT_CONNECTED in refusal.message
 
 
-async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(
+async def test_a_full_ledger_deposes_no_leader_and_forgets_nothing(
     nats_server: Server, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The leader goes on trying, accepts nothing meanwhile, and no record makes room for another (ledger-rules H6).

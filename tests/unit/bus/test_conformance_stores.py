@@ -29,7 +29,7 @@ ROLLUP: Final = "Nats-Rollup"
 
 
 @on_both
-async def test_a_burst_is_heard_whole_and_in_order_where_it_is_read(connect: Connect, unique: str) -> None:
+async def test_a_burst_is_delivered_whole_and_in_order(connect: Connect, unique: str) -> None:
     """No queue before a handler overflows. The order is that of a subscription, which may have many subjects."""
     reader, sender = await connect("reader"), await connect("sender")
     heard: list[Delivery] = []

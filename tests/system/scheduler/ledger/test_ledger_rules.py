@@ -119,7 +119,7 @@ def test_another_process_folds_the_same_bytes_to_the_same_state(tmp_path: Path) 
         assert (done.stdout.strip(), done.returncode) == (ours, 0), done.stderr
 
 
-def test_nothing_is_placed_on_a_worker_before_it_was_heard_in_this_term() -> None:
+def test_nothing_is_placed_on_a_worker_before_it_has_reported_in_this_term() -> None:
     """H34: what the ledger says of a worker may be as old as the last term."""
     drive = Driving.with_hosts(1)
     drive.lead()

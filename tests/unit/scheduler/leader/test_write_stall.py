@@ -102,7 +102,7 @@ async def test_beyond_its_bound_it_keeps_none_back(monkeypatch: pytest.MonkeyPat
     desk.stalled.close()
 
 
-def test_a_trouble_is_told_when_it_begins_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trouble_is_logged_when_it_begins_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("moorage.scheduler.pacing.reminders.time.monotonic", lambda: now_s)
     trouble = Reminders()

@@ -838,7 +838,7 @@ def test_an_empty_fleet_rejects_nothing_at_submit_nor_later() -> None:
     assert drive.states("j") == ["QUEUED"]
 
 
-def test_reject_by_event_where_not_all_were_heard() -> None:
+def test_a_request_is_rejected_by_event_where_not_all_workers_have_reported() -> None:
     drive = Driving.with_hosts(1, 1)
     drive.lead()
     drive.renew("w0")
@@ -952,7 +952,7 @@ def test_who_hears_the_tenants_frames_asks_without_a_subject_of_its_own() -> Non
     assert [event[3] for event in drive.tick().events] == [False]
 
 
-def test_whom_a_leader_told_is_told_by_the_next() -> None:
+def test_a_tenant_that_gets_events_gets_them_from_the_next_leader_too() -> None:
     drive = Driving()
     drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
     drive.tick()

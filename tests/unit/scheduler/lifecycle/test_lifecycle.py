@@ -586,7 +586,7 @@ def place_frame(drive: Driving) -> None:
 
 
 @pytest.mark.parametrize("how", ["without it", "finished", "cancelled", "deadline"])
-def test_kept_then_somebody_else_speaks(how: str) -> None:
+def test_a_job_that_is_kept_through_a_partition_ends_by_a_report_an_order_or_its_deadline(how: str) -> None:
     drive = alone("RUNNING", on_partition="keep", deadline_s=120 if how == "deadline" else None)
     worker, attempt = drive.workers["w0"], drive.attempt("j")
     drive.pass_time(40_000, renew=False)
@@ -635,7 +635,7 @@ def test_a_session_answered_in_time_is_not_lost() -> None:
     assert drive.states("j") == ["RUNNING"]
 
 
-def test_a_leader_that_slept_declares_nobody_lost() -> None:
+def test_a_leader_that_slept_declares_no_worker_lost() -> None:
     drive = alone("RUNNING")
     drive.tick(100_000)
     assert drive.states("j") == ["RUNNING"]

@@ -117,7 +117,9 @@ def _requests_that_differ(count: int, monkeypatch: pytest.MonkeyPatch) -> Drivin
     return drive
 
 
-def test_requests_that_all_differ_are_looked_for_in_vain_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_all_differ_are_scanned_without_a_placement_over_several_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drive = _requests_that_differ(100, monkeypatch)
     most, records = 0, 0
     while drive.engine.urgent:

@@ -130,7 +130,7 @@ def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:
     assert (drive.states("slow"), drive.states("other")) == (["RUNNING"], ["ENDING"])
 
 
-def test_nobody_ends_where_that_would_not_make_room() -> None:
+def test_no_job_is_preempted_where_that_would_not_make_room() -> None:
     drive = running()
     urgent(drive, gpu={"count": 5})
     urgent(drive, "other", resources={"cpu_milli": 100_000})

@@ -115,7 +115,7 @@ def test_at_the_end_of_the_lease_everything_ends_but_what_may_stay(bench: Bench)
     assert keeps in bench.attempts.held
 
 
-def test_what_is_heard_after_the_lease_ran_out_is_stale(bench: Bench) -> None:
+def test_a_frame_received_after_the_lease_ran_out_is_stale(bench: Bench) -> None:
     """A stopped agent wakes up and finds a placement in its socket (H8, H29)."""
     bench.now += LEASE_S + 1
     commands = bench.want(place(name_of()))
