@@ -257,7 +257,7 @@ class Driving:
 
     def check_room(self) -> None:
         """The waiting room has the live jobs that wait for something, each behind what it waits for."""
-        room, jobs, left_out = self.engine.room, self.state.jobs, self.engine._indexing.left_out
+        room, jobs, left_out = self.engine.room, self.state.jobs, self.engine.indexing.left_out
         waiting = {num: job for num, job in jobs.items() if job.awaits and job.live}
         waiting = {num: job for num, job in waiting.items() if num in room.jobs or num not in left_out}
         assert room.jobs == {num: job.size for num, job in waiting.items()}

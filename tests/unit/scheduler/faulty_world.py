@@ -487,7 +487,7 @@ class FaultyWorld:
             assert not (wrong and job.live), f"{job.name} still waits, and cannot start: {wrong}"
             if job.live and not missing:
                 now_ms = self.drive.state.time_ms
-                if job.num in self.drive.engine._indexing.left_out:  # it has no timer until its hold is released
+                if job.num in self.drive.engine.indexing.left_out:  # it has no timer until its hold is released
                     now_ms = 0
                 left = [num for num, until in job.awaits if num or until <= now_ms]
                 assert not left, f"{job.name} waits for {job.awaits}, and all have ended"

@@ -20,7 +20,6 @@ from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas import reasons
 from moorage.schemas.frames import Stalled
-from moorage.schemas.reasons import Reason
 
 #: with more jobs than this, those that ended while queued may be counted too, which is cheaper
 COUNTED_MAX: Final = 512
@@ -114,24 +113,16 @@ class View:
         """Count the replicas that wait, for whatever reason."""
         return sum(tenant.waits for tenant in self._state.tenants.values())
 
-    def not_queued(self) -> list[Job]:
-        """Return the jobs that wait for something else than a host."""
-        full = {num for num, waiting in self._engine.queue.waiting.items() if waiting.room <= 0}
-        nums = self._engine.room.jobs.keys() | full | self._state.on_hold.keys()
-        return [job for num in sorted(nums) if (job := self._state.jobs.get(num)) is not None]
-
     def queued_jobs(self) -> list[int]:
         """Return the numbers of the jobs in the queue, and of those that wait for others or for their own replicas.
 
         In order of arrival. A service that has as many members as its calls need waits for nothing.
         """
         groups = self._engine.queue.groups.values()
-        full = {job.num for job in self.not_queued() if job.waits and self.why_unqueued(job) is reasons.MAX_RUNNING}
+        indexing = self._engine.indexing
+        waiting = [job for job in indexing.unqueued() if job.waits]
+        full = {job.num for job in waiting if indexing.why_unqueued(job) is reasons.MAX_RUNNING}
         return sorted({num for group in groups for num in group.jobs} | self._engine.room.jobs.keys() | full)
-
-    def why_unqueued(self, job: Job) -> Reason | None:
-        """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        return self._engine.why_unqueued(job)
 
     def heads(self) -> list[tuple[Replica, int]]:
         """Return the first waiting replica of each queue group, and how many wait in it; the largest group first."""

@@ -116,7 +116,7 @@ def waiting_by_reason(engine: Engine) -> dict[str, int]:
     The largest groups are looked at, as many as `LOOKED_MAX` allows; the rest of all that wait are `OTHERS`.
     """
     view, counts = View(engine), Counter[str]()
-    for job in view.not_queued():
+    for job in engine.indexing.unqueued():
         held = held_reason(engine, job)
         if held is not None:
             counts[held.name] += job.waits
@@ -136,7 +136,7 @@ def held_reason(engine: Engine, job: Job) -> Reason | None:
     """Return a reason that needs no look at the fleet: jobs that it waits for, a hold, its own bound; else None."""
     hold = engine.state.tenants[job.tenant].hold
     if hold is None or job.awaits or job.hold is not None:
-        return View(engine).why_unqueued(job)
+        return engine.indexing.why_unqueued(job)
     return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 
@@ -448,9 +448,11 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
         frozen = _why_frozen(engine, job)
         because = _scaled_words(engine, job) + (f"; its frozen member: {frozen}" if frozen else "")
         return _explained(job, held, because)
-    if held is not None:
+    if held is reasons.MAX_RUNNING:
         because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
         return _explained(job, held, because)
+    if held is not None:
+        return _explained(job, held, "")
     if job.preempts is not None:
         return _explained(job, reasons.PREEMPTING, _preempted(engine, job))
     need = shape.gpus

@@ -372,7 +372,7 @@ class ContainedEngine(Engine):
             setattr(self.sessions, name, getattr(sessions, name))
         for job in self.state.jobs.values():
             job.shape = None
-        self._indexing.resume(mono_ms, again=True)
+        self.indexing.resume(mono_ms, again=True)
         for num, was in hosts.items():
             host = self.fleet.hosts.get(num)
             if host is None:
@@ -399,7 +399,7 @@ class ContainedEngine(Engine):
             self.queue.drop(of.num)  # it may be in, and would be placed although it is held
             if not of.over:
                 contained.jobs[of.num] = None
-                self._indexing.leave_out(of)
+                self.indexing.leave_out(of)
         else:
             with suppress(Exception):  # its host may be half in the tables
                 self.fleet.leave(of.num)

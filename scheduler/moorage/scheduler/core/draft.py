@@ -97,7 +97,6 @@ class Draft:
         "notes",
         "preempting",
         "reports",
-        "reprioritized",
         "stalls",
         "started",
         "state",
@@ -136,7 +135,6 @@ class Draft:
         self.moved = 0
         #: jobs for which others ended before this record, with the hosts that are theirs until it is whole
         self.preempting = [(job, job.preempts[0]) for job in state.preempting.values() if job.preempts is not None]
-        self.reprioritized: set[int] = set()  # numbers of jobs that get another priority with this record
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is whole. Ordered, because its new shape is numbered in this order
         self.avoided: dict[int, set[int]] = {}

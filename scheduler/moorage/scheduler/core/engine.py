@@ -91,7 +91,6 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
-from moorage.schemas.reasons import Reason
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
 
@@ -155,7 +154,7 @@ class Engine:
         #: what failed, and is set aside: empty unless this is a `ContainedEngine`
         self.containment = Containment()
         self._make_parts()
-        self._indexing.resume(mono_ms)
+        self.indexing.resume(mono_ms)
 
     def _make_parts(self) -> None:
         """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
@@ -175,17 +174,12 @@ class Engine:
             state, self.lifecycle, lambda draft, new, old: self.planner.preempting.replacing(draft, new, old)
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
-        self.room = WaitingRoom(state, lambda job: self._indexing.enter(job), self.lifecycle.cancel)
+        self.room = WaitingRoom(state, lambda job: self.indexing.enter(job), self.lifecycle.cancel)
         self._frozen = Frozen(state, self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
             self._frozen, self.admission.could_ever, int(config.reserve_after * 1000), self._begins,
         )  # fmt: skip
-        self.orders = Orders(
-            state, self.queue, self._look, self.planner, self.lifecycle, reader.request_of, reader.shape_of,
-            Resizing(state, reader, self.fleet, self.planner.order),
-        )  # fmt: skip
-        self._changing = Changing(state, self.queue, reader, self._look, lambda job: self._indexing.let_place(job))
         self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
@@ -194,16 +188,19 @@ class Engine:
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
-            lambda job, wanted: self._indexing.let_have(job, wanted),
+            lambda job, wanted: self.indexing.let_have(job, wanted),
             config.scale_up_s, config.scale_down_s, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
-        self._indexing: Indexing = Indexing(
+        self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
             self.scaling, self.relocating, self.containment,
         )  # fmt: skip
+        resizing = Resizing(state, reader, self.fleet, self.planner.order)
+        self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing)
+        self._changing = Changing(state, self.indexing, reader)
         explain = self._explain_waiting
-        self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self._indexing.arm, explain)
+        self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self.indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
 
@@ -234,13 +231,6 @@ class Engine:
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised
-
-    def _look(self, job: Job) -> None:
-        self._indexing.look(job)
-
-    def why_unqueued(self, job: Job) -> Reason | None:
-        """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        return self._indexing.why_unqueued(job)
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Return the workers with a planned drain that would end this job before its own time limit."""
@@ -295,7 +285,7 @@ class Engine:
     def urgent(self) -> bool:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
-        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects or self.room.is_due
+        urgent = pending.submits or pending.cancels.size or pending.urgent or self.indexing.rejects or self.room.is_due
         return bool(urgent or self._hurry or self.sleeping.is_called or (self._replan and not self.queue.is_empty))
 
     @property
@@ -375,15 +365,13 @@ class Engine:
         draft.begin_bulk()
         self._take_cancels(flight)
         if self._begins("unmatched", draft):
-            self._indexing.reject_unmatched(draft)
+            self.indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
-            self.timers.due(draft, self.lifecycle, self._indexing.come_back)
+            self.timers.due(draft, self.lifecycle, self.indexing.come_back)
         if self.room.is_due and self._begins("telling", draft):
             self.room.write_due(draft)
         if orders:
             self._take_orders(flight, orders)
-            if self._begins("priorities", draft):
-                self.planner.preempting.policy.reprioritize(draft)
         self._take_submits(flight)
         self.lifecycle.failing |= draft.failed
         if self.lifecycle.failing and self._begins("giving up", draft):
@@ -402,7 +390,7 @@ class Engine:
             and not self.timers.more_are_due()
             and self._begins(PLACING, draft)
         ):
-            self._indexing.let_follow(draft)
+            self.indexing.let_follow(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
             if mono_ms - self._scaled_ms >= 1000 and self._begins("scaling", draft):
@@ -677,7 +665,7 @@ class Engine:
             else:
                 flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self._at = TIMERS
-            self.timers.due(flight.draft, self.lifecycle, self._indexing.come_back)
+            self.timers.due(flight.draft, self.lifecycle, self.indexing.come_back)
 
     def _execute(self, flight: InFlight, event: Execute) -> None:
         found = execute(flight.draft, self.state, event, self.reader.request_of)
@@ -706,7 +694,7 @@ class Engine:
         self.sessions.stalls.pass_time(draft)
         self.services.pass_time(draft, self.scaling)
         self.admission.forget_cancels(draft)
-        self._indexing.queue_rejections()
+        self.indexing.queue_rejections()
         self.timers.clear_out()
 
     # ------------------------------------------------------------------------------------------ commit
@@ -768,7 +756,7 @@ class Engine:
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for more in flight.draft.enlarged:
-            self._indexing.enter_more(more)
+            self.indexing.enter_more(more)
         for num in flight.awaiting:
             self.room.add(state.jobs[num])
         has_waiting, several = bool(self.room.jobs), self.queue.waiting
@@ -776,16 +764,16 @@ class Engine:
             if has_waiting and not changed.live:
                 self.room.on_end(changed)
             if (waiting := several.get(changed.num)) is not None:
-                self._indexing.follow(changed, waiting)
+                self.indexing.follow(changed, waiting)
             if changed.size > 1 and (shape := self.reader.shape_of(changed)).together == 1:
                 new = changed.rev - changed.told
                 self.durations.learn_some(changed, shape, self.reader.workload_of(changed), new)
         for num in flight.draft.avoided:
             if (job := state.jobs.get(num)) is not None:
-                self._indexing.reshape(job)
+                self.indexing.reshape(job)
                 self.sessions.health.avoids(job)
         if flight.draft.left_queue:
-            self._indexing.ended(folded.ended)
+            self.indexing.ended(folded.ended)
         for job in folded.ended[:LEARNED_MAX]:
             shape = self.reader.shape_of(job)
             if job.size == 1 or shape.together > 1:  # all others were learned from as their replicas ended
@@ -847,7 +835,7 @@ class Engine:
                 self.fleet.rules_of(worker.hello)  # before the hosts are made below
         for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a term for each tenant
             for job in self.state.tenants[tenant].jobs.values():
-                self._indexing.reshape(job)
+                self.indexing.reshape(job)
         for worker in folded.forgotten:
             self.sessions.forget(worker.num)
             self.fleet.forget(worker.num)

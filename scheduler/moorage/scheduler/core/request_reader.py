@@ -78,6 +78,10 @@ class RequestReader:
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
 
+    def kind_of(self, job: Job) -> tuple[int, Shape, str]:
+        """Return the kind of a job's queue group: its priority, its shape and its tenant."""
+        return self.priority_of(job), self.shape_of(job), job.tenant
+
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:

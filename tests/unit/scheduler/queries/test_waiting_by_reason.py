@@ -113,3 +113,14 @@ def test_what_came_back_waits_too_and_in_a_pause() -> None:
     drive.settle()
     assert (waits(drive), told(drive)) == (6, (6, 6, 6))
     assert waiting.OTHERS in waiting.waiting_by_reason(drive.engine), "they wait out a pause"
+
+
+def test_a_job_that_the_scheduler_failed_on_is_explained_so_and_counted_before_it_is_held() -> None:
+    drive = Driving.with_hosts(1)
+    drive.submit("full", gpu={})
+    drive.submit("set-aside", gpu={})
+    drive.engine.containment.jobs[drive.job("set-aside").num] = None
+    drive.engine.indexing.look(drive.job("set-aside"))
+    told = drive.explained("set-aside")
+    assert (told["reason"], told.get("because")) == ("scheduler-failed", None)
+    assert waiting.waiting_by_reason(drive.engine) == {"scheduler-failed": 1}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.request_reader import RequestReader
+from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import PRIORITY_MAX, Request
@@ -25,16 +23,12 @@ class Changing:
     def __init__(
         self,
         state: State,
-        queue: Queue,
+        indexing: Indexing,
         reader: RequestReader,
-        look: Callable[[Job], None],
-        let_place: Callable[[Job], None],
     ) -> None:
         self._state = state
-        self._queue = queue
+        self._indexing = indexing
         self._reader = reader
-        self._look = look
-        self._let_place = let_place
 
     def change(self, draft: Draft, event: ChangeOrder) -> Answer | Problem:
         """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
@@ -87,16 +81,15 @@ class Changing:
         limit_s = wanted.workload.timeout_s
         most = -1 if wanted.max_running == before.max_running else wanted.max_running or -1
         limit_ms = -1 if limit_s is None or limit_s == before.workload.timeout_s else round(limit_s * 1000)
+        kind = self._reader.kind_of(job)
         ceiling = _ceiling(job) if priority != had else -1
         why = ", ".join(said)
         why = f"{why}: {event.asked.reason}" if event.asked.reason else why
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
         if most >= 0 and job.size > 1:
-            self._let_place(job)
+            self._indexing.let_place(job)
         if priority != had:
-            self._queue.leave(job.num, (had, self._reader.shape_of(job), job.tenant))
-            draft.reprioritized.add(job.num)
-            self._look(job)
+            self._indexing.regroup(job, kind)
 
     def _gone(self, event: ChangeOrder, job: Job | None) -> Problem:
         name = event.asked.job

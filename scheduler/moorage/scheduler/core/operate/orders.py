@@ -7,13 +7,10 @@ every waiting replica is in the queue, or has a timer in the future.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import UnsetType
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.records import FORMAT, Mode
@@ -30,11 +27,10 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
-from moorage.scheduler.core.queue.queue import Queue
-from moorage.scheduler.core.schedule.cycle import Planner
+from moorage.scheduler.core.request_reader import RequestReader
+from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.job import Request
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import (
     CordonAct,
@@ -69,22 +65,16 @@ class Orders:
     def __init__(
         self,
         state: State,
-        queue: Queue,
-        look: Callable[[Job], None],
-        planner: Planner,
+        indexing: Indexing,
         lifecycle: Lifecycle,
-        request_of: Callable[[Job], Request],
-        shape_of: Callable[[Job], Shape],
+        reader: RequestReader,
         resizing: Resizing,
     ) -> None:
         self.state = state
-        self.resizing = resizing
-        self.queue = queue
-        self._look = look
-        self.planner = planner
+        self.indexing = indexing
         self.lifecycle = lifecycle
-        self.request_of = request_of
-        self.shape_of = shape_of
+        self.reader = reader
+        self.resizing = resizing
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order that is not about a worker, in the draft. Return the answer or a problem.
@@ -148,7 +138,7 @@ class Orders:
         changed = (job.hold is not None) != on
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
-            self._look(job)
+            self.indexing.look(job)
         return self._done("hold" if on else "release", job, changed, hold=as_hold(job.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -158,7 +148,7 @@ class Orders:
         only = None if asked.replicas is None else parse_ranges(asked.replicas)
         if only is not None and (lacking := lacks(job, only)) is not None:
             return lacking
-        if self.shape_of(job).together > 1:
+        if self.reader.shape_of(job).together > 1:
             only = None
         with draft.by(by):
             did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued", only)
@@ -178,7 +168,7 @@ class Orders:
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
 
     def _why_not_frozen(self, job: Job, running: list[Attempt]) -> Problem | None:
-        shape, driver = self.shape_of(job), self.request_of(job).workload.driver
+        shape, driver = self.reader.shape_of(job), self.reader.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.together > 1 or job.gang:
             found = "it is a gang, whose ranks share memory and wait for each other"
@@ -205,25 +195,22 @@ class Orders:
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
-        before = self._priority(job)
+        before = self.reader.kind_of(job)
         # one that equals the request's is recorded, too: the job's tenant may not go above it
         changed = (job.priority, job.ceiling) != (asked.priority, -1)
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
-            self.queue.leave(job.num, (before, self.shape_of(job), job.tenant))
-            self._look(job)
-            draft.reprioritized.add(job.num)
+            self.indexing.regroup(job, before)
         return self._done("priority", job, changed, priority=asked.priority)
 
     def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:
-        old, before = self.shape_of(job), job.part
+        before, part = self.reader.kind_of(job), job.part
         resized = self.resizing.resize(draft, job, asked, by)
         if isinstance(resized, Problem):
             return resized
-        changed = job.part != before
+        changed = job.part != part
         if changed:
-            self.queue.leave(job.num, (self._priority(job), old, job.tenant))
-            self._look(job)
+            self.indexing.regroup(job, before)
         return self._done("resize", job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
@@ -280,10 +267,6 @@ class Orders:
     def _done(self, verb: str, job: Job, changed: bool, **now: object) -> Done:
         attempts = sum(replica.attempt is not None for replica in job.rows.values())
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=attempts, **now)  # type: ignore[arg-type]
-
-    def _priority(self, job: Job) -> int:
-        given = job.priority
-        return given if given >= 0 else self.request_of(job).priority
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:

@@ -19,7 +19,7 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
-from moorage.scheduler.core.queue.queue import Waiting
+from moorage.scheduler.core.queue.queue import Kind, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
@@ -190,13 +190,19 @@ class Indexing:
             return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
         return None
 
+    def unqueued(self) -> list[Job]:
+        """Return the jobs for which `why_unqueued` has a reason, and some that wait no more; for questions."""
+        full = {num for num, waiting in self.queue.waiting.items() if waiting.room <= 0}
+        nums = self.room.jobs.keys() | self.state.on_hold.keys() | self._containment.jobs.keys() | full
+        return [job for num in sorted(nums) if (job := self.state.jobs.get(num)) is not None]
+
     def look(self, job: Job) -> None:
         """Put a job into its queue group, or take it out, by where it stands."""
         if self.left_out and job.num in self.left_out:
             if job.hold is None and job.num not in self._containment.jobs:
                 self._index_again(job)
             return
-        kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+        kind = self.requests.kind_of(job)
         if self.why_unqueued(job) is None and self.planner.order.waits(job.num):
             self.queue.enter(job.num, kind)
         else:
@@ -262,8 +268,7 @@ class Indexing:
     def ended(self, jobs: Iterable[Job]) -> None:
         """Follow a folded record with which jobs have ended that were in the queue, among others."""
         for job in jobs:
-            kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-            self.queue.ended(kind, self._is_live)
+            self.queue.ended(self.requests.kind_of(job), self._is_live)
 
     def _is_live(self, num: int) -> bool:
         job = self.state.jobs.get(num)
@@ -296,7 +301,12 @@ class Indexing:
 
     def reshape(self, job: Job) -> None:
         """Compute a job's shape again, and move it to the queue group of the new shape."""
-        self.queue.leave(job.num, (self.requests.priority_of(job), self.requests.shape_of(job), job.tenant))
-        job.shape = None
+        before, job.shape = self.requests.kind_of(job), None
+        self.regroup(job, before)
+
+    def regroup(self, job: Job, before: Kind) -> None:
+        """Move a job whose priority or shape was that of `before` to the queue group that it belongs to now."""
+        self.queue.leave(job.num, before)
+        self.planner.preempting.policy.read_again(job)
         if not job.over:
             self.look(job)

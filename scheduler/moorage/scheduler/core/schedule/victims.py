@@ -109,8 +109,6 @@ class Preemption:
         self.ending: set[Attempt] = set()  # members of services that end already, once others serve
         # by worker number; departed hosts are removed once there are more entries than hosts
         self._read: dict[int, _Read] = {}
-        #: numbers of workers with attempts whose priority has changed since they were read
-        self._reprioritized: set[int] = set()
         self.lags = False  # whether the last search left changed hosts for the next one
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
@@ -122,10 +120,10 @@ class Preemption:
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.may_start_ms)
 
-    def reprioritize(self, draft: Draft) -> None:
-        """Have the hosts read again on which the jobs run that get another priority with this record."""
-        jobs = [draft.state.jobs[num] for num in draft.reprioritized]
-        self._reprioritized.update(attempt.worker.num for job in jobs for attempt in job.attempts)
+    def read_again(self, job: Job) -> None:
+        """Have the hosts read again on which a job runs, whose priority may have changed."""
+        for attempt in job.attempts:
+            self._read.pop(attempt.worker.num, None)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
         """Return by worker number what may be ended on each host; None until every host was read once.
@@ -135,7 +133,7 @@ class Preemption:
         hosts = self.fleet.hosts
         if len(self._read) > len(hosts):
             self._read = {num: read for num, read in self._read.items() if num in hosts}
-        read, reprioritized = self._read, self._reprioritized
+        read = self._read
         changed = [
             num
             for num, host in hosts.items()
@@ -143,14 +141,12 @@ class Preemption:
             or not found.settled
             or found.version != host.version
             or found.host is not host
-            or num in reprioritized
         ]
         self.lags = len(changed) > self.read_max
         if self.lags:  # those never read first, then in turns
             changed.sort(key=lambda num: (num in read, num < self._next, num))
             changed = changed[: self.read_max]
             self._next = changed[-1] + 1
-        self._reprioritized = reprioritized.difference(changed) & hosts.keys()
         begins = _Begins(draft.time_ms)
         for num in changed:
             read[num] = self._read_anew(hosts[num], begins)
