@@ -58,7 +58,7 @@ def test_a_running_job_gets_another_part_and_its_worker_is_sent_it(drive: Drivin
         "resized": 0,
     }  # fmt: skip
     resized = answer["resized"]
-    assert resized["members"] == {"live": 1}
+    assert resized["attempts"] == {"live": 1}
     assert (resized["compute_percent"], resized["memory_mib"]) == (40, 8_192)
     assert _used(drive) == (40, 8_192)
     (frame,) = [frame for frame in drive.wanted if frame.resize]
@@ -111,7 +111,7 @@ def test_replicas_on_one_gpu_share_what_is_free(drive: Driving) -> None:
     drive.submit("k", gpu=_gpu(39))
     drive.settle()
     assert drive.order("resize", job="j", compute_percent=31)["allowed"] == "at most 30 %"
-    assert drive.order("resize", job="j", compute_percent=30)["resized"]["members"] == {"live": 2}
+    assert drive.order("resize", job="j", compute_percent=30)["resized"]["attempts"] == {"live": 2}
     assert _used(drive) == (99, 0)
 
 
@@ -183,7 +183,7 @@ def test_what_mps_has_fixed_takes_compute_with_the_next_attempt() -> None:
     drive = Driving.with_hosts(1, gpu_memory_mib=MIB, capabilities={"noop": HARD})
     drive.submit("j", gpu=_gpu(20, 1_000, "mps"))
     drive.settle()
-    assert drive.order("resize", job="j", compute_percent=40)["resized"]["members"] == {"next-attempt": 1}
+    assert drive.order("resize", job="j", compute_percent=40)["resized"]["attempts"] == {"next-attempt": 1}
 
 
 def test_memory_is_taken_at_once_and_compute_with_the_next_attempt_where_a_limiter_stands_beside_mps() -> None:
@@ -195,17 +195,17 @@ def test_memory_is_taken_at_once_and_compute_with_the_next_attempt_where_a_limit
         ({"compute_percent": 30}, "next-attempt"),
         ({"memory_mib": 800, "compute_percent": 40}, "live next-attempt"),
     ):
-        assert drive.order("resize", job="j", **asked)["resized"]["members"] == {how: 1}
+        assert drive.order("resize", job="j", **asked)["resized"]["attempts"] == {how: 1}
 
 
 def test_an_attempt_that_began_with_no_part_is_only_counted(drive: Driving) -> None:
     drive.submit("j", gpu={"sharing": "time-slice"})
     drive.settle()
-    assert drive.order("resize", job="j", compute_percent=40)["resized"]["members"] == {"counted": 1}
-    assert drive.order("resize", job="j", compute_percent=30)["resized"]["members"] == {"counted": 1}
+    assert drive.order("resize", job="j", compute_percent=40)["resized"]["attempts"] == {"counted": 1}
+    assert drive.order("resize", job="j", compute_percent=30)["resized"]["attempts"] == {"counted": 1}
     drive.order("requeue", job="j")
     drive.settle()
-    assert drive.order("resize", job="j", compute_percent=35)["resized"]["members"] == {"live": 1}
+    assert drive.order("resize", job="j", compute_percent=35)["resized"]["attempts"] == {"live": 1}
 
 
 def test_a_new_leader_and_a_snapshot_know_the_new_part(drive: Driving) -> None:
