@@ -13,13 +13,11 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import AT_RUNNING, RUNNING, Job, Replica
-from moorage.scheduler.core.lifecycle.sessions import RenewalAudit
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas import reasons
-from moorage.schemas.frames import Stalled
 
 #: with more jobs than this, those that ended while queued may be counted too, which is cheaper
 COUNTED_MAX: Final = 512
@@ -41,23 +39,10 @@ class View:
         """Whether no job waits in the queue."""
         return self._engine.queue.is_empty
 
-    def stalls_of(self, job: Job) -> list[Stalled]:
-        """Return the stalls of a job, one for each replica that stalls, or one for a gang."""
-        return self._engine.sessions.stalls.of_job(job)
-
-    def stalls(self) -> Iterator[tuple[Job, list[Stalled]]]:
-        """Yield the jobs that stall."""
-        return self._engine.sessions.stalls.jobs()
-
     @property
     def has_submit(self) -> bool:
         """Whether a submit waits for its record."""
         return bool(self._engine.pending.submits)
-
-    @property
-    def next_pass_ms(self) -> float:
-        """The ledger time from which on a pass may place more without any event; infinity for never."""
-        return self._engine.planner.next_ms()
 
     @property
     def idle_until_ms(self) -> float:
@@ -72,12 +57,7 @@ class View:
         for worker in self._state.workers.values():
             if any(m.phase != AT_RUNNING or m.replica.state != RUNNING for m in worker.attempts.values()):
                 return 0
-        return min(engine.next_timer_ms, self.next_pass_ms)
-
-    @property
-    def preempts(self) -> bool:
-        """Whether jobs may be ended for other jobs at all."""
-        return self._engine.planner.preempting.allowed()
+        return min(engine.next_timer_ms, engine.planner.next_ms())
 
     def preempts_later(self, job: Job, hosts: Iterable[Host]) -> str:
         """Return by what right jobs on these hosts will be ended for this job, once they have run long enough; empty
@@ -91,10 +71,6 @@ class View:
         if own >= preempting.priority and any(priority_of(other) < own for other in others):
             return f"jobs of a lower priority than {own} are preempted for it {soon}"
         return ""
-
-    def renewal_of(self, worker_num: int) -> RenewalAudit | None:
-        """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
-        return self._engine.sessions.renewals.get(worker_num)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int, fence: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of the runs of the same command have ended, number of runs known).
@@ -193,10 +169,6 @@ class View:
     def counts_as(self, job: Job) -> int:
         """Return a job's effective priority."""
         return self._order.standing_of(self._engine.reader.priority_of(job), job.num)
-
-    def turn_of(self, tenant: str) -> tuple[int, int] | None:
-        """Return (turn of a tenant, number of tenants), 1 for the next; None if tenants have no turns."""
-        return self._order.turn_of(tenant)
 
     # ------------------------------------------------------------------------------------ what goes before
 

@@ -387,7 +387,7 @@ def _ran_ms(on_workers: list[tuple[int, int, bool]], now_ms: int | None = None) 
 
 def stalled_rows(engine: Engine, job: Job) -> list[ReplicaStall]:
     """Return the stalls of a job."""
-    stalls = View(engine).stalls_of(job)
+    stalls = engine.sessions.stalls.of_job(job)
     return [ReplicaStall(replica=each.replica, seconds=each.seconds, why=each.why) for each in stalls]
 
 
@@ -592,7 +592,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> Flee
             break
         workers.append(_worker(engine, worker, mono_ms, with_devices=bool(only)))
         size += len(encode(workers[-1]))
-    state, stalls, config = engine.state, list(View(engine).stalls()), engine.config
+    state, stalls, config = engine.state, list(engine.sessions.stalls.jobs()), engine.config
     oldest = state.finished.oldest_ms()
     return FleetAnswer(
         epoch=state.epoch,
@@ -791,7 +791,7 @@ def audit(engine: Engine) -> Audit:
     for worker in engine.state.workers.values():
         if not worker.session:
             continue
-        renewal, host = View(engine).renewal_of(worker.num), engine.fleet.hosts.get(worker.num)
+        renewal, host = engine.sessions.renewals.get(worker.num), engine.fleet.hosts.get(worker.num)
         if renewal is None:
             if host is None or engine.built_ms - host.last_ms > patience_ms:
                 drift.append(Drift(worker=worker.id, kind="silent"))

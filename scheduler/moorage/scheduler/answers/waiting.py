@@ -276,7 +276,7 @@ def _in_line(engine: Engine, job: Job, told: Explained) -> Explained:
     told = replace(told, position=position)
     if (counts_as := view.counts_as(job)) > priority:
         told = replace(told, counts_as=counts_as, waited_ms=engine.state.time_ms - job.waits_from_ms)
-    turn = view.turn_of(job.tenant)
+    turn = engine.planner.order.turn_of(job.tenant)
     return told if turn is None or turn[1] <= 1 else replace(told, turn=turn[0], tenants=turn[1])
 
 

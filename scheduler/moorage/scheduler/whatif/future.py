@@ -153,7 +153,7 @@ class Future(Play):
     def _protect(self, ran_ms: int) -> None:
         """Remember when an attempt that has run for `ran_ms` loses its protection, to search victims again then."""
         runtime_ms = int(self.engine.config.preempt_after * 1000)
-        if View(self.engine).preempts and ran_ms < runtime_ms:
+        if self.engine.planner.preempting.allowed() and ran_ms < runtime_ms:
             heappush(self._may_end_ms, self.time_ms + runtime_ms - ran_ms)
 
     def next_ms(self) -> int | None:

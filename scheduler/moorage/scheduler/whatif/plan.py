@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
@@ -254,7 +253,7 @@ class _Plan(Future):
         if job.over:  # a cancel of its id came before it
             planned.starts = "never"
             return
-        if View(engine).preempts and not any(replica.attempt for replica in job.rows.values()):
+        if engine.planner.preempting.allowed() and not any(replica.attempt for replica in job.rows.values()):
             # else victims are searched once a second only, and not for a new job
             engine.seek_at_once()
             self.record()

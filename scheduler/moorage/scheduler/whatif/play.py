@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Attempt
@@ -106,7 +105,7 @@ class Play:
 
         The time is at least `LOOK_MS` from now.
         """
-        return max(View(self.engine).next_pass_ms, self.time_ms + LOOK_MS)
+        return max(self.engine.planner.next_ms(), self.time_ms + LOOK_MS)
 
     def go_to(self, time_ms: int) -> None:
         """Advance time to a moment, and end the attempts that end then; `settle` must follow."""

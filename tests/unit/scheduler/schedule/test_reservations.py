@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
@@ -248,7 +247,7 @@ def test_only_simulated_time_goes_on_in_longer_steps_while_nothing_happens() -> 
     """The expected start is asked for as often as what it is off by could matter."""
     drive = reserved()
     drive.pass_time(3_000)
-    next_ms = View(drive.engine).next_pass_ms
+    next_ms = drive.engine.planner.next_ms()
     assert 86_000_000 / 8 - 60_000 < next_ms - drive.now < 86_400_000 / 8
 
 

@@ -41,14 +41,15 @@ def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) ->
                 fleet.freeze(host, attempt)
     elif kind == "not-frozen":
         if state == RUNNING and attempt.freeze:
-            _write(draft, attempt, NOT_FROZEN, shown(report.detail)[:NOTE_CHARS_MAX])
+            write_freeze(draft, attempt, NOT_FROZEN, shown(report.detail)[:NOTE_CHARS_MAX])
     elif kind == "freeze-due":
         if state == RUNNING and not attempt.freeze and replica.job.gang == GangPhase.NONE:
-            _write(draft, attempt, FREEZE, f"idle for {min(max(report.code, 0), IDLE_S_MAX)} s")
+            write_freeze(draft, attempt, FREEZE, f"idle for {min(max(report.code, 0), IDLE_S_MAX)} s")
     elif state in RUNS and attempt.wakes:
-        _write(draft, attempt, RESUME, "it is used again")
+        write_freeze(draft, attempt, RESUME, "it is used again")
 
 
-def _write(draft: Draft, attempt: Attempt, word: int, why: str) -> None:
+def write_freeze(draft: Draft, attempt: Attempt, word: int, why: str) -> None:
+    """Write, in the name of its worker, that an attempt is to be frozen (FREEZE), to run again, or cannot be frozen."""
     replica = attempt.replica
     draft.add(Freeze(replica.job.num, replica.index, word, BY_WORKER, why))

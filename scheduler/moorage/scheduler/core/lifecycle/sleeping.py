@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.ledger.acts import Freeze
-from moorage.scheduler.core.ledger.records import BY_WORKER, Count
+from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
     FENCE,
@@ -37,6 +36,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Transition,
 )
+from moorage.scheduler.core.lifecycle.freezing import write_freeze
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.scaling import member_of
 from moorage.scheduler.core.lifecycle.swaps import Swaps
@@ -280,7 +280,7 @@ class Sleeping:
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
                 if state == RUNNING:  # its worker has not said that it cannot be frozen
                     heard.vain = max(0, heard.vain - 1)
-                _write(draft, member, RESUME, "it is called")
+                write_freeze(draft, member, RESUME, "it is called")
                 self.is_called = True  # another one may have to give up its devices for it
             return
         if state != RUNNING:
@@ -302,7 +302,7 @@ class Sleeping:
                     return
                 heard.vain += 1
             heard.asked, heard.awake_ms, heard.freezes_ms = True, mono_ms, mono_ms
-            _write(draft, member, FREEZE, why)
+            write_freeze(draft, member, FREEZE, why)
 
     def _send_turn(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
         """Tell a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
@@ -394,7 +394,3 @@ def _why_not(member: Attempt) -> str:
     """Return why a member could not be frozen when it was last to be; "" if its job's history has it no more."""
     row = _last_row(member, NOT_FROZEN)
     return row[WHY] if row is not None else ""
-
-
-def _write(draft: Draft, member: Attempt, word: int, why: str) -> None:
-    draft.add(Freeze(member.replica.job.num, member.replica.index, word, BY_WORKER, why))
