@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Final
 
-from moorage.cli.framework.codes import STATES, ends, error_codes, fix_of, of_calls, reasons
+from moorage.cli.framework.codes import ends, error_codes, fix_of, of_calls, reasons
 from moorage.cli.framework.exit_codes import EXIT_CODES
 from moorage.cli.framework.settings import sections
 from moorage.cli.main import main
 from moorage.cli.verbs import VERBS
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
-from moorage.schemas.job import TRANSITIONS
+from moorage.schemas.job import STATE_TABLE
 from moorage.schemas.own_class import own_class
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
 from moorage.schemas.settings import OF_DRIVERS, Setting, declared, shown
@@ -85,9 +85,9 @@ def states() -> str:
     """What each state means and which may follow, as a table and as a diagram."""
     parts = ["# States of a replica\n\nThese are all legal steps; the ledger itself refuses any other.\n\n"]
     parts.append("| state | what it means | may become |\n| --- | --- | --- |\n")
-    for state, targets in TRANSITIONS.items():
-        following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
-        parts.append(f"| `{state}` | {STATES[state]} | {following} |\n")
+    for row in STATE_TABLE:
+        following = ", ".join(f"`{target}`" for target in sorted(row.follows)) or "nothing: it is final"
+        parts.append(f"| `{row.name}` | {row.means} | {following} |\n")
     parts.append(
         "\nA job's state is derived from its replicas': live while any is live, `ENDING` or `CANCELLING` once\n"
         "nothing else of it goes on, `SUCCEEDED` only when all are.\n"

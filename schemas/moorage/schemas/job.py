@@ -960,19 +960,17 @@ QUEUED: Final = "QUEUED"
 PLACED: Final = "PLACED"
 CLAIMED: Final = "CLAIMED"
 RUNNING: Final = "RUNNING"
-EXITED: Final = "EXITED"  # a gang's rank that ended well and waits for the others
-ENDING: Final = "ENDING"  # asked to end: its gang failed, or its deadline passed
+EXITED: Final = "EXITED"
+ENDING: Final = "ENDING"
 CANCELLING: Final = "CANCELLING"
-LOST_KEPT: Final = (
-    "LOST_KEPT"  # worker lost under on_partition keep: not placed again until the worker reports, or a requeue
-)
+LOST_KEPT: Final = "LOST_KEPT"
 SUCCEEDED: Final = "SUCCEEDED"
 FAILED: Final = "FAILED"
 TIMED_OUT: Final = "TIMED_OUT"
 CANCELLED: Final = "CANCELLED"
 EXPIRED: Final = "EXPIRED"
 REJECTED: Final = "REJECTED"
-FROZEN: Final = "FROZEN"  # its processes are frozen: they hold no GPU, and its GPU memory is in the host's RAM
+FROZEN: Final = "FROZEN"
 
 
 class StateRow(NamedTuple):
@@ -981,6 +979,7 @@ class StateRow(NamedTuple):
     name: str
     rank: int  # a job whose replicas are in several states is in that of the least rank
     follows: frozenset[str]  # the states that may follow; any other step raises
+    means: str  # what a replica in it is doing, for the reader of a job's transitions
     on_worker: bool = False  # an attempt is on a worker, and has not ended: it has no exit code
     has_devices: bool = False  # that attempt has all of its devices; one that was frozen has none, also while it leaves
     runs: bool = False  # its processes live, and its worker reports on them
@@ -997,34 +996,67 @@ def _to(*states: str) -> frozenset[str]:
 #: The states of a replica by number, as the ledger writes them: rows are added at the end. The diagram in the docs is
 #: drawn from this table.
 STATE_TABLE: Final = (
-    StateRow(QUEUED, 6, _to(PLACED, CANCELLED, EXPIRED, REJECTED, FAILED)),
+    StateRow(
+        QUEUED, 6, _to(PLACED, CANCELLED, EXPIRED, REJECTED, FAILED),
+        "waits for a place; `explain` says for what",
+    ),
     StateRow(
         PLACED, 5, _to(CLAIMED, QUEUED, CANCELLING, ENDING, EXITED, LOST_KEPT, FAILED),
+        "GPUs of a worker are proposed to it; its pool has not answered yet",
         on_worker=True, has_devices=True, may_end=True,
     ),
     StateRow(
         CLAIMED, 4, _to(RUNNING, QUEUED, SUCCEEDED, FAILED, TIMED_OUT, CANCELLING, ENDING, LOST_KEPT, EXITED),
+        "the worker's pool holds the GPUs; in a gang, it waits for the others",
         on_worker=True, has_devices=True, may_end=True,
     ),
     StateRow(
         RUNNING, 1, _to(SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED, FROZEN),
+        "the worker has started it",
         on_worker=True, has_devices=True, runs=True, may_end=True,
     ),
-    StateRow(EXITED, 9, _to(SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT), worked=True),
+    StateRow(
+        EXITED, 9, _to(SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT),
+        "a rank of a gang has ended well and waits for the others",
+        worked=True,
+    ),
     StateRow(
         ENDING, 7, _to(QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, LOST_KEPT, EXITED),
+        "it is being ended, because its gang failed or its time is over",
         on_worker=True, leaving=True,
     ),
-    StateRow(CANCELLING, 8, _to(CANCELLED, SUCCEEDED), on_worker=True, leaving=True),
-    StateRow(LOST_KEPT, 3, _to(RUNNING, FROZEN, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED), on_worker=True),
-    StateRow(SUCCEEDED, 15, _to(), terminal=True, worked=True),
-    StateRow(FAILED, 11, _to(), terminal=True, worked=True),
-    StateRow(TIMED_OUT, 12, _to(), terminal=True, worked=True),
-    StateRow(CANCELLED, 14, _to(), terminal=True),
-    StateRow(EXPIRED, 13, _to(), terminal=True),
-    StateRow(REJECTED, 10, _to(), terminal=True),
+    StateRow(
+        CANCELLING, 8, _to(CANCELLED, SUCCEEDED),
+        "it is being ended because it was cancelled",
+        on_worker=True, leaving=True,
+    ),
+    StateRow(
+        LOST_KEPT, 3, _to(RUNNING, FROZEN, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED),
+        "its worker is lost, and it may still run there: `on_partition` is keep, or its driver cannot end it without"
+        " the agent. It is placed nowhere else until the worker reports, or until it is requeued or cancelled",
+        on_worker=True,
+    ),
+    StateRow(SUCCEEDED, 15, _to(), "over, with code 0", terminal=True, worked=True),
+    StateRow(FAILED, 11, _to(), "over, with an error, and no retry is left", terminal=True, worked=True),
+    StateRow(TIMED_OUT, 12, _to(), "over: it ran longer than `timeout_s` or `deadline_s`", terminal=True, worked=True),
+    StateRow(
+        CANCELLED, 14, _to(),
+        "over, because it was cancelled, or a job that it names in `after` did not end as it asks",
+        terminal=True,
+    ),
+    StateRow(
+        EXPIRED, 13, _to(),
+        "over: it could not start within `start_within_s`, or before its deadline",
+        terminal=True,
+    ),
+    StateRow(
+        REJECTED, 10, _to(),
+        "over: no worker could ever run it, and `on_no_match` is reject",
+        terminal=True,
+    ),
     StateRow(
         FROZEN, 2, _to(RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT),
+        "its processes are frozen, and it holds no GPU: its GPU memory is in its host's RAM until it is resumed",
         on_worker=True, runs=True, may_end=True,
     ),
 )  # fmt: skip

@@ -60,26 +60,6 @@ NOTES: Final[dict[str, str]] = {
     "no-match": "a job waits; with on_no_match = reject it is refused as failed-precondition",
 }
 
-#: what a replica in this state is doing, for the reader of a job's transitions
-STATES: Final[dict[str, str]] = {
-    "QUEUED": "waits for a place; `explain` says for what",
-    "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
-    "CLAIMED": "the worker's pool holds the GPUs; in a gang, it waits for the others",
-    "RUNNING": "the worker has started it",
-    "EXITED": "a rank of a gang has ended well and waits for the others",
-    "ENDING": "it is being ended, because its gang failed or its time is over",
-    "CANCELLING": "it is being ended because it was cancelled",
-    "LOST_KEPT": "its worker is lost, and it may still run there: `on_partition` is keep, or its driver cannot end it"
-    " without the agent. It is placed nowhere else until the worker reports, or until it is requeued or cancelled",
-    "SUCCEEDED": "over, with code 0",
-    "FAILED": "over, with an error, and no retry is left",
-    "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
-    "CANCELLED": "over, because it was cancelled, or a job that it names in `after` did not end as it asks",
-    "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
-    "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
-    "FROZEN": "its processes are frozen, and it holds no GPU: its GPU memory is in its host's RAM until it is resumed",
-}
-
 #: errors that say how a job ended
 _OF_JOBS: Final = ("job-failed", "job-timed-out", "job-cancelled", "job-expired", "job-rejected")
 
@@ -134,7 +114,9 @@ def of_calls() -> dict[str, Code]:
 
 def states() -> dict[str, Code]:
     """Return every state of a job, by its name."""
-    return {name: Code(name, "", means, "state") for name, means in STATES.items()}
+    from moorage.schemas.job import STATE_TABLE
+
+    return {row.name: Code(row.name, "", row.means, "state") for row in STATE_TABLE}
 
 
 #: what helps where a host lacks a program, by words of its `why`; the first that is found holds
