@@ -318,6 +318,8 @@ ACTS: Final[dict[str, type[Act]]] = {
     "uncordon": UncordonAct,
     "drain": DrainAct,
 }
+#: all verbs of operators: questions, acts, and dead letters
+ADMIN_VERBS: Final = ("fleet", "ls", "plan", "audit", "acts", "tenants", "usage", "dlq", *ACTS)
 
 
 class DlqAct(_Act, frozen=True, kw_only=True):

@@ -35,29 +35,6 @@ API_VERBS: Final = (
 EXEC: Final = "exec"
 #: in the table of subjects, a submitter that may use it
 MAY_EXEC: Final = "submitter with exec"
-ADMIN_VERBS: Final = (
-    "fleet",
-    "ls",
-    "plan",
-    "drain",
-    "cordon",
-    "uncordon",
-    "limit",
-    "share",
-    "hold",
-    "release",
-    "requeue",
-    "freeze",
-    "resume",
-    "priority",
-    "resize",
-    "dlq",
-    "audit",
-    "acts",
-    "tenants",
-    "usage",
-    "feature-level",
-)
 #: stands for a tenant in the subject of what happens to the fleet; no tenant can have this name
 FLEET: Final = "_fleet"
 #: stands for a service in the subjects on which its members hand calls to each other; no service can have this name
@@ -228,6 +205,8 @@ class Subjects:
 
     def table(self) -> list[SubjectRow]:
         """Return the whole table, as the protocol page prints it."""
+        from moorage.schemas.operate import ADMIN_VERBS  # a client that asks for no table does not wait for it
+
         p = self.prefix
         return [
             SubjectRow(f"{p}.api.<tenant>.<verb>", "answered", "submitter", "leader", ", ".join(API_VERBS)),

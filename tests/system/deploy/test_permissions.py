@@ -23,8 +23,9 @@ from moorage.bus.object_store import ObjectStore, files_store, schedules_store
 from moorage.bus.results import ResultStore
 from moorage.bus.transport import Delivery
 from moorage.schemas.handler import Result, line_of
+from moorage.schemas.operate import ADMIN_VERBS
 from moorage.schemas.roles import inbox
-from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
+from moorage.schemas.subjects import API_VERBS, Subjects
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 

@@ -15,7 +15,8 @@ from moorage.schemas import frames, operate
 from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.job import Request
-from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
+from moorage.schemas.operate import ADMIN_VERBS
+from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 from moorage.worker.attempt import environment
 from tools.examples_of_frames import OF_REQUESTS
 from tools.generate import schemas

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, WORKER_VERBS, Subjects
+from moorage.schemas.operate import ADMIN_VERBS
+from moorage.schemas.subjects import API_VERBS, WORKER_VERBS, Subjects
 
 
 @pytest.mark.parametrize("prefix", ["moorage", "gpu", "a.b.c"])

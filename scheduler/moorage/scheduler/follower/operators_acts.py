@@ -154,7 +154,7 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
                 return {}  # its window begins
             verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[act.flag]
             return {"verb": verb, "worker": _worker(state, folded, act.worker)}
-    return {}
+    return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 
 
 def _requeued(state: State, num: int, actor: str) -> Iterator[ActRow]:

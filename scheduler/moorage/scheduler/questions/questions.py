@@ -38,7 +38,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.names import TENANT, is_tenant
-from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
+from moorage.schemas.operate import ACTS, ADMIN_VERBS, FeatureLevelAct, act_of
 from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked
 from moorage.schemas.subjects import Subjects
@@ -267,8 +267,8 @@ class Questions:
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:
-            allowed = ", ".join(("fleet", "ls", "plan", "audit", "acts", "dlq", "tenants", "usage", *ACTS))
-            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
+            why = f"{verb} is not served by this release"
+            raise refuse("unknown-verb", why, found=verb, allowed=", ".join(ADMIN_VERBS))
 
     def _tenants(self) -> TenantsAnswer:
         found = views.tenants(self._engine, self._leader.counts)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.ledger.acts.job import OfJob
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower import operators_acts
@@ -119,3 +121,14 @@ def test_a_wrong_question_is_refused_with_its_field(wrong: dict[str, Any]) -> No
     answer = OperatorsActs().answer(wrong, 0)
     assert isinstance(answer, Problem)
     assert answer.field == f"$.{next(iter(wrong))}"
+
+
+class Requeue(OfJob, tag="requeue"):
+    """An act that is named as its verb, as that of a new verb would be; requeue itself is written in steps."""
+
+
+def test_an_act_that_is_named_as_its_verb_is_listed_without_a_word_of_its_own() -> None:
+    drive = Driving.with_hosts(1)
+    drive.submit("j", gpu={})
+    act, state = Requeue(drive.job("j").num), drive.state
+    assert operators_acts._verb_of(state, Folded(), act, {}) == {"verb": "requeue", "tenant": "t", "job": "j"}
