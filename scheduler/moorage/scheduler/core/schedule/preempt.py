@@ -346,7 +346,7 @@ class Preempting:
         mine = right.job.tenant == victim.tenant
         if priority == ABOVE:
             whom = "an earlier or more urgent job" if mine else f"tenant {right.job.tenant}"
-            return f"{whom} waits for what an attempt has, and comes first"
+            return f"{whom} waits for what a member has, and comes first"
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
         if priority == LOWEST:
             return f"preempted by {whom}: it is preemptible"
