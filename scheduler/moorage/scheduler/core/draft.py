@@ -126,8 +126,8 @@ class Draft:
         self.ends: set[int] = set()  # numbers of jobs with an attempt that this record asks to end
         self.idle: list[tuple[Attempt, Report]] = []  # attempts that report idle GPUs, for events
         self.stalls: list[tuple[Job, Stalled]] = []  # stalls that begin or are over, for events
-        self.turns: list[tuple[str, str, Turn]] = []  # what attempts that sleep are told: tenant, service, turn
-        self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first attempt started
+        self.turns: list[tuple[str, str, Turn]] = []  # the turns of members that sleep: tenant, service, turn
+        self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first member started
         self.enlarged: list[Job] = []  # jobs with one more replica, which waits from the end of this record on
         self.started: list[Job] = []  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends
@@ -372,7 +372,7 @@ class Draft:
         self._fails(replica.job, to)
 
     def free(self, attempt: Attempt) -> None:
-        """Record that the devices of an attempt whose attempt is over were seen free."""
+        """Record that the devices of an attempt that is over were seen free."""
         replica = attempt.replica
         job = replica.job
         self._undo.attempt(job, attempt)

@@ -144,7 +144,7 @@ class DeadLetters:
         return False
 
     def reject(self, tenant: str, job: str, why: Problem) -> None:
-        """Tell the tenant that its queued submit makes no job, unless there is a job with its id."""
+        """Publish for the tenant that its queued submit makes no job, unless there is a job with its id."""
         state = self._engine.state
         if state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
             return

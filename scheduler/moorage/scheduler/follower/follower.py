@@ -51,7 +51,7 @@ class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
     `usage` is about the GPU time of a tenant (None: of all), `acts` about operators' orders; `where` about the frames
-    with the history of the `job`; `written` is answered once the history has all histories up to that record.
+    with the history of the `job`; `written` is answered once the history stream has all histories up to that record.
     """
 
     verb: str

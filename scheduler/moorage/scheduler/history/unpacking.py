@@ -57,12 +57,12 @@ def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]
 
 
 def moves_in(found: Found) -> list[Moved]:
-    """Return the transitions of a history, as the history packs them."""
+    """Return the transitions of a history, as its frame has them."""
     return _read_moves(found.moves)
 
 
 def range_in(found: Found) -> tuple[int, int, list[int]]:
-    """Return the first and last revision that a history of a frame tells of, without rows its own, and its blocks."""
+    """Return the first and last revision of a history in a frame (without rows, its own), and its blocks."""
     moves = _read_moves(found.moves)
     first, last = found.revs or ((moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev))
     told = [(move.replica, move.slots if move.worker == RANGE else move.replica) for move in moves]

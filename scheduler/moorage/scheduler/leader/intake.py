@@ -49,7 +49,7 @@ _CALLED: Final = {
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
-#: the most load frames of one tenant's attempts that wait for decoding, and of all that one turn of the loop decodes
+#: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
 CALLS_MAX_TENANT: Final = 4_096
 CALLS_AT_ONCE: Final = 500
 #: the most submit subjects whose tenant is remembered
@@ -62,7 +62,7 @@ REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | ReportFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
-#: bytes of an attempt's frame, which comes from a tenant's program; a true one has at most about a quarter of it
+#: bytes of a member's load frame, which comes from a tenant's program; a true one has at most about a quarter of it
 LOAD_BYTES_MAX: Final = 8 * 1024
 _decode_calls: Final = Decoder[MemberLoad](MemberLoad, LOAD_BYTES_MAX)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)

@@ -214,7 +214,7 @@ class Play:
         self.send_report("freed", held)
 
     def send_report(self, kind: ReportKind, held: Held, detail: str = "", code: int = 0) -> None:
-        """Let a worker report a report; it is offered with the next record."""
+        """Have a worker report this; the report is offered with the next record."""
         self._reports.setdefault(held.worker, []).append(Report(kind, *held.name, code, detail))
 
     def _offer_reports(self) -> bool:

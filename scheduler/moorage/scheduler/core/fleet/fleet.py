@@ -2,7 +2,7 @@
 
 Hosts with the same devices and drivers form a class: whether a shape fits is computed once a class. Within a class,
 usable hosts are kept in buckets by their number of wholly free devices, so best fit takes the first bucket that is not
-empty, without a scan. Labels split a class only where some request has required them (`tell_apart`): most hosts have a
+empty, without a scan. Labels split a class only where some request has required them (`distinguish`): most hosts have a
 label of their own, such as a name or serial number, and a class for each host would turn every answer into a scan.
 """
 
@@ -69,7 +69,7 @@ class Fleet:
         self.named: set[str] = set()
         #: label -> value -> the hosts that have it
         self.labelled: dict[str, dict[str, list[int]]] = {}
-        #: label -> values that some request has required; only values that some host has, see `tell_apart`
+        #: label -> values that some request has required; only values that some host has, see `distinguish`
         self._asked: dict[str, set[str]] = {}
         self._asked_count = 0
         self._asked_names: set[str] = set()  # device names that some request has asked for, and that some host has

@@ -115,7 +115,7 @@ class HostClass:
         #: sets of slots with devices of one name; empty if all have the same
         self.alike = alike(device[2] for device in kit.devices)
         self.mps_users = None if kit.mps_users is None else dict(kit.mps_users)
-        #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
+        #: slots by device name, for names that requests have asked for; see `Fleet.distinguish`
         self.named_slots = named_slots
         #: by mode, the slots that allow it: a worker may restrict a device to some modes
         self.takes = {

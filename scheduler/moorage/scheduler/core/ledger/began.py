@@ -1,4 +1,4 @@
-"""Tells since when an attempt runs. Time in which it was frozen counts, as it does for its limits."""
+"""Returns since when an attempt runs. Time in which it was frozen counts, as it does for its limits."""
 
 from __future__ import annotations
 

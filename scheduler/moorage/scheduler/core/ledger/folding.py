@@ -241,9 +241,9 @@ class Folding:
         job.derived = 0, ""
 
     def shorten_history(self, job: Job) -> None:
-        """Drop the oldest transitions of a long history; the history has them.
+        """Drop the oldest transitions of a long history; the history stream has them.
 
-        What this record says stays, and so much before it as a follower of the ledger may still have to write.
+        What this record adds stays, and so much before it as a follower of the ledger may still have to write.
         """
         history, replicas = job.history, min(job.size, LISTED_MAX)
         most = HISTORY_MAX + HISTORY_MAX_REPLICA * replicas
@@ -496,7 +496,7 @@ class Folding:
         self._move(job, replica, a & STATE_MASK, b, self._note(c), attempt, by, -1, _result(a))
 
     def _linger(self, job: Job, replica: Replica, attempt: Attempt) -> None:
-        """Take an attempt from its replica: its attempt is over, and its devices were not seen free yet."""
+        """Take an attempt from its replica: it is over, and its devices were not seen free yet."""
         attempt.phase = AT_EXITED
         self.attempts[attempt] = None
         replica.attempt = None

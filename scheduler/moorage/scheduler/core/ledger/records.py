@@ -39,12 +39,12 @@ class Op(IntEnum):
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
-    FREE = 7  #: an attempt whose attempt is over (see `packed`): its devices were seen free
+    FREE = 7  #: the devices of an attempt that is over (see `packed`) were seen free
     END = 8  #: a ENDING or CANCELLING, b next state and above it a notice (see `ending`), c note
     MOVE = 9  #: a new state of a replica without an attempt, b code, c note
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row
     GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
-    QUARANTINE = 12  #: an attempt whose attempt is over (see `packed`), b slot mask: the device did not become free
+    QUARANTINE = 12  #: an attempt that is over (see `packed`), b slot mask: these devices did not become free
     FREEZE = 16  #: a FROZEN, without devices from now on, or RUNNING, as its worker reports
     RESUME = 17  #: a 1: a frozen attempt's devices are leased to it again; 0: its worker does not give them, c note
     MOVE_FRESH = 18  #: all replicas from this one on that were never placed: a new state and code, b the last, c note
@@ -116,7 +116,7 @@ _FENCE_AT: Final = 16
 
 
 def packed(fence: int) -> int:
-    """Return the argument that names, besides job and replica, an attempt whose attempt is over but not its devices."""
+    """Return the argument that names, besides job and replica, an attempt that is over and still has its devices."""
     return fence << _FENCE_AT
 
 

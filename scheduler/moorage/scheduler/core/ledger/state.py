@@ -53,7 +53,7 @@ WORKED: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if ro
 FAILURES: Final = frozenset((FAILED, TIMED_OUT))
 #: states of an attempt that does not run yet
 STARTING: Final = MAY_END - RUNS
-#: states in which an attempt may be told ready or not: a worker that comes back tells it of what it kept
+#: states in which an attempt is reported ready or not: a worker that comes back reports it of what it kept
 TELLS_READY: Final = RUNS | {LOST_KEPT}
 #: what a FREEZE step changes: from which state to which
 FREEZES: Final = frozenset(((RUNNING, FROZEN), (FROZEN, RUNNING), (LOST_KEPT, FROZEN)))

@@ -444,7 +444,7 @@ class Admission:
         return self.fleet.lack(shape, missing)
 
     def all_reported(self) -> bool:
-        """Return whether every worker with a session was heard from in this term.
+        """Return whether every worker with a session has renewed in this term.
 
         Before that, no request is refused because no worker could run it. Once true, it stays so until the fleet
         changes.

@@ -30,15 +30,15 @@ class Lacking:
         self._shape_of = shape_of
         self._most = most
 
-    def why_over(self, draft: Draft, member: Attempt, why: str) -> str | None:
+    def why_over(self, draft: Draft, attempt: Attempt, why: str) -> str | None:
         """Return why the job ends with this refusal, which is recorded already; None if it does not end.
 
         That is the refusal's own reason followed by the hosts that lack what the job needs, the last ones by name, cut
         to the bound of a record's notes.
         """
-        job = member.replica.job
+        job = attempt.replica.job
         lacking = list(job.lacking)
-        if job.started or self._may_still_start(member, lacking):
+        if job.started or self._may_still_start(job, lacking):
             return None
         if len(lacking) < self._most and self._others_could(draft, job, lacking):
             return None
@@ -48,9 +48,8 @@ class Lacking:
         return why[: NOTE_CHARS_MAX - len(tail)] + tail
 
     @staticmethod
-    def _may_still_start(member: Attempt, lacking: list[int]) -> bool:
+    def _may_still_start(job: Job, lacking: list[int]) -> bool:
         """Return whether another replica is about to start on a host that has not refused the job."""
-        job = member.replica.job
         if job.gang:
             return False  # it ends as a whole
         for peer in job.rows.values() if len(job.rows) > 1 else ():

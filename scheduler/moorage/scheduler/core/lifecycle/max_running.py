@@ -7,15 +7,15 @@ from moorage.schemas.job import Request
 
 
 def wanted_of(job: Job, request: Request) -> int:
-    """Return how many attempts are wanted of a job whose number follows its calls, or that gives way to its next
-    version; else the number of its replicas."""
+    """Return how many members are wanted of a service that follows its calls, or that gives way to its next version; of
+    any other job, the number of its replicas."""
     if job.scaled is not None:
         return job.scaled.wanted
     return request.copies if request.scale is None else request.scale.min
 
 
 def most_of(job: Job, request: Request) -> int | None:
-    """Return how many replicas of a job may run at once: one more while an attempt moves; None for all of them."""
+    """Return how many replicas of a job may run at once: one more while a member moves; None for all of them."""
     most = request.max_running if request.scale is None and job.scaled is None else wanted_of(job, request)
     if most is not None and request.max_running is not None:
         most = min(most, request.max_running)

@@ -49,7 +49,7 @@ _NO_CALLS: Final = 0.01
 
 
 def member_of(state: State, tenant: str, load: MemberLoad) -> Attempt | None:
-    """Return the attempt that says this of itself; None if it is none of the current ones."""
+    """Return the member that published this load; None if it is none of the current ones."""
     job = state.job(tenant, load.job)
     row = job.rows.get(load.replica) if job is not None else None
     member = None if row is None else row.attempt
@@ -179,7 +179,7 @@ class Scaling:
         self._services[job.num] = _Service()
 
     def on_load(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
-        """Take what a member says; a frame of no member of such a service is ignored."""
+        """Take a member's load; a frame of no member of such a service is ignored."""
         member = member_of(self._state, tenant, load)
         service = self._services.get(member.replica.job.num) if member is not None else None
         if member is None or service is None:

@@ -44,7 +44,7 @@ from moorage.schemas.ranges import count_of, ranges_of
 ROOM_MS: Final = 5_000
 #: states of a replica that serves, or will do so without another decision
 _GOES_ON: Final = (ON_WORKER - LEAVING) | {QUEUED}
-#: how a worker tells the ends of attempts that are not the job's doing
+#: how a worker reports the ends of members that are not the job's doing
 _NOT_BY_ITSELF: Final = {ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, WITH_SUPERVISOR, "lost", "fence", "supervisor-died"}
 #: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
 LOOKED_MAX: Final = 1_000

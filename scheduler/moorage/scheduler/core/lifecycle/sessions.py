@@ -480,7 +480,7 @@ class Sessions:
 
 
 def audited(last: RenewalAudit | None, unknown: list[Held]) -> RenewalAudit:
-    """Return the report of a renewal that lists these unknown attempts; `last` is the report before, None for none."""
+    """Return the audit of a renewal that lists these unknown attempts; `last` is that of the one before, or None."""
     keys = frozenset(name_in(entry) for entry in unknown if entry.phase != "exited")
     return RenewalAudit(keys, keys & last.unknown if last is not None else frozenset())
 

@@ -105,7 +105,7 @@ class _Heard:
 
     @property
     def may_begin(self) -> bool:
-        """Whether it may begin calls, as far as it was told and has said."""
+        """Whether it may begin calls, by the last turn sent to it and by its last load."""
         return (self.told is None or self.told.awake) and not (self.load is not None and self.load.rests)
 
 
@@ -124,7 +124,7 @@ class Sleeping:
         self.is_called = False
 
     def on_load(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
-        """Take what a member says; a frame of no member of such a service is ignored."""
+        """Take a member's load; a frame of no member of such a service is ignored."""
         member = member_of(self._state, tenant, load)
         if member is None or not self._lifecycle.request_of(member.replica.job).sleeps:
             return
@@ -305,7 +305,7 @@ class Sleeping:
             write_freeze(draft, member, FREEZE, why)
 
     def _send_turn(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
-        """Tell a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
+        """Send a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
         member, load, told = heard.member, heard.load, heard.told
         if load is None:
             return

@@ -61,7 +61,7 @@ class Stalls:
         return bool(self._still or self.told)
 
     def on_renewal(self, host: Host) -> None:
-        """Take what a host's renewal says of attempts that are still."""
+        """Take what a host's renewal reports of attempts that are still."""
         if still := {name: use for name, use in host.use.items() if use.still_s > 0}:
             self._still[host.worker.num] = still
         else:

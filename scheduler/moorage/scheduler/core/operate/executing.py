@@ -21,7 +21,7 @@ from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
 
 #: characters of a command in the job's history
 COMMAND_CHARS: Final = 160
-#: what the history says in place of a command where a caller took the job's terminal
+#: what the history has in place of a command where a caller took the job's terminal
 ATTACHED: Final = "the terminal is held"
 
 

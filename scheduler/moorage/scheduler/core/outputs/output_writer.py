@@ -143,7 +143,7 @@ class OutputWriter:
         self.want_differences(wanted, worker, frame.holding, 0, [])
 
     def _add_levels(self, worker: Worker, out: Outputs) -> None:
-        """Tell the jobs on shared devices of a worker that rejoined with other levels of enforcement."""
+        """Add events for jobs on shared devices of a worker that rejoined with other levels of enforcement."""
         former = self._sessions.former.pop(worker.num, None)
         if former is None:
             return

@@ -68,10 +68,10 @@ class Outputs:
 
     answers: list[tuple[str, bytes]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    turns: list[Message] = field(default_factory=list)  # for attempts that sleep
+    turns: list[Message] = field(default_factory=list)  # for members that sleep
     started: list[Job] = field(default_factory=list)  # jobs of which a replica runs with this record for the first time
     ended: list[Job] = field(default_factory=list)  # jobs that ended with this record
-    woken: list[tuple[str, str]] = field(default_factory=list)  # tenant and service whose first attempt it starts
+    woken: list[tuple[str, str]] = field(default_factory=list)  # tenant and service whose first member it starts
     fleet: list[FleetEvent] = field(default_factory=list)  # what it did to the fleet
     # tenant, job, event as JSON, whether also on its own subject
     events: list[tuple[str, str, bytes, bool]] = field(default_factory=list)

@@ -96,11 +96,11 @@ class WaitingRoom:
                 del self.telling[end.num]
 
     def time_came(self, num: int) -> None:
-        """Note that the time has come for which a job waited: it is told with this record or a later one."""
+        """Note that the time has come for which a job waited: that is written with this record or a later one."""
         self._due.append(num)
 
     def _write_times(self, draft: Draft, room: int) -> int:
-        """Tell jobs that their time has come, at most so many; return how many more may be told."""
+        """Write that the time of jobs has come, for at most so many; return how many more may be written."""
         met = list[int]()
         while self._due and room > 0 and not draft.bulk_full:
             num = self._due.popleft()

@@ -90,8 +90,7 @@ class Preempting:
     Any job that is not preemptible itself may end preemptible ones. Jobs of at least `priority` may preempt jobs of
     lower priority; above 100, none may. With `reclaim`, jobs may also end others to get their tenant's guaranteed GPUs
     back. `knows_fleet` says whether every worker was heard from in this term, or had time to renew: a worker not heard
-    from may have room. `stays` says whether an attempt serves until another one does in its place, or its grace is
-    over.
+    from may have room. `stays` says whether a member serves until another one does in its place, or its grace is over.
     """
 
     def __init__(
@@ -214,7 +213,7 @@ class Preempting:
         After a search that left nothing out, that is when a job has run for long enough to be a victim.
         """
         if self.state.preempting or self.scaling().above:
-            return self.state.time_ms  # what ends now is followed, and attempts above `min` follow their load
+            return self.state.time_ms  # what ends now is followed, and members above `min` follow their load
         if not self.allowed():
             return math.inf
         if self._seen != self._view():
@@ -306,7 +305,7 @@ class Preempting:
         return rights
 
     def _given(self, job: Job, key: Key, under_way: UnderWay, yielding: Iterable[Yields]) -> dict[int, int]:
-        """Return by job number how many attempts above `min` may end for a job that comes before them.
+        """Return by job number how many members above `min` may end for a job that comes before them.
 
         Where only their shares put one tenant before the other, a tenant gives no more than leaves it, for its weight,
         with as much as the other one has then. So the one that got them is not the one to give them back.

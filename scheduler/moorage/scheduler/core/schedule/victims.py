@@ -42,8 +42,8 @@ class Right(NamedTuple):
     """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
     With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once.
-    `yields` are jobs that stand behind it in the queue, with the number of their attempts above `min`. `only` is the
-    job that it replaces, of which alone attempts end.
+    `yields` are services behind it in the queue, with the number of their members above `min`. `only` is the job that
+    it replaces: members of that job alone end.
     """
 
     job: Job
