@@ -529,7 +529,7 @@ class Messenger:
         self._look()
 
     def _on_no_responders(self, delivery: Delivery) -> None:
-        """The server says that nobody has heard a part: the caller is gone, and has said nothing."""
+        """The server found no subscriber for a part: the caller is gone, without a cancel."""
         number = number_of(delivery.subject.rpartition(".")[2]) or 0
         call = self.member.running.get(number)
         if call is not None and not call.cancelled and (delivery.headers or {}).get(STATUS_HEADER) == "503":
@@ -584,7 +584,7 @@ class Messenger:
         self._ask(self._haver or self._want)
 
     def _ask(self, to: str) -> None:
-        """Ask for a call: the member that has said `have` last, or else any in whose room calls wait."""
+        """Ask for a call: the member that has sent `have` last, or else any in whose room calls wait."""
         self._haver, self._asks_one = "", to != self._want
         self._put(to, " ".join(self.endpoints).encode(), self._inbox, None)
 

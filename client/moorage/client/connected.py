@@ -240,7 +240,7 @@ class Connected:
         return self._following
 
     def _expect(self, job: str | None) -> JobHistory | None:
-        """Return `Stories.expect` of this job; None if this client follows no job yet, or if `job` is None."""
+        """Return `Histories.expect` of this job; None if this client follows no job yet, or if `job` is None."""
         return None if self._following is None or job is None else self._following.expect(job)
 
     def _on_error(self, error: BusError) -> None:

@@ -159,7 +159,7 @@ class Heard:
 async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, numbers: Ranges) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
-    A replica that returned nothing has None. A value is removed from `Stories.results`. Raises what
+    A replica that returned nothing has None. A value is removed from `Histories.results`. Raises what
     `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and
     `NotPermitted` if the user may not read the tenant's bucket.
     """

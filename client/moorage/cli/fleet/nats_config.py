@@ -309,7 +309,7 @@ def _print_written(site: Site, out: Path, written: Written, *, is_first: bool) -
 
 
 def _print_copies(servers: int, settings: Path, *, is_new: bool) -> None:
-    """Say how many copies a new ledger gets, and warn if settings that were there say another number."""
+    """Print how many copies a new ledger gets, and warn if settings that were there have another number."""
     from moorage.schemas.settings import read_file
 
     if is_new:

@@ -114,7 +114,7 @@ def kept(devices: Sequence[DeviceRow]) -> list[str]:
 
 
 def driver_words(worker: WorkerInfo) -> list[str]:
-    """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
+    """Return what a worker reports of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
     capabilities = worker.capabilities
     fences = device_fences(capabilities) if worker.devices else []
     return [*levels(capabilities), *limits(capabilities), *fences]

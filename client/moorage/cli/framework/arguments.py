@@ -216,7 +216,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
 
 
 def _is_before(option: str, command: list[str] | None, words: list[str]) -> bool:
-    """Return whether an unknown option stands before the job's command; after it, it belongs to that command."""
+    """Return whether an unknown option is before the job's command; after it, it belongs to that command."""
     return not command or option not in words or words.index(option) < words.index(command[0])
 
 

@@ -125,7 +125,7 @@ def report(text: str) -> None:
 
 
 def try_print_err(text: str) -> None:
-    """Do the same as `say`, but raise nothing if the terminal was closed or the pipe has no reader."""
+    """Do the same as `print_err`, but raise nothing if the terminal was closed or the pipe has no reader."""
     with contextlib.suppress(OSError):
         print_err(text)
 

@@ -54,7 +54,7 @@ async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence
 
 
 def print_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") -> None:
-    """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again.
+    """Print that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again.
 
     Without `why`, Ctrl-C was pressed. `check` says how to look and to send again where several jobs are of no file.
     """
@@ -73,7 +73,7 @@ def print_interrupted(jobs: Sequence[str | None], why: str = "", check: str = ""
 
 
 def print_cancel_interrupted(job: str, *, before: bool) -> None:
-    """Say that this job may have been cancelled or not; to cancel it again is harmless."""
+    """Print that this job may have been cancelled or not; to cancel it again is harmless."""
     begin_below_ctrl_c()
     word = exactly(job) + here()
     report(f"interrupted before the scheduler answered: job {job} may have been cancelled")
@@ -81,7 +81,7 @@ def print_cancel_interrupted(job: str, *, before: bool) -> None:
 
 
 def print_unread_stdin() -> None:
-    """Say that a job does not get this command's stdin, if that is a file or a pipe with data."""
+    """Print that a job does not get this command's stdin, if that is a file or a pipe with data."""
     try:
         about = os.fstat(0)
         if stat.S_ISFIFO(about.st_mode) or stat.S_ISSOCK(about.st_mode):

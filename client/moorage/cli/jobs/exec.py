@@ -109,7 +109,7 @@ async def hold(client: AsyncClient, job: str, replica: int = 0) -> int | None:
 
 
 def print_left(job: str, replica: int = 0) -> None:
-    """Say that the job goes on, and how its terminal is taken again."""
+    """Print that the job goes on, and how its terminal is taken again."""
     word = word_of(job)
     again = f"{word}/{replica}" if replica else word
     print_err("")  # the terminal is cooked again

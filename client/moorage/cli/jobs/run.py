@@ -315,7 +315,7 @@ async def _kept(
 
 
 def _print_detached(job: str, *, cancels: bool = False) -> bool:
-    """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
+    """Print how to go on. Returns whether a user at a terminal has read that Ctrl-C now cancels the job."""
     tells = cancels and is_live(sys.stderr)
     report(f"this command no longer follows job {job}, which goes on")
     word = word_here(job)
@@ -512,7 +512,7 @@ def print_cuts(joiner: Joiner) -> None:
 
 
 async def _print_silent(watch: Watch, progress: Progress) -> None:
-    """Say once that stored output cannot be read now, if the job goes on for a while after that was found."""
+    """Print once that stored output cannot be read now, if the job goes on for a while after that was found."""
     joiner = watch.joiner
     if joiner is None:
         return

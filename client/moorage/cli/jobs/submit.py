@@ -266,7 +266,7 @@ async def _many(
     follow: str = "",
 ) -> int | None:
     """Submit several requests, each accepted or refused by itself, and print the answers in their order, then how to
-    `follow` those that were accepted. `check` is as in `say_interrupted`."""
+    `follow` those that were accepted. `check` is as in `print_interrupted`."""
     jobs: list[Job | None] = []
     problems = {}
     try:

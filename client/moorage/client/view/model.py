@@ -125,7 +125,7 @@ class Model:
             self._loads = {name: heard for name, heard in self._loads.items() if name in there}
 
     def take_fleet(self, fleet: FleetAnswer, now_ms: int) -> None:
-        """Take the leader's answer to an operator's question `fleet`; before the first frame it stands for one."""
+        """Take the leader's answer to an operator's question `fleet`; until the first frame, it is used as one."""
         self._fleet = fleet
         if self._frame is None and fleet.epoch:
             rows = [FleetRow(row.worker, row.state, row.cells, row.simulated) for row in fleet.workers]
@@ -419,7 +419,7 @@ class Model:
         return f", with {many(len(on_it), 'job')} of {tenants}" if on_it else ""
 
     def _seen_troubles(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
-        """Yield what the public frames say alone: states of workers, signs of GPUs, and the loads' words for them."""
+        """Yield what the public frames alone show: states of workers, signs of GPUs, and the loads' words for them."""
         for worker in workers:
             if worker.state not in _AS_WANTED:
                 yield Trouble(worker.worker, worker.state, grave=worker.state in _GRAVE)
