@@ -46,7 +46,7 @@ LEADER = 7
 IN_FLIGHT = 500
 MANY = 10_000
 BURST = 1_000
-#: as an agent with the driver noop tells of its attempts
+#: as an agent with the driver noop reports of its attempts
 REPORTS: tuple[ReportKind, ...] = ("ran", "freed")
 #: jobs a round
 JOBS = {"endpoint": 4_000, "many": MANY}

@@ -166,9 +166,7 @@ def _errors(names: list[str]) -> str:
     for name in names:
         error = getattr(moorage.client, name)
         if error is not moorage.client.ClientError:
-            own = [
-                f"`{attempt}`: {_doc(value)}" for attempt, value in vars(error).items() if isinstance(value, property)
-            ]
+            own = [f"`{member}`: {_doc(value)}" for member, value in vars(error).items() if isinstance(value, property)]
             bases = [base.__name__ for base in error.__bases__]
             rows.append((f"`{name}`", ", ".join(f"`{base}`" for base in bases), " ".join([_doc(error), *own])))
     return _described("ClientError", moorage.client.ClientError) + "\n\n" + table(rows) + "\n"
@@ -224,29 +222,29 @@ def _described(name: str, public: Any, module: str = "", *, level: int = 3) -> s
         parts.append(f"Its fields are {FIELDS_ELSEWHERE[name]}.\n")
     elif rows := list(_fields(public)):
         parts.append(_table(rows) + "\n")
-    attempts = dict(_attempts(name, public))
-    if properties := [row for attempt, found in attempts.items() if (row := _property(attempt, found))]:
+    members = dict(_members(name, public))
+    if properties := [row for member, found in members.items() if (row := _property(member, found))]:
         parts.append(table([("property", "type", "what"), *properties]) + "\n")
-    for attempt, value in attempts.items():
+    for member, value in members.items():
         found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if inspect.isfunction(found):
             is_method = not isinstance(value, staticmethod)
-            parts.append(f"{'#' * level}# {name}.{attempt}\n")
-            parts.append(f"{_signature(attempt, found, drop_self=is_method)}\n{_doc(found)}")
+            parts.append(f"{'#' * level}# {name}.{member}\n")
+            parts.append(f"{_signature(member, found, drop_self=is_method)}\n{_doc(found)}")
     return "\n".join(parts)
 
 
-def _attempts(name: str, public: type) -> Iterator[tuple[str, Any]]:
+def _members(name: str, public: type) -> Iterator[tuple[str, Any]]:
     """Its public properties and methods, those of its bases in moorage as well, in the order of the sources."""
     seen = set(INTERNAL.get(name, ()))
     for base in public.__mro__:
         if not base.__module__.startswith("moorage.") or (base is not public and issubclass(base, msgspec.Struct)):
             continue
-        for attempt, value in vars(base).items():
-            if not attempt.startswith("_") and attempt not in seen:
-                seen.add(attempt)
+        for member, value in vars(base).items():
+            if not member.startswith("_") and member not in seen:
+                seen.add(member)
                 if inspect.getdoc(value.__func__ if isinstance(value, classmethod | staticmethod) else value):
-                    yield attempt, value
+                    yield member, value
 
 
 def _property(name: str, found: Any) -> tuple[str, str, str] | None:

@@ -33,11 +33,11 @@ type history struct {
 }
 
 type answer struct {
-	Kind    string `json:"kind"` // "accepted", "answer" or "error"
-	Code    string `json:"code"`
-	Message string `json:"message"`
-	Next    string `json:"next"`
-	Data    history  `json:"data"`
+	Kind    string  `json:"kind"` // "accepted", "answer" or "error"
+	Code    string  `json:"code"`
+	Message string  `json:"message"`
+	Next    string  `json:"next"`
+	Data    history `json:"data"`
 	// seconds after which the same bytes may be sent again; 0: never
 	RetryAfterS float64 `json:"retry_after_s"`
 }

@@ -63,7 +63,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     reaches: bool = False
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     sets_up: bool = False  # a job may have a command that prepares the host before its first attempt (`run.setup`)
-    outlives_agent: bool = False  # attempts run on without the agent, and their ends are kept until it has told them
+    outlives_agent: bool = False  # attempts run on without the agent, and their ends are kept until it reports them
     freezes: bool = False  # attempts can be frozen, with the memory of their GPUs in the host's RAM, and resumed
     execs: bool = False  # a command can be run in a running attempt, with its user, folder, environment and devices
     holds_stdin: bool = False  # a job may have a terminal that a caller holds (`run.stdin`)

@@ -57,11 +57,11 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 
-#: how a worker tells the end of what it was asked to end
+#: how a worker reports the end of what it was asked to end
 ENDED_AS_ASKED: Final = "end"
 #: and of one that was frozen until its end: its devices did not come free within its grace
 ENDED_FROZEN: Final = "ended while frozen"
-#: how a worker tells the end of what ran under a supervisor that its own release cannot use
+#: how a worker reports the end of what ran under a supervisor that its own release cannot use
 UPGRADED: Final = "upgraded"
 #: stands behind the reason of an end, after a semicolon: see `ENDS`
 MPS_NOT_ASKED: Final = "mps-not-asked"

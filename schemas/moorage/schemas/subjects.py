@@ -283,7 +283,7 @@ class Subjects:
             SubjectRow(f"{p}.worker.<worker>.looked", "broadcast", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
-            SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
+            SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to attempts"),
             SubjectRow(f"{p}.worker.<worker>.wanted", "broadcast", "leader", "that worker", "place, start, end"),
             SubjectRow(
                 f"{p}.worker.<worker>.logs",

@@ -231,7 +231,7 @@ def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
 
     `TF_<name>` is added at the end, `TF_PREPEND_<name>` at the front. Existing components keep their place and are not
     added again, and empty components are skipped, so applying it twice changes nothing. LD_PRELOAD is split at spaces
-    too, as ld.so(8) does. Reports 52 and 53.
+    too, as ld.so(8) does. Facts 52 and 53.
     """
     result = dict(environment)
     if result.keys().isdisjoint(_TF_SOURCES):

@@ -38,9 +38,9 @@ class Manager:
         self.beat_s = min(BEAT_S, int(usec) / 2e6) if self.watched else BEAT_S
 
     async def notify_ready(self, ready: asyncio.Event) -> None:
-        """Say that the process is ready once `ready` is set, then beat until it is cancelled; last, that it stops.
+        """Notify that the process is ready once `ready` is set, beat until cancelled, then notify that it stops.
 
-        Returns at once if nobody is to be told. A fault of the socket or the file is logged and not raised.
+        Returns at once if there is no receiver. A fault of the socket or the file is logged and not raised.
         """
         if not self._socket and self._alive is None:
             return

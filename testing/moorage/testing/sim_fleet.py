@@ -180,10 +180,10 @@ class SimFleet:
         gpu: GpuSpec | str | int | None = None,
         tenant: str = TENANT_DEFAULT,
     ) -> SimService:
-        """Submit a job, named as the service, whose attempts answer calls with this function, as `moorage serve` does.
+        """Submit a job, named as the service, whose members answer calls with this function, as `moorage serve` does.
 
         The function runs in this event loop: one that takes time is a coroutine function, which sleeps. `replicas` may
-        be `{"min": 0, "max": 4}`; with `min` 0 the first call starts an attempt. Each attempt needs `load_s` seconds
+        be `{"min": 0, "max": 4}`; with `min` 0 the first call starts a member. Each member needs `load_s` seconds
         before it takes calls. With `batch`, as `{"most": 32, "wait_ms": 5}`, it gets a list and returns a list.
         `queue` says how many calls wait at each, and how long, as `{"most": 200, "wait_s": 30}`.
         The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.

@@ -79,8 +79,8 @@ class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag=
 
     A job is in several frames only if its history is long. Each revision is in one frame.
 
-    - `ledger` is the record up to which the writer had read the ledger. Whatever the tenant's histories had to tell up
-      to there is in this frame, in those before it, or in the next one with the same number.
+    - `ledger` is the record up to which the writer had read the ledger. All that the tenant's histories had up to
+      there is in this frame, in those before it, or in the next one with the same number.
     - `gap`: transitions are missing, because records of the ledger were deleted before they were read: after and
       through which sequence, from and until when in ledger ms.
     """

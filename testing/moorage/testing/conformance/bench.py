@@ -137,7 +137,7 @@ class Bench:
         return await self.leader.await_report(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
     async def ended(self, name: AttemptName) -> Report:
-        """Return the report `exited` of an attempt, once its devices are freed as well. Raises as `heard` does."""
+        """Return the report `exited` of an attempt, once its devices are freed, too. Raises as `await_report` does."""
         exited = await self.await_report("exited", name)
         await self.await_report("freed", name)
         return exited

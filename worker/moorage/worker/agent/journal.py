@@ -243,7 +243,7 @@ class JournalState:
         ]
 
     def _follow(self, reports: list[Report]) -> None:
-        """Drop the places that these reports end, and leave those with quarantined slots these slots alone.
+        """Drop the places that are over by these reports; leave those with quarantined slots only these slots.
 
         Remember which of them exited: `quarantined` alone does not say whether an attempt may still run.
         """

@@ -1,6 +1,6 @@
 """Define what a driver is: it runs an attempt, ends it, and proves that it is over.
 
-An attempt is one attempt of a replica on this host.
+An attempt is one run of a replica, on this host.
 
 A new driver derives from `Driver` in a file of its own, sets `name` and `capabilities`, and implements `start` and
 `end`. It reports what happens to each attempt:

@@ -140,7 +140,7 @@ class Setups:
         return until_deadline(assignment, began_s)
 
     def take(self, event: DriverEvent) -> DriverEvent | None:
-        """Take what an event of the driver says of setups; return what is left for the agent, None for nothing."""
+        """Take what an event of the driver reports of setups; return what is left for the agent, None for nothing."""
         if not self._own:
             return event
         match event:

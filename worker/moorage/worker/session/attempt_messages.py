@@ -58,7 +58,7 @@ HELD_PHASE: Final[dict[AttemptPhase, str]] = {
 
 
 #: the phases through which an earlier agent's attempt is taken over, by its phase in the journal or driver. Its further
-#: reports are reported from the last of them on
+#: steps are reported from the last of them on
 RESTORED_BY: Final[dict[str, tuple[AttemptPhase, ...]]] = {
     "claimed": (),
     "starting": ("starting",),
@@ -74,7 +74,7 @@ UNCHECKED: Final = object()
 
 
 class Attempt:
-    """One held attempt (an attempt of a replica). Only the state machine changes it.
+    """One held attempt of a replica. Only the state machine changes it.
 
     Its job's name is `job`; `request.job` may be the name of another job with an equal request. `config` is what its
     driver read from the request (`Driver.read_config`) as it checked that.

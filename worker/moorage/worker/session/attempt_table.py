@@ -1,4 +1,4 @@
-"""Keep the attempts of one worker (attempts of replicas): their phases, their ends, and their reports.
+"""Keep the attempts of one worker: their phases, their ends, and their reports.
 
 Without I/O. `attempts.Attempts` decides when placements may be accepted and when all attempts must end. The reports of
 each attempt form exactly one of these chains: refused | claimed withdrawn | claimed refused (this host could not start
@@ -591,8 +591,8 @@ class AttemptTable:
     def restore(self, event: Restored) -> None:
         """Take over the attempts of an earlier agent.
 
-        Reports that the earlier agent had not journalled are lost. So report all reports that the ledger may lack; the
-        leader drops those that it has.
+        Reports that the earlier agent had not journalled are lost. So send all that the ledger may lack; the leader
+        drops those that it has.
         """
         reports = self.outbox.gathered
         reports += event.reports

@@ -23,7 +23,7 @@ class Tombstone(NamedTuple):
     kind: ReportKind
     code: int
     detail: str
-    #: number of the report frame that reports it
+    #: number of the report frame that has it
     no: int
 
 
@@ -61,7 +61,7 @@ class Tombstones:
         self.remember(name, kind, code, detail)
 
     def remember(self, name: AttemptName, kind: ReportKind, code: int, detail: str) -> None:
-        """Remember an end that the next frame of reports reports, unless a later end of its replica is remembered."""
+        """Remember an end that is in the next frame of reports, unless a later end of its replica is remembered."""
         base, fence = name[:3], name[4]
         tombstones = self._tombstones
         if base in tombstones:
@@ -79,7 +79,7 @@ class Tombstones:
     def report_again(self, name: AttemptName, tombstone: Tombstone) -> None:
         """Report an attempt's end again, by the tombstone that covers it.
 
-        Do nothing while a frame that reports it is under way. An attempt that is older than the tombstone's is reported
+        Do nothing while a frame with it is under way. An attempt that is older than the tombstone's is reported
         as withdrawn.
         """
         gathered = self._outbox.gathered

@@ -41,7 +41,7 @@ from moorage.worker.supervisor.state_folder import EXIT_HELD, Held, take_lock
 from moorage.worker.supervisor.supervisor import LINGER_S, Supervisor
 
 TERM_GRACE_S: Final = 10.0
-#: such a journal names members of which processes may be left: without it, their jobs would begin again beside them
+#: such a journal names attempts of which processes may be left: without it, their jobs would begin again beside them
 _OF_ANOTHER_RELEASE: Final = (
     "is not a journal that this release can read: use the release that wrote it, or move the file away once no job of"
     " it runs here"

@@ -117,7 +117,7 @@ class Libpod(Engine):
 
 
 async def _ticks(said: AsyncIterator[Piece] | None) -> AsyncIterator[None]:
-    """Yield when something was said, and each second, until it is over; then once more. Without it, yield once."""
+    """Yield at each piece of output, and each second, until it is over; then once more. Without it, yield once."""
     if said is not None:
         more = asyncio.Event()
 

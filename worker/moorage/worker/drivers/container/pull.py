@@ -20,7 +20,7 @@ class PullProgress:
         self._said = ""
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Take one message of the engine; those that say nothing of a layer's bytes are ignored."""
+        """Take one message of the engine; those without a layer's bytes are ignored."""
         if isinstance(text := message.get("stream"), str):  # podman's: lines without numbers
             self._said = text.strip() or self._said
         layer, status = str(message.get("id", "")), message.get("status")

@@ -29,7 +29,7 @@ class Escapes:
     """Looks at each reading of the devices; `held` are the attempts, and `level` says how a driver's are kept to
     memory.
 
-    Each attempt is told once.
+    Each attempt is logged once.
     """
 
     def __init__(

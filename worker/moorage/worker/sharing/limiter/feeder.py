@@ -181,7 +181,7 @@ class Feeder:
                 attempt.opened = opened
 
     async def _write_held(self) -> None:
-        """Tell each segment with a limit what NVML says that its processes hold. Raises OSError."""
+        """Write into each segment with a limit what its processes hold by NVML. Raises OSError."""
         on: dict[int, list[tuple[Segment, int, _Attempt]]] = {}
         for segment, attempt in self._attempts.items():
             for device, uuid in enumerate(() if segment.is_closed else map(_bare, segment.uuids)):
@@ -190,7 +190,7 @@ class Feeder:
         await asyncio.gather(*(self._write_held_of(slot, limited) for slot, limited in on.items()))
 
     async def _write_held_of(self, slot: int, limited: list[tuple[Segment, int, _Attempt]]) -> None:
-        """Tell this of one device. Segments keep what they were told if NVML fails. Raises OSError."""
+        """Write this for one device. Segments keep what they have if NVML fails. Raises OSError."""
         readings = [segment.begin_reading() for segment, _, _ in limited]
         try:
             held = {pid: mib << 20 for pid, mib in (await self._inventory.held(slot)).items()}

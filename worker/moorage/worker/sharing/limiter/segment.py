@@ -295,7 +295,7 @@ class Segment:
             self._write(at, slot.owner)
 
     def write_others(self, device: int, held: int) -> None:
-        """Write how many bytes NVML says that processes of the attempt without a slot hold. Raises OSError."""
+        """Write how many bytes processes of the attempt without a slot hold by NVML. Raises OSError."""
         self._write(_AT_BEYOND + device * _WORD, held)
 
     # -- what the processes count
