@@ -122,7 +122,7 @@ def _sets(history: History, verdict: Verdict) -> None:
 
 
 def _leases_by_journal(holds: Iterable[Hold], verdict: Verdict) -> None:
-    """By each worker's journal no slot is taken while another attempt has it. What stands twice says it twice."""
+    """By each worker's journal no slot is taken while another attempt has it. An entry may be there twice."""
     now: Holders[tuple[str, int], AttemptKey] = Holders()
     slots_of: dict[tuple[str, AttemptKey], tuple[int, ...]] = {}
     over: set[tuple[str, AttemptKey]] = set()

@@ -19,7 +19,7 @@ from tests.unit.scheduler.broken_world import Forgiving, failure, forgiving
 
 
 class Sleepers(sleepers.Sleepers):
-    """A site that is led without defects once it comes to rest: what attempts are told then counts on what was seen."""
+    """A site that is led without defects once it comes to rest: the turns of members then count on what was seen."""
 
     def rest(self) -> None:
         Forgiving.percent = 0

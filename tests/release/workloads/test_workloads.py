@@ -83,7 +83,7 @@ def test_jobs_start_beside_a_reservation_and_a_new_leader_starts_no_more(seed: i
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SERVICES_FROM))
-def test_attempts_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
+def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
     Services(seed).run()
 
 

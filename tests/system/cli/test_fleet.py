@@ -229,7 +229,7 @@ async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
 
 
 @pytest.mark.slow
-async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique: str) -> None:
+async def test_an_audit_finds_attempts_that_only_one_side_has(node: Node, unique: str) -> None:
     """One audit for both: it looks twice, some seconds apart."""
     async with (
         drifter(node.url, f"{unique}-w") as holds,

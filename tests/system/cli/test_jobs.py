@@ -81,8 +81,8 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     assert (shown.frame["kind"], shown.frame["verb"]) == ("answer", "show")
     assert shown.frame["data"]["request"]["gpu"]["min_memory_mib"] > 70_000
     text = await node.run("show", "s1", tenant=unique)
-    reports = dict(row for row in text.rows if len(row) == 2)
-    assert (reports["job"], reports["state"], reports["gpu"], reports["simulated"]) == (
+    fields = dict(row for row in text.rows if len(row) == 2)
+    assert (fields["job"], fields["state"], fields["gpu"], fields["simulated"]) == (
         "s1",
         "RUNNING",
         "2xH100:80G",
@@ -124,9 +124,9 @@ async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node
     assert (await node.run(*sleeps, tenant=unique)).code == 0
     ended = await node.run("cancel", "sweep", "--replica", "7-9", "--reason", "not needed", tenant=unique)
     assert (ended.code, ended.rows[0][1]) == (0, "cancelling what goes on of replica 7-9, the job was RUNNING"), ended
-    reports = dict(row for row in (await node.run("show", "sweep", tenant=unique)).rows if len(row) == 2)
-    assert (reports["state"], "why" in reports) == ("RUNNING", False), reports
-    assert "3 cancelled: 7-9" in reports["replicas"]
+    shown = dict(row for row in (await node.run("show", "sweep", tenant=unique)).rows if len(row) == 2)
+    assert (shown["state"], "why" in shown) == ("RUNNING", False), shown
+    assert "3 cancelled: 7-9" in shown["replicas"]
     ended = await node.run("cancel", "sweep", "--replica", "7-8", tenant=unique)
     assert ended.rows == [["sweep", "unchanged, nothing goes on of replica 7-8, the job was RUNNING"]]
     wrong = await node.run("cancel", "sweep", "--replica", "8-12", tenant=unique)
@@ -161,9 +161,9 @@ async def test_what_no_worker_could_run_is_refused_or_waits_and_is_explained_wit
     missing = "no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100"
     assert f"warning[no-match]: no known worker could run this job: {missing}" in ran.err
     why = await node.run("explain", "w", tenant=unique)
-    reports = dict(why.rows)
-    assert reports["reason"].startswith("model: ")
-    assert reports["asks"] == "1xZ9000"
+    shown = dict(why.rows)
+    assert shown["reason"].startswith("model: ")
+    assert shown["asks"] == "1xZ9000"
     assert "fix: " in why.err
     body = '{"gpu": {"model": "Z9000"}, "run": {"argv": ["x"]}}'
     for words, stdin in ((("run", "--gpu", "1xZ9000", "--", "x"), ""), (("submit", "-f", "-"), body)):

@@ -18,9 +18,9 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     await node.until_free()
     now = await node.run("plan", "--gpu", "2xH100", "--", "true", tenant=unique)
     assert now.code == 0, now.err
-    reports = dict(row[:2] for row in now.rows)
-    assert reports["starts"] == "now"
-    assert re.fullmatch(r"sim-000\d  2 GPUs", reports["on"])
+    shown = dict(row[:2] for row in now.rows)
+    assert shown["starts"] == "now"
+    assert re.fullmatch(r"sim-000\d  2 GPUs", shown["on"])
     assert "--if-seq" in now.err
     unnamed = await node.run("plan", "--gpu", "2", "--replicas", "2", tenant=unique)
     assert (unnamed.code, dict(row[:2] for row in unnamed.rows)["starts"]) == (0, "now"), "without a command"
@@ -45,10 +45,10 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
 async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str) -> None:
     await node.until_free()
     part = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", tenant=unique)
-    reports = dict(row[:2] for row in part.rows)
+    shown = dict(row[:2] for row in part.rows)
     assert part.code == 7, "as for what waits"
-    assert reports["starts"] == "2 of 3 replicas start now; the rest wait: busy: needs 4 more H100 on one host"
-    assert reports["waiting"] == "1 replica"
+    assert shown["starts"] == "2 of 3 replicas start now; the rest wait: busy: needs 4 more H100 on one host"
+    assert shown["waiting"] == "1 replica"
     told = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", "--json", tenant=unique)
     assert (told.frame["data"]["replicas_now"], told.frame["data"]["replicas"]) == (2, 3)
     near = await node.run("plan", "--gpu", "1xh100_80gb", tenant=unique)

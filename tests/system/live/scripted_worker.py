@@ -35,7 +35,7 @@ from tests.waiting import until
 
 RENEW_S: Final = 0.2
 _decode_wanted: Final = Decoder[Wanted](Wanted)
-#: what an attempt still has to tell, by the phase it is in
+#: what is still to be reported of an attempt, by the phase it is in
 _REST: Final[dict[str, tuple[str, ...]]] = {
     "placed": ("claimed", "started", "exited", "freed"),
     "claimed": ("started", "exited", "freed"),
@@ -175,19 +175,19 @@ class ScriptedWorker:
         return ReportFrame(self.session, self.no, list(reports))
 
     async def tell(self, *reports: Report) -> None:
-        """Tell reports in one frame, until they are recorded."""
+        """Send reports in one frame, until they are recorded."""
         frame = self.next_frame(*reports)
         answer = await self.ask("fact", frame)
         assert answer == {"kind": "recorded", "no": frame.no, "reign": answer.get("reign"), "v": 1}, answer
 
     async def step(self, job: str, *kinds: str, replica: int = 0) -> None:
-        """Tell reports about this replica's placement, a frame each."""
+        """Send reports about this replica's placement, a frame each."""
         place = await self.wants(job, replica)
         for kind in kinds:
             await self.tell(self.report(kind, place))
 
     async def finish(self, job: str, replica: int = 0) -> None:
-        """Tell whatever is left until the device is free."""
+        """Report whatever is left until the device is free."""
         place = await self.wants(job, replica)
         for kind in _REST[self.held[(job, replica, place.fence)][1]]:
             await self.tell(self.report(kind, place))

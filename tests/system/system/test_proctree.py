@@ -115,7 +115,7 @@ def test_a_pid_of_another_time_is_not_killed(tree: tuple[subprocess.Popen[str], 
     assert kill_process(now)
 
 
-def test_marks_are_found_in_every_process_of_a_member(tree: tuple[subprocess.Popen[str], list[int]]) -> None:
+def test_marks_are_found_in_every_process_of_an_attempt(tree: tuple[subprocess.Popen[str], list[int]]) -> None:
     _, pids = tree
     marks = marks_of({"MOORAGE_JOB": "tree", "MOORAGE_FENCE": str(os.getpid()), "PATH": "x"})
     assert marks == (b"MOORAGE_JOB=tree", f"MOORAGE_FENCE={os.getpid()}".encode())

@@ -352,7 +352,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
 
 
 async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: str) -> None:
-    """Those on their own subject and those in the crowd have one history; the leader tells only the first."""
+    """Those on their own subject and those in the crowd have one history; the first alone get an event of their own."""
     first = shown("j", "QUEUED", change(1, "ACCEPTED"))
     async with follow(nats_url, unique, first) as (scheduler, alone), contextlib.AsyncExitStack() as opened:
         client = alone.client

@@ -1,4 +1,4 @@
-"""What a request says for its driver: reports 8 to 17, and every spelling of the sources."""
+"""What a request says for its driver: facts 8 to 17 of the source systems, and every spelling of the sources."""
 
 from __future__ import annotations
 

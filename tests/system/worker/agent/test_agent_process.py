@@ -517,7 +517,7 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             await leader.await_report("w1", "freed", held)
             kinds = seat.kinds(
                 lives
-            )  # an adopted attempt's first reports are said again: they may have died unjournalled
+            )  # an adopted attempt's first reports are sent again: they may have died unjournalled
             assert kinds[:2] == ["claimed", "started"]
             assert set(kinds[2:-2]) == {"claimed", "started"}
             assert kinds[-2:] == ["exited", "freed"]

@@ -78,7 +78,7 @@ async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(
         assert seat.kinds(name)[-2:] == ["exited", "freed"]
 
 
-async def test_a_worker_that_ends_its_jobs_with_itself_lets_attempts_of_services_go_on_a_while(
+async def test_a_worker_that_ends_its_jobs_with_itself_lets_members_of_services_go_on_a_while(
     nats_url: str, unique: str
 ) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:

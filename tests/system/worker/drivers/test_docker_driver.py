@@ -715,7 +715,7 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     name = ("acme", "j1", 0, 1, 7)
     driver.start([Assignment(name, request(image="a"), [], "exclusive")])
     attempt = driver._host.attempts[name]
-    attempt.is_known = True  # so its end is the supervisor's to tell, which is not there
+    attempt.is_known = True  # so its end is the supervisor's to report, which is not there
     attempt.is_ending = True
     await asyncio.sleep(0)  # it begins to ask the engine
     closing = asyncio.create_task(driver.close())

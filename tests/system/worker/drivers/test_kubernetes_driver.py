@@ -133,7 +133,7 @@ async def test_a_pod_from_its_start_to_its_end(shared: Both, tmp_path: Path) -> 
 
 
 async def test_the_request_of_the_page_runs_and_the_cluster_has_its_limits(shared: Both, tmp_path: Path) -> None:
-    """Report 17 on a real API server: a count of GPUs is a limit, as text."""
+    """Fact 17 of the source systems on a real API server: a count of GPUs is a limit, as text."""
     server, _ = shared
     [block] = [each.body for each in page(DOCS / "how-to/run-in-kubernetes.md").blocks if each.title == "request"]
     request = decode_request(block.encode())

@@ -81,7 +81,7 @@ async def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
         await rig.connect()  # the agent restarts: the timers are the supervisor's
         await clock.push(AGAIN_S, 20)  # as many looks more, if it looked on
         (tmp_path / "stop").touch()
-        await rig.client.start([attempt])  # told again, not started again
+        await rig.client.start([attempt])  # reported again, not started again
         assert (await rig.ended("j")).exit_code == 3
         assert rig.text("j").split() == ["up", "ready", "saved"]
 

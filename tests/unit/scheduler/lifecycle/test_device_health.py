@@ -38,7 +38,7 @@ def slots_of(drive: Driving, job: str, index: int = 0) -> tuple[str, int]:
 
 
 def ends(drive: Driving) -> list[End]:
-    """By attempt: who renews and ends with one record is told twice."""
+    """By attempt: one that renews and ends with one record is asked to end twice."""
     return list({(end.job, end.replica): end for frame in drive.wanted for end in frame.end}.values())
 
 

@@ -307,19 +307,19 @@ def test_a_job_whose_memory_must_be_limited_goes_where_that_is_possible() -> Non
     assert drive.placed_on("j") == ["w1"]
 
 
-def test_an_attempt_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
-    """Containers without a network, for one: such an attempt would run and never answer a call."""
+def test_a_member_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
+    """Containers without a network, for one: such a member would run and never answer a call."""
     drive = Driving()
     mute: dict[str, Any] = {"drivers": ["box"], "capabilities": {"box": {"gpu_enabled": True}}}
-    attempt: dict[str, Any] = {"run": {"driver": "box", "argv": ["serve"]}, "service": {"name": "embed"}}
+    service: dict[str, Any] = {"run": {"driver": "box", "argv": ["serve"]}, "service": {"name": "embed"}}
     drive.worker("w0", 1, **mute)
-    refused = drive.submit("now", on_no_match="reject", **attempt)
+    refused = drive.submit("now", on_no_match="reject", **service)
     assert "lets its jobs reach the server" in str(refused)
-    answer = drive.submit("j", **attempt)
+    answer = drive.submit("j", **service)
     assert "lets its jobs reach the server" in answer["warnings"][0]
     assert drive.explained("j")["reason"] == "no-calls"
     assert "answers_calls" in REASONS["no-calls"].fix
-    drive.submit("plain", run=attempt["run"])
+    drive.submit("plain", run=service["run"])
     drive.settle()
     assert drive.placed_on("plain") == ["w0"]
     drive.worker("w1", 1, **{**mute, "capabilities": {"box": {"answers_calls": True}}})

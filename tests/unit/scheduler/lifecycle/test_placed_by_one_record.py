@@ -135,7 +135,7 @@ def load_of(drive: Driving, one: One, running: int, waiting: int) -> None:
 
 
 def serve(drive: Driving, seconds: int, calls: dict[One, int]) -> None:
-    """Each attempt has so many calls all the time, of which it runs one."""
+    """Each member has so many calls all the time, of which it runs one."""
     for _ in range(seconds):
         for (tenant, replica), count in calls.items():
             if drive.states("j", tenant)[replica] == "RUNNING":
@@ -155,7 +155,7 @@ def test_a_service_grows_while_all_that_one_record_placed_are_busy(least: int) -
 
 
 @pytest.mark.parametrize("busy", range(REPLICAS))
-def test_the_attempt_that_ends_is_one_without_calls(busy: int) -> None:
+def test_the_member_that_ends_is_one_without_calls(busy: int) -> None:
     drive = Driving.with_hosts(REPLICAS, capabilities=CALLS)
     run = {"driver": "process", "argv": ["serve"], "restart": "always"}
     drive.submit("j", run=run, gpu={}, replicas={"min": 1, "max": REPLICAS}, service={"name": "j"})

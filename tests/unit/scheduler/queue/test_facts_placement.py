@@ -1,4 +1,4 @@
-"""The source systems' reports on matching and placement, 21 to 36, 44 and 46: a test each, named by its number."""
+"""The source systems' facts on matching and placement, 21 to 36, 44 and 46: a test each, named by its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool, report by report (37 to 42, 44, 46, and 25 to 27 for what placements share)."""
+"""The pool, fact by fact of the source systems (37 to 42, 44, 46, and 25 to 27 for what placements share)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_an_end_that_no_leader_has_asked_for_says_so(why: str, reason: str) -> N
 
 
 class Remembering(SupervisorLink):
-    """Of a supervisor that has ended one attempt while no agent heard it."""
+    """The link to a supervisor that has ended one attempt while no agent was connected."""
 
     def __init__(self, state: Path, ended: Ended) -> None:
         super().__init__(state)

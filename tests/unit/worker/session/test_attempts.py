@@ -1,4 +1,4 @@
-"""The worker's state machine against tables of what it hears and what it must say: attempts and their reports."""
+"""The worker's state machine against tables of its events and commands: attempts and their reports."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ BODIES = {
     "plain": encode({"gpu": {}, "run": {"argv": ["x"]}}),
     "keep": encode({"gpu": {}, "run": {"argv": ["x"]}, "on_partition": "keep"}),
 }
-#: What may be said of one attempt, in the ledger's order, each letter a report; `ran` is two in one. An agent that was
-#: killed may have taken `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be
-#: answered `withdrawn`.
+#: What may be reported of one attempt, in the ledger's order, each letter a report; `ran` is two in one. An agent that
+#: was killed may have taken `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may
+#: be answered `withdrawn`.
 CHAIN = re.compile(r"(c?r|n|c?s?(e(qf?|f)?)?)?w?")
 LETTER = {
     "refused": "r",

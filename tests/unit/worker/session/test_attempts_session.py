@@ -479,7 +479,7 @@ def test_a_worker_that_leaves_ends_all_itself_once_its_time_is_over(bench: Bench
     assert end.why == "fence", "that no leader has ended it before is not its own failure"
     assert of(SendRenew, commands)[0].leaving_s == 0
     assert not of(EndAttempt, bench.do(Tick())), "once"
-    assert bench.attempts.session.phase == "live", "until the ends are told"
+    assert bench.attempts.session.phase == "live", "until the ends are reported"
 
 
 def test_a_worker_that_leaves_ends_all_with_a_short_grace_if_it_is_told_again(bench: Bench) -> None:

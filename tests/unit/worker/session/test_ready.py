@@ -1,4 +1,4 @@
-"""What the worker's state machine says of readiness, and of the ports of its attempts."""
+"""What the worker's state machine reports of readiness, and of the ports of its attempts."""
 
 from __future__ import annotations
 
