@@ -79,7 +79,7 @@ async def test_the_next_jobs_results_need_no_question_and_no_subscription(nats_u
             assert list(link._subscriptions) == before
 
 
-async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_is_one_history(
+async def test_what_was_published_before_the_result_is_awaited_and_what_comes_later_is_one_history(
     nats_url: str, unique: str
 ) -> None:
     async with standing(nats_url, unique) as loop:

@@ -82,7 +82,7 @@ class Driving:
         self.snapshot: bytes | None = None
         self.workers: dict[str, Worker] = {}
         self.answers: dict[str, Any] = {}
-        self.turns = dict[str, Turn]()  # the last one of each attempt
+        self.turns = dict[str, Turn]()  # the last one of each member
         self.events: list[dict[str, Any]] = []
         self.wanted: list[Wanted] = []
         self.sizes: list[int] = []

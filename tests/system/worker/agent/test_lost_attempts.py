@@ -120,7 +120,7 @@ async def test_an_attempt_whose_needs_are_still_brought_is_not_lost(nats_url: st
         assert (await bench.ended(name)).detail == "end"
 
 
-async def test_an_audit_is_told_of_an_attempt_of_which_nothing_runs(nats_url: str) -> None:
+async def test_an_audit_lists_an_attempt_of_which_nothing_runs(nats_url: str) -> None:
     async with worker_with(nats_url, LosesEnds) as bench:
         name, subject = await place(bench, EXITS), bench.leader.subjects.worker(WORKER, "looked")
         await bench.await_report("started", name)

@@ -149,7 +149,7 @@ def no_descriptors(*_: object) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_an_end_is_told_though_another_attempt_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_reported_though_another_attempt_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = starting("b", boot=boot_id(), marks=(b"MOORAGE_JOB=of no process",))
     former = FormerAttempts(
         boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1), "b": Left(starting=marked)}

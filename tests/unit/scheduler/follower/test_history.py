@@ -390,7 +390,7 @@ async def test_at_most_four_frames_a_second_a_tenant(drive: Writing) -> None:
 
 
 @scene(Config(ended_max=50_000))
-async def test_histories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
+async def test_histories_that_are_packed_together_are_each_written_once_and_whole(drive: Writing) -> None:
     """Of hundreds of plain runs, with others among them, in frames that have no room for all."""
     drive.checks = False
     drive.worker("w0", 8)

@@ -302,7 +302,7 @@ def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
 
 
 @pytest.mark.parametrize(("first", "both"), [("used:-1,10", (1_000, 20)), ("used:1000,10", (2_000, 20))])
-def test_what_one_of_two_attempts_does_not_tell_is_left_out(first: str, both: tuple[int, int]) -> None:
+def test_what_one_of_two_attempts_does_not_report_is_left_out(first: str, both: tuple[int, int]) -> None:
     drive = Driving.with_hosts(1, auto=False)
     drive.submit("a", gpu={"count": 1}, retries=1)
     for detail in (first, "used:1000,10"):

@@ -659,7 +659,7 @@ def test_a_join_that_fails_is_taken_after_a_pause(drive: Contained, monkeypatch:
     assert drive.join(new)["kind"] == "joined"
 
 
-def test_reports_that_fail_are_told_again_with_the_next_join(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_fail_are_sent_again_with_the_next_join(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     drive.worker("w2", 1, model="slow", auto=False)
     drive.submit("a", gpu={"model": "slow"})
     cure = raises_for(monkeypatch, Lifecycle, "on_reports", lambda *given: True, after=True)

@@ -77,7 +77,7 @@ def test_a_report_moves_a_replica(stage: str, kind: ReportKind, code: int, detai
         assert drive.states("j") == [becomes]
 
 
-def test_that_a_checkpoint_was_not_stored_stands_in_the_history_of_a_plain_exit() -> None:
+def test_that_a_checkpoint_was_not_stored_is_in_the_history_of_a_plain_exit() -> None:
     drive = alone("RUNNING")
     told = "exit; checkpoint-not-stored: files: no room"
     drive.report("exited", "j", code=1, detail=told)

@@ -77,7 +77,7 @@ def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(EACH, SAYS)))
-def test_a_stall_is_told_of_the_attempt_that_is_still(said: dict[One, tuple[int, int]]) -> None:
+def test_a_stall_is_reported_of_the_attempt_that_is_still(said: dict[One, tuple[int, int]]) -> None:
     drive = placed_by_one_record(run={"driver": "noop", "stall_s": 60})
     say(drive, said)
     stalled = {one for one, (still_s, _) in said.items() if still_s >= 60}

@@ -248,7 +248,7 @@ def test_in_a_very_long_queue_the_place_is_of_jobs_too(monkeypatch: pytest.Monke
     assert (told["position"], told["queued"], told["queued_of"]) == (2, 3, "jobs")
 
 
-def test_a_job_that_runs_tells_its_history_and_an_unknown_one_is_not_found() -> None:
+def test_a_job_that_runs_shows_its_history_and_an_unknown_one_is_not_found() -> None:
     drive = fleet()
     drive.submit("j", gpu={})
     drive.settle()

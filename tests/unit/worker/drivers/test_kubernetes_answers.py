@@ -202,7 +202,7 @@ async def test_a_pod_that_comes_after_its_agent_was_killed_is_removed(tmp_path: 
         assert events == []
 
 
-async def test_a_pod_of_an_attempt_whose_end_is_told_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
+async def test_a_pod_of_an_attempt_whose_end_is_reported_stays_until_the_ledger_has_it(tmp_path: Path) -> None:
     async with BadServer().serving() as server, opened(tmp_path, server) as (driver, _):
         ended = {"name": "job", "containerID": "c://1", "state": {"terminated": {"exitCode": 0}}}
         name = adds_pod(server, driver, {"containerStatuses": [ended]})
