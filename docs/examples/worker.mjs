@@ -127,7 +127,7 @@ for (let n = Math.floor(Date.now() / 1000); ; ) {
   }
   session = joined.session;
   reign = Math.max(reign, joined.reign);
-  facts.splice(0, told.length); // the join has told them
+  facts.splice(0, told.length); // the join has reported them
   console.log("joined");
   await live(joined, sent + joined.lease_s * 1000);
   session = "";

@@ -1,7 +1,7 @@
 """What an operator may ask of jobs, tenants and workers on `moorage.admin.<operator>.<verb>`, and how it is answered.
 
 Every act says who asks (`by`) and why, both for the ledger, the job's history and `explain`. What is recorded as `by`
-is the operator in the subject; the name that the act gives stands behind it as `said`. Where the state asked for exists
+is the operator in the subject; the name that the act gives is behind it as `said`. Where the state asked for exists
 already, the answer is `"changed": false` and nothing is recorded. Two kinds are no such states: a second `requeue` ends
 the attempt that runs by then, and acts on dead letters are in the scheduler's log, not in the ledger.
 """

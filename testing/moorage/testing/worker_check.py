@@ -428,8 +428,8 @@ class WorkerCheck:
         return self._seat.kinds(name)
 
     def _reports_of(self, name: AttemptName) -> str:
-        told = [f"{report.kind} {report.detail}".strip() for report in self._seat.reports if name_in(report) == name]
-        return ", ".join(told) or "nothing"
+        words = [f"{report.kind} {report.detail}".strip() for report in self._seat.reports if name_in(report) == name]
+        return ", ".join(words) or "nothing"
 
     def _only(self, name: AttemptName, kinds: list[str], next_step: str) -> None:
         if self._kinds(name) != kinds:

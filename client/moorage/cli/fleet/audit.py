@@ -114,7 +114,7 @@ def _frame(answer: Answer, drift: Sequence[Drift | dict[str, Any]]) -> dict[str,
 
 
 def drift_of(told: Audit) -> dict[_Key, Drift]:
-    """Return an audit's rows by worker, kind and member: rows of two audits with the same key are the same difference,
+    """Return an audit's rows by worker, kind and attempt: rows of two audits with the same key are the same difference,
     even if their memory differs."""
     return {(row.worker, row.kind, row.member): row for row in told.drift}
 
@@ -125,13 +125,13 @@ def in_both(before: Container[_Key], now: dict[_Key, Drift]) -> dict[_Key, Drift
     return {key: row for key, row in now.items() if key in before}
 
 
-def _print_silent(told: Audit) -> None:
-    silent = told.not_looked
+def _print_silent(audit: Audit) -> None:
+    silent = audit.not_looked
     if silent:
         shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
         print_err(f"warning[audit]: {many(len(silent), 'worker')} did not check their devices in time: {shown}")
-    if told.left_out:
-        print_err(f"warning[audit]: {told.left_out} more differences on devices are not shown")
+    if audit.left_out:
+        print_err(f"warning[audit]: {audit.left_out} more differences on devices are not shown")
 
 
 def _summary(told: Audit) -> str:

@@ -176,11 +176,11 @@ def _each(
     return with_client(options, work)
 
 
-def _print_done(options: Options, worker: str, done: Done, told: str) -> None:
+def _print_done(options: Options, worker: str, done: Done, words: str) -> None:
     if options.json:
         emit(done)
     else:
-        print_out(f"{worker}\t{told}")
+        print_out(f"{worker}\t{words}")
 
 
 def _on_it(done: Done) -> str:

@@ -128,9 +128,9 @@ def _hand(command: str | None, url: str | None) -> Hand:
     return _print
 
 
-async def _print(told: Told, options: RowOptions) -> str:
-    if not options.shown(told, [told]):
-        print_out(told.text)
+async def _print(news: Told, options: RowOptions) -> str:
+    if not options.shown(news, [news]):
+        print_out(news.text)
     return ""
 
 

@@ -59,10 +59,10 @@ def scheduler(
         log_settings(found)
         _warn_of_file_here(file)
 
-        def print_trouble(told: Problem) -> None:
+        def print_trouble(trouble: Problem) -> None:
             if options.json:
-                emit(told)
-            print_problem(told)
+                emit(trouble)
+            print_problem(trouble)
 
         return run(held, target, print_trouble, says_replicas=found["replicas"].source != DEFAULT)
 

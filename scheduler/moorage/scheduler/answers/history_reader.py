@@ -62,7 +62,7 @@ Where = Callable[[str, str], Awaitable[Place]]
 
 
 class Read(msgspec.Struct, frozen=True):
-    """A frame of the history, its histories by job, and the wall time at which it was stored."""
+    """A frame of the history stream, the histories in it by job, and the wall time at which it was stored."""
 
     frame: Frame
     jobs: dict[str, list[Found]]

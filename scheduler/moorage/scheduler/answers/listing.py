@@ -207,7 +207,7 @@ class Then:
         return self._row(job.tenant, job.name, job.accepted_ms, job.state, ended_ms, moves, request)
 
     def of_history(self, frame: Frame, found: Found) -> JobRow | None:
-        """Return the row of a job in a frame of the history, as `of_memory`; a part of a history has none."""
+        """Return the row of a job in a frame of the history stream, as `of_memory`; a part of a history has none."""
         if not found.over:
             return None
         moves = [

@@ -172,7 +172,7 @@ def _newest(engine: Engine, job: Job) -> list[Change]:
 
 
 def show_history(engine: Engine, frame: Frame, found: Found, changes: list[Change], row: ShownJob) -> ShownJob:
-    """Return a finished job with this row of the table as `show` has it from its history, which stands in this frame.
+    """Return a finished job with this row of the table as `show` has it from its history, which is in this frame.
 
     The request is missing if the history was written without it.
     """
@@ -201,7 +201,7 @@ def show_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
 
 
 def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Change], kind: type[R], /, **more: Any) -> R:
-    """Return the row of a job whose history stands in this frame, with `more` fields that its kind has."""
+    """Return the row of a job whose history is in this frame, with `more` fields that its kind has."""
     ran = [change for change in changes if change.worker]
     request = request_in(found)
     known: dict[str, Any] = {}
@@ -443,7 +443,7 @@ def replicas_of(job: Job) -> ReplicaCounts:
 
 
 def _ended_replicas(frame: Frame, found: Found, request: Request) -> ReplicaCounts | None:
-    """Return the same of a job that the history tells of; None for a job of one."""
+    """Return the same of a job in the history stream; None for a job of one."""
     if request.copies == 1 or request.scale is not None:
         return None
     ended = unsuccessful(frame, found)

@@ -163,9 +163,9 @@ class FollowerBeside:
                     answer.set_result(None)
 
     def _on_answer(self, frame: bytes) -> None:
-        told = decode_told(frame)
-        self._position = told.position
-        if told.position.seq:  # it has begun
+        answered = decode_told(frame)
+        self._position = answered.position
+        if answered.position.seq:  # it has begun
             self._trouble = ""
-        if (answer := self._asked.get(told.number)) is not None and not answer.done():
-            answer.set_result(told)
+        if (answer := self._asked.get(answered.number)) is not None and not answer.done():
+            answer.set_result(answered)

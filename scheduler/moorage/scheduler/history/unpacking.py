@@ -65,8 +65,8 @@ def range_in(found: Found) -> tuple[int, int, list[int]]:
     """Return the first and last revision of a history in a frame (without rows, its own), and its blocks."""
     moves = _read_moves(found.moves)
     first, last = found.revs or ((moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev))
-    told = [(move.replica, move.slots if move.worker == RANGE else move.replica) for move in moves]
-    return first, last, blocks_of(told)
+    ranges = [(move.replica, move.slots if move.worker == RANGE else move.replica) for move in moves]
+    return first, last, blocks_of(ranges)
 
 
 def unsuccessful(frame: Frame, found: Found) -> dict[str, Ranges]:

@@ -36,8 +36,8 @@ def validate(state: State) -> None:
     """Check the invariants that a single state can show. Raises `Broken`.
 
     A device has at most one exclusive lease, or sharers of one mode. An attempt holds all of its devices, or is frozen
-    and holds none. A replica has at most one live attempt; gang attempts are in one phase; the digest is right; the
-    counts of jobs and attempts are right.
+    and holds none. A replica has at most one live attempt; attempts of a gang are in one phase; the digest is right;
+    the counts of jobs and attempts are right.
     """
     live_attempts: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}

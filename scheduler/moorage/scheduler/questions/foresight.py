@@ -430,8 +430,8 @@ class Foresight:
 
         return self.children is not None and self._ask(_Question(job.tenant, job.name, told), job)
 
-    def _message(self, job: Job, told: Explained) -> Message:
-        data = msgspec.to_builtins(told)
+    def _message(self, job: Job, explained: Explained) -> Message:
+        data = msgspec.to_builtins(explained)
         event = Event(job.tenant, job.name, job.rev, job.state, self._engine.state.seq, waiting=data)
         return self._engine.subjects.event(job.tenant, job.name), encode(event), ""
 

@@ -222,10 +222,10 @@ class Children:
         return first
 
     @staticmethod
-    def _pass_on(told: Callable[[bytes | None], None], answer: bytes | None) -> None:
+    def _pass_on(receiver: Callable[[bytes | None], None], answer: bytes | None) -> None:
         """Pass an answer on; a defect in one receiver must not keep others from their answers."""
         try:
-            told(answer)
+            receiver(answer)
         except Exception:
             log.exception("the answer of a forecast process could not be passed on")
 

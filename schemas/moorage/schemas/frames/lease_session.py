@@ -33,7 +33,7 @@ SUSPECT_S: Final = 30.0
 LEAVING_S_MAX: Final = 24 * 3600
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
-#: how the detail of an `exited` report begins that names the attempt's result; behind it stands what `result_of` reads
+#: how the detail of an `exited` report begins that names the attempt's result; behind it is what `result_of` reads
 RESULT: Final = "result:"
 RESULT_DIGITS_MAX: Final = 14
 
@@ -49,7 +49,7 @@ def result_of(detail: str) -> int | None:
     return int(digits)
 
 
-#: how the detail of a `freed` report begins that says what the attempt used of its GPUs; behind it stands what
+#: how the detail of a `freed` report begins that says what the attempt used of its GPUs; behind it is what
 #: `used_of` reads
 USED: Final = "used:"
 USED_DIGITS_MAX: Final = 14

@@ -121,7 +121,7 @@ class ExecGiven(msgspec.Struct, frozen=True, gc=False):
 
 
 class Exec(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The leader tells a worker to run a command in a running attempt, for the caller on this stream (see `ExecAsked`).
+    """The leader asks a worker to run a command in a running attempt, for the caller on this stream (see `ExecAsked`).
 
     It is sent once: a caller that hears nothing of the worker asks again, and gets another stream.
     """

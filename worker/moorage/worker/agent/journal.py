@@ -196,7 +196,7 @@ class JournalState:
         self.quarantined: set[AttemptName] = set()  # those of the places that have only slots in quarantine left
         self.ended: dict[AttemptName, Report] = {}  # how those of the places ended whose devices are not free yet
         #: those of the quarantined ones that are freed since. If a driver lists one as stuck, an operator released it,
-        #: and the driver was not told to forget it: that follows only once the leader has the report
+        #: and the driver was not asked to forget it: that follows only once the leader has the report
         self.released: dict[AttemptName, None] = {}
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job

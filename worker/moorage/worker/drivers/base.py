@@ -97,7 +97,7 @@ log = logging.getLogger("moorage.worker")
 
 
 def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
-    """Return the report of an attempt that this error kept from starting: this host is at fault, or the job is.
+    """Return the event for an attempt that this error kept from starting: this host is at fault, or the job is.
 
     It is the host's fault if it cannot start the attempt now (`HostAtFault`), or lacks what the attempt needs
     (`not_here`).
@@ -116,7 +116,7 @@ def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
 
 
 def ended_unstarted(name: AttemptName, why: str) -> Ended:
-    """Return the report of an attempt that was asked to end, for this reason, before any of its processes ran."""
+    """Return the event for an attempt that was asked to end, for this reason, before any of its processes ran."""
     return Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)])
 
 
@@ -199,7 +199,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def checkpoint_in_s(self) -> float | None:
-        """Return in how many seconds to tell the attempt to save its work; None if it need not be told.
+        """Return in how many seconds to ask the attempt to save its work; None for never.
 
         That is `checkpoint_before_s` before its timeout or the job's deadline, whichever is first; 0 if that is over.
         """
@@ -425,9 +425,9 @@ class Driver:
         raise NotImplementedError
 
     def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
-        """Tell the attempt to save its work, and `notice_s` seconds later end it as `end` does.
+        """Ask the attempt to save its work, and `notice_s` seconds later end it as `end` does.
 
-        This default, for drivers that cannot tell an attempt, ends it now. The agent may call `end` meanwhile; that
+        This default, for drivers that cannot ask an attempt, ends it now. The agent may call `end` meanwhile; that
         call takes precedence.
         """
         self.end(name, grace_s, why)
@@ -435,8 +435,8 @@ class Driver:
     def resizes(self, mode: str) -> str:
         """Return how running attempts of this mode are given another part of a shared device.
 
-        `live`: `resize` makes a running attempt keep to its new part. `counted`: the running attempt is not told, only
-        the scheduler's count changes.
+        `live`: `resize` makes a running attempt keep to its new part. `counted`: the running attempt does not learn
+        of it, only the scheduler's count changes.
         """
         return COUNTED
 

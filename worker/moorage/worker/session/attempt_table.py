@@ -96,7 +96,7 @@ OVER_GRANT: Final = "over-memory: "
 MPS_FAULT: Final = "mps-fault: "
 #: prefix of the reason for an attempt whose devices showed no use for too long
 IDLE: Final = "idle: "
-#: ends for these reasons are the worker's own decisions, and are told in its words
+#: ends for these reasons are the worker's own decisions, and are reported in its words
 _OWN_REASONS: Final = (OVER_GRANT, MPS_FAULT, IDLE, NOT_READY)
 #: most replicas that are suspected of having killed a supervisor; further ones are not suspected
 SUSPECTS_MAX: Final = 4_096

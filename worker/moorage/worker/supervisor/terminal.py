@@ -46,7 +46,7 @@ class HeldTerminal:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: Callable[[bool], None]) -> None:
-        """The attempt runs, and its terminal has no holder yet. `read` is told whether more is to be read from it."""
+        """The attempt runs, and its terminal has no holder yet. `read` gets whether more is to be read from it."""
         self._read = read
         self._is_lost()
 
@@ -79,7 +79,7 @@ class HeldTerminal:
             self._flush()
 
     def end(self, status: int | None) -> None:
-        """The attempt is over: tell its holder once that one has all of the output."""
+        """The attempt is over: notify its holder once that one has all of the output."""
         self._cancel()
         self._read = None
         self._status = status or 0

@@ -95,7 +95,7 @@ def is_serving(replica: Replica, request: Request) -> bool:
 
 
 def _has_served(member: Attempt, request: Request) -> bool:
-    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as the history tells."""
+    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as the history has it."""
     row = member.replica
     if request.service is None or row.state not in RUNS:
         return False
