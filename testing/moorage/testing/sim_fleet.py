@@ -346,7 +346,7 @@ class SimFleet:
         if self._handlers:
             store = ResultStore(JetStream(link), self._subjects.prefix)
             drivers.append(HandlerDriver(self._handlers, store, simulated=True, threads=False))
-        reports = HostFacts(
+        facts = HostFacts(
             host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
         )
         agent = SimAgent(
@@ -355,7 +355,7 @@ class SimFleet:
             fleet_host,
             host.name,
             settings,
-            reports,
+            facts,
             SimulatedInventory(host),
             drivers,
             MemoryJournal(join_n=int(time.time()) + self._boots),

@@ -298,7 +298,7 @@ class Cluster:
         settings = WorkerSettings(
             machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S, **self.freezing
         )
-        reports = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
+        facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(
             MachineKit(
                 name,
@@ -311,7 +311,7 @@ class Cluster:
             )
         )
         inventory = machine.inventory = MachineInventory(host, machine.memory, is_metered=bool(self.freezing))
-        agent = Agent(fleet_host, name, settings, reports, inventory, [driver], journal)
+        agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
         self.agents[name] = fleet_host, agent
         await fleet_host.open()
         await fleet_host.add(agent)

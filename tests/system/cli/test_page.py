@@ -59,9 +59,9 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
-    history = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD])
+    detail = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
-    parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(history, 5)]
+    parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(detail, 5)]
     text = whole(parts) + draw.document("/", parts, tabs=[], title=BAD)
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;") > 12

@@ -26,11 +26,11 @@ def simulate(scene: Callable[[SimulatedBus], Coroutine[Any, Any, Any]], **faults
 
 
 def test_time_passes_only_when_nobody_has_anything_to_do() -> None:
-    clock, history = SimulatedClock(wall_start_s=1000), []
+    clock, slept = SimulatedClock(wall_start_s=1000), []
 
     async def sleeper(seconds: float) -> None:
         await asyncio.sleep(seconds)
-        history.append((seconds, clock.now_s))
+        slept.append((seconds, clock.now_s))
 
     async def scene() -> None:
         import time
@@ -47,7 +47,7 @@ def test_time_passes_only_when_nobody_has_anything_to_do() -> None:
         assert await asyncio.to_thread(lambda: 7) == 7
 
     clock.run(scene())
-    assert history == [(0.5, 0.5), (60, 60), (3600, 3600)]
+    assert slept == [(0.5, 0.5), (60, 60), (3600, 3600)]
     with pytest.raises(ValueError, match="back"):
         clock.advance(-1)
 

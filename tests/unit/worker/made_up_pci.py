@@ -33,10 +33,10 @@ class Host(Passthrough):
         folder.mkdir(parents=True)
         (folder / "class").write_text(f"{kind}\n")
         self.bind(address, driver)
-        attempts = self.root / f"sys/kernel/iommu_groups/{group}/devices"
-        attempts.mkdir(parents=True, exist_ok=True)
-        (attempts / address).symlink_to(folder)
-        (folder / "iommu_group").symlink_to(attempts.parent)
+        devices = self.root / f"sys/kernel/iommu_groups/{group}/devices"
+        devices.mkdir(parents=True, exist_ok=True)
+        (devices / address).symlink_to(folder)
+        (folder / "iommu_group").symlink_to(devices.parent)
         return folder
 
     def bind(self, address: str, driver: str) -> None:

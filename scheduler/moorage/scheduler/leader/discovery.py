@@ -25,21 +25,21 @@ VERBS: Final = ("PING", "INFO", "STATS")
 DESCRIPTION: Final = "NATS-native GPU scheduler: a job gets its GPU, once, whatever restarts"
 
 Answer = Callable[[str, bytes], None]
-Reports = Callable[[], dict[str, Any]]
+Stats = Callable[[], dict[str, Any]]
 
 
 class Discovery:
-    """One leader as a service instance. `id` names its term; `facts` returns what STATS shows as `data`.
+    """One leader as a service instance. `id` names its term; `stats` returns what STATS shows as `data`.
 
-    `data` is in every endpoint, where ADR-32 has room for it. `counters` of the reports may hold `api.<verb>`, the
+    `data` is in every endpoint, where ADR-32 has room for it. `counters` of them may hold `api.<verb>`, the
     requests by verb; errors and times are not kept by verb and are 0.
     """
 
-    def __init__(self, subjects: Subjects, id: str, leader: str, answer: Answer, reports: Reports) -> None:
+    def __init__(self, subjects: Subjects, id: str, leader: str, answer: Answer, stats: Stats) -> None:
         self._endpoints = [(verb, subjects.api("*", verb)) for verb in API_VERBS]
         self._prefix = subjects.prefix
         self._answer = answer
-        self._reports = reports
+        self._stats = stats
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.id = id
         self._identity = {
@@ -75,18 +75,18 @@ class Discovery:
             frame["description"] = DESCRIPTION
             frame["endpoints"] = [self._endpoint(name, subject, metadata={}) for name, subject in self._endpoints]
         elif verb == "STATS":
-            reports = self._reports()
+            stats = self._stats()
             frame["started"] = self._started
             frame["endpoints"] = [
                 self._endpoint(
                     name,
                     subject,
-                    num_requests=reports.get("counters", {}).get(f"api.{name}", 0),
+                    num_requests=stats.get("counters", {}).get(f"api.{name}", 0),
                     num_errors=0,
                     last_error="",
                     processing_time=0,
                     average_processing_time=0,
-                    data=reports,
+                    data=stats,
                 )
                 for name, subject in self._endpoints
             ]

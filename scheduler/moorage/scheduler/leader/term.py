@@ -190,7 +190,7 @@ class Term:
         roll_call = self._subjects.roll_call, encode(RollCall(state.epoch)), ""
         await self._world.send([roll_call, (self._subjects.events(FLEET), encode(leading), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
-        discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._reports)
+        discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._stats)
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
@@ -247,7 +247,7 @@ class Term:
         finally:
             self._sending_now = None
 
-    def _reports(self) -> dict[str, Any]:
+    def _stats(self) -> dict[str, Any]:
         """Return what service discovery shows under STATS."""
         engine, state = self.engine, self.engine.state
         return {

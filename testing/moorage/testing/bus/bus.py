@@ -114,7 +114,7 @@ class _Account:
                     groups.setdefault((each.queue, each.subject), []).append(each)
                 else:
                     plain.append(each)
-        return plain + [choose(attempts) for attempts in groups.values()] if groups else plain
+        return plain + [choose(members) for members in groups.values()] if groups else plain
 
     def _look_below(self, parent: str) -> list[tuple[SimulatedSubscription, str]]:
         tokens = parent.split(".") if parent else []
@@ -177,8 +177,8 @@ class SimulatedBus:
     def is_subscribed_outside(self, process: Process, *subjects: str) -> bool:
         """Return whether a subscription of another process takes one of these subjects, in the users' account."""
         account = self.account(USERS)
-        hearers = (each for subject in subjects for each in account.receivers(subject, lambda attempts: attempts[0]))
-        return any(each.connection.process is not process for each in hearers)
+        found = (each for subject in subjects for each in account.receivers(subject, lambda members: members[0]))
+        return any(each.connection.process is not process for each in found)
 
     # -- the server's side --------------------------------------------------------------------------------------
 

@@ -325,7 +325,7 @@ def test_a_worker_with_ranks_of_many_gangs_is_lost_within_the_records_bound() ->
 
 
 def test_phases_are_those_of_the_promise() -> None:
-    assert [attempt.name for attempt in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
+    assert [phase.name for phase in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
     assert new_job(1, "t", "g", b"", ((0, 1),), "", 0, 1).gang == GangPhase.NONE
 
 

@@ -104,9 +104,9 @@ def _islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
         for peer in device.get("peers", ()):
             other = slot_of.get(peer, slot)
             both = linked[slot] | linked[other]
-            for attempt in range(len(pool)):
-                if both >> attempt & 1:
-                    linked[attempt] = both
+            for joined in range(len(pool)):
+                if both >> joined & 1:
+                    linked[joined] = both
     nodes: dict[int, int] = {}
     for slot, device in enumerate(pool):
         node = int(device.get("numa", -1))

@@ -273,8 +273,8 @@ class Engine(ABC):
             contextlib.suppress(tarfile.TarError, EOFError, KeyError),  # not an archive, or cut, or a link
             tarfile.open(fileobj=io.BytesIO(archive)) as tar,
         ):
-            for attempt in tar:
-                found = tar.extractfile(attempt)
+            for member in tar:
+                found = tar.extractfile(member)
                 return found.read(_FILE_BYTES_MAX) if found is not None else b""
         return b""
 
