@@ -261,7 +261,9 @@ class Driving:
         waiting = {num: job for num, job in jobs.items() if job.awaits and job.live}
         waiting = {num: job for num, job in waiting.items() if num in room.jobs or num not in left_out}
         assert room.jobs == {num: job.size for num, job in waiting.items()}
-        assert all(num in jobs for num in room.telling), "a job whose end is still to be told has left memory"
+        assert all(num in jobs for num in room.telling), (
+            "a job whose end is still to be written for others has left memory"
+        )
         behind = {(other, num) for num, job in waiting.items() for other, _ in job.awaits if other}
         known = {(other, num) for other, nums in room._behind.items() for num in nums}
         told = {(num, each) for num, end in room.telling.items() for each in end.behind if each in waiting}

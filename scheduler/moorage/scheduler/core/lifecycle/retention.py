@@ -21,7 +21,7 @@ COMPACT_PARTS: Final = 256
 class Retention:
     """Decides which ended jobs leave memory, and which rows of finished jobs expire.
 
-    `telling` are numbers of jobs whose end others still have to be told: these stay in memory.
+    `telling` are numbers of jobs whose end is still to be written for others: these stay in memory.
     """
 
     def __init__(self, state: State, requests: RequestCache, config: Config, telling: Container[int] = ()) -> None:

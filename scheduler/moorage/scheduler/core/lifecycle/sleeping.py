@@ -305,7 +305,7 @@ class Sleeping:
             write_freeze(draft, member, FREEZE, why)
 
     def _send_turn(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
-        """Send a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
+        """Send a member its turn, whether it has its GPUs for calls: at each change, and at times while it rests."""
         member, load, told = heard.member, heard.load, heard.told
         if load is None:
             return

@@ -3,8 +3,8 @@
 They are in no queue group, so none has a reservation, a place in an order, or an age. The state says what each waits
 for (`Job.awaits`); the tables here are made from it, at a takeover as after each record. Once all of it has come true,
 the record that says so (`Met`) puts the job into the queue. Once some of it never can, the record ends the job, and
-that end is told in turn to those that wait for it. A record tells so many of the jobs behind an end as it has room for;
-until all were told, the job that has ended stays in memory.
+that end is written in turn for those that wait for it. A record has so many of the jobs behind an end as it has room
+for; until all were written, the job that has ended stays in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moorage.scheduler.core.ledger.records import Ends
 from moorage.scheduler.core.ledger.state import CANCELLED, SUCCEEDED, TIME, Job, State
 from moorage.schemas.job import STATE_NUMBER, STATES
 
-#: the most jobs that one record tells of ends
+#: the most jobs for which one record has ends
 TOLD_MAX: Final = 512
 
 
@@ -31,7 +31,7 @@ def counts(which: int, state: int) -> bool:
 class _End(NamedTuple):
     num: int
     state: int
-    behind: deque[int]  # the jobs that wait for it and were not told, by arrival
+    behind: deque[int]  # the jobs that wait for it and were not written, by arrival
 
 
 class WaitingRoom:
@@ -45,7 +45,7 @@ class WaitingRoom:
         self._behind: dict[int, dict[int, None]] = {}  # by number of a live job: those here that wait for its end
         self._ends: deque[_End] = deque()
         self.telling: dict[int, _End] = {}  # by number: the jobs of `_ends`
-        self._due: deque[int] = deque()  # jobs whose time has come, and that were not told
+        self._due: deque[int] = deque()  # jobs whose time has come, and that were not written
 
     @property
     def is_due(self) -> bool:
@@ -65,7 +65,7 @@ class WaitingRoom:
                 self._ended(num, STATE_NUMBER[other.state]).behind.append(job.num)
 
     def on_end(self, job: Job) -> None:
-        """Note that a job has ended: it is told to those that wait for it. To be called for each, in any order."""
+        """Note that a job has ended: it is written for those that wait for it. To be called for each, in any order."""
         if job.num in self.jobs:
             self._leave(job)
         if job.num in self._behind:

@@ -489,7 +489,7 @@ class ContainerDriver(Driver):
             code, why = await self._files.store(name, code, why, ended.reason != "exit")
         self._release(attempt, Ended([(name, code, why)]))
 
-    def _release(self, attempt: Attempt, report: Ended | NotStarted | StartFailed) -> None:
+    def _release(self, attempt: Attempt, event: Ended | NotStarted | StartFailed) -> None:
         """Report the end of an attempt of which only its folder is left, and release its ports, folder and limit."""
         if self._host.attempts.pop(attempt.name, None) is None:
             return  # given up meanwhile
@@ -501,4 +501,4 @@ class ContainerDriver(Driver):
             self._folders.attempt_ended(attempt.name)
         if self.limits is not None:
             self.limits.remove(attempt.name)
-        self.report(report)
+        self.report(event)
