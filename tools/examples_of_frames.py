@@ -239,7 +239,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         "moorage.worker.<worker>.fact",
         frames.ReportFrame(_SESSION, 3, [frames.Report("claimed", *_ATTEMPT), frames.Report("started", *_ATTEMPT)]),
     ),
-    ("ReportAck", "the answer to reports", frames.ReportAck(3, 3)),
+    ("ReportAck", "the answer to fact", frames.ReportAck(3, 3)),
     (
         "Wanted",
         "moorage.worker.<worker>.wanted",
