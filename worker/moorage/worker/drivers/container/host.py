@@ -98,7 +98,7 @@ class ContainerHost:
             "moorage.tenant": tenant,
             "moorage.job": job,
             "moorage.replica": str(replica),
-            "moorage.member": str(attempt),
+            "moorage.attempt": str(attempt),
         }
 
     def ran(self, attempt: Attempt, pid: int) -> None:
