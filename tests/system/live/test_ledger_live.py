@@ -37,7 +37,7 @@ from moorage.scheduler.ledger.invariants import validate
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken, SnapshotsUnread
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
-from moorage.scheduler.ledger.state_bytes import SNAPSHOT_FORMAT, dump
+from moorage.scheduler.ledger.state_bytes import FORMAT_ABOVE_LEVEL, dump
 from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.schemas.subjects import Subjects
 from tests.servers import MortalServer, Server
@@ -535,7 +535,7 @@ async def test_snapshots_that_only_a_newer_release_can_read_are_told_as_such(
         await one.lead()
         named = []
         with monkeypatch.context() as newer:
-            newer.setattr(state_bytes, "SNAPSHOT_FORMAT", SNAPSHOT_FORMAT + 1)
+            newer.setattr(state_bytes, "FORMAT_ABOVE_LEVEL", FORMAT_ABOVE_LEVEL + 1)
             for number in range(2):
                 await one.append(f"job-{number}")
                 named.append(await follow_and_write(here.url, unique, 1))

@@ -15,6 +15,7 @@ import msgspec
 
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
+from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
@@ -30,7 +31,10 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.schemas.ranges import count_of
 from moorage.schemas.unreadable import UNREADABLE
 
-SNAPSHOT_FORMAT: Final = 2
+#: by how much a snapshot's format is above the ledger's feature level: whoever can fold the records can begin from the
+#: snapshots, and no one else. A release that changes what stands in a snapshot raises `FORMAT`, and writes the former
+#: one until the level is raised
+FORMAT_ABOVE_LEVEL: Final = 1
 
 _FIELDS: Final[list[tuple[str, Any]]] = [
     ("format", int),
@@ -62,7 +66,7 @@ def dump(state: State) -> bytes:
     """Return the whole ledger state as msgpack, without soft fields."""
     job_of, replica_of, worker_of = Job.LASTING.dump, Replica.LASTING.dump, Worker.LASTING.dump
     snapshot = _Snapshot(
-        SNAPSHOT_FORMAT,
+        FORMAT_ABOVE_LEVEL + state.level,
         State.LASTING.dump(state),
         [(job_of(job), [replica_of(each) for each in job.rows.values()]) for job in state.jobs.values()],
         list(state.ended),
@@ -90,10 +94,12 @@ def load(snapshot: bytes) -> State:
     """
     try:
         format_ = _decode_format(_parts_of(snapshot)[0])
-        if format_ != SNAPSHOT_FORMAT:
-            newer = format_ > SNAPSHOT_FORMAT
+        level = format_ - FORMAT_ABOVE_LEVEL
+        if not FORMAT_MIN <= level <= FORMAT:
+            newer = level > FORMAT
             next_ = "use a newer release" if newer else "begin with a new ledger (0.3 is unreleased)"
-            raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {SNAPSHOT_FORMAT}: {next_}")
+            reads = " to ".join(str(FORMAT_ABOVE_LEVEL + each) for each in sorted({FORMAT_MIN, FORMAT}))
+            raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {reads}: {next_}")
         return _loaded(_decode(snapshot))
     # any damage is possible, as rows refer to each other by number
     except (*UNREADABLE, LookupError, TypeError) as error:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Tenant, Worker, new_job
 from moorage.scheduler.ledger import state_bytes as snapshots
@@ -85,6 +86,46 @@ def test_another_format_is_refused_by_name(of: int, next_step: str) -> None:
     snapshot = msgspec.msgpack.encode([of, "ledger-1", 7])
     with pytest.raises(snapshots.BadSnapshot, match=f"has format {of}, this release reads 2: {next_step}"):
         snapshots.load(snapshot)
+
+
+def test_a_snapshot_follows_the_feature_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby of the release before begins from what a newer leader writes, until an operator raises the level."""
+    drive = busy()
+    earlier = snapshots.dump(drive.state)
+    with monkeypatch.context() as next_release:
+        next_release.setattr(snapshots, "FORMAT", FORMAT + 1)
+        assert snapshots.dump(drive.state) == earlier
+        drive.state.level += 1
+        later = snapshots.dump(drive.state)
+        assert [snapshots.load(each).level for each in (earlier, later)] == [FORMAT, FORMAT + 1]
+    with pytest.raises(snapshots.OtherSnapshot, match="use a newer release"):
+        snapshots.load(later)
+
+
+#: what stands in a row of a snapshot at feature level 1, in this order, and what only in rows where it is not usual
+AT_LEVEL_1 = {
+    State: """ledger_id former_id restored_ms restored_epoch behind level seq epoch epoch_seq leader time_ms next_num
+        digest transitions snapshot snapshot_before ran_through next_worker half_life_ms counts_from_ms /""",
+    Job: """num tenant name body numbers traceparent accepted_ms ledger rev gang after started fresh ends attempt_no
+        placed_ms over count master history well / added avoid awaits bad bounds ceiling codes failed hold lacking
+        preempts priority ready_ms relocating resizes scaled used""",
+    Replica: "index state attempt_no fence retries losses refusals not_before after restarts streak /",
+    Tenant: """name submit_cursor cancel_cursor tombstones / gpus_max guaranteed hold jobs_max limit share usage_text
+        weight""",
+    Worker: """num id machine boot n no session joined_ms left_ms left_why hello former flag flag_ms by why quarantined
+        / until_ms unwell well well_n window""",
+    Attempt: """replica.job.num replica.index is_current no fence home mode mask phase / address freeze leased notice_s
+        preemptible rate_milli ready wakes""",
+    Schedule: """tenant name cron tz overlap body by paused wish since_ms through runs skipped why job last_ms due_ms
+        next_ms / live""",
+}
+
+
+@pytest.mark.parametrize("kind", AT_LEVEL_1)
+def test_what_stands_in_a_snapshot_at_level_1_stays_as_it_is(kind: type[Job]) -> None:
+    """Once 0.3 is released, whoever changes it raises `FORMAT`, and has `dump` write this at level 1 as before."""
+    lasting = kind.LASTING
+    assert [*lasting.made, *lasting.always, "/", *sorted(lasting.seldom)] == AT_LEVEL_1[kind].split()
 
 
 def test_an_attempt_that_holds_devices_beside_the_next_one_keeps_its_name() -> None:
