@@ -309,6 +309,12 @@ SCHEDULER_FAILED: Final = add(
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE,),
 )
+LATER_RELEASE: Final = add(
+    "later-release",
+    "its request has a field that only a later release of the scheduler knows, and the leader is not of that one",
+    "it goes on once a scheduler of that release leads; or moorage cancel {job}, and submit it without that field",
+    ends=Ends.BY_ACT,
+)
 MAX_RUNNING: Final = add(
     "max-running",
     "its max_running lets no more of its replicas run at once; the next one starts as soon as one has ended",

@@ -21,18 +21,24 @@ KNOWN_MAX: Final = 1024
 BYTES_MAX: Final = 4096
 #: longer bodies that it holds at most, each of one job: its request is asked for at each placement of its replicas
 LONG_MAX: Final = 8
+#: bodies with a field that only a later release knows that it holds at most, each of one job
+LATER_MAX: Final = 256
 _NAMED: Final = re.compile(rb'\{\s*"job"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,').match
 
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(32))
 
 
 class CachedRequest:
-    """A decoded request. `request.job` is None if several jobs share it, else the job's name (None without a name)."""
+    """A decoded request. `request.job` is None if several jobs share it, else the job's name (None without a name).
 
-    __slots__ = ("_before", "_behind", "request", "shape", "workload")
+    `later` is the first field that only a later release knows, "" for none; `request` lacks all of these.
+    """
 
-    def __init__(self, request: Request) -> None:
+    __slots__ = ("_before", "_behind", "later", "request", "shape", "workload")
+
+    def __init__(self, request: Request, later: str = "") -> None:
         self.request = request
+        self.later = later
         self.shape: Any = None  # for the owner of the cache: what it has derived from this request
         self.workload = ""  # the same
         self._before = self._behind = b""
@@ -58,6 +64,7 @@ class RequestCache:
     def __init__(self) -> None:
         self._known: Memo[bytes, CachedRequest | None] = Memo(KNOWN_MAX)
         self._long: Memo[bytes, CachedRequest] = Memo(LONG_MAX)
+        self._later: Memo[bytes, CachedRequest] = Memo(LATER_MAX)
 
     def read(self, body: bytes) -> tuple[str | None, CachedRequest]:
         """Return the job's name, if the body has one, and the request. Raises `Refused` as `decode_request` does."""
@@ -87,6 +94,8 @@ class RequestCache:
         """Return the same of an accepted job, without fields that only a later release knows (`decode_accepted`)."""
         try:
             return self.read(body)
-        except Refused:
-            asked = CachedRequest(decode_accepted(body))
+        except Refused as refused:
+            asked = self._later.get(body)
+            if asked is None:
+                asked = self._later.put(body, CachedRequest(decode_accepted(body), refused.problem.field))
             return asked.request.job, asked

@@ -252,7 +252,8 @@ class Driving:
             assert waiting.is_full == (waiting.room <= 0), job.name
         may = bool(due or job.fresh) if waiting is None else waiting.may_any
         is_failed = job.num in engine.containment.jobs  # the next record holds it
-        is_in = may and job.hold is None and not job.awaits and not is_failed
+        is_out = is_failed or job.num in engine.reader.later
+        is_in = may and job.hold is None and not job.awaits and not is_out
         assert places == ([engine.reader.priority_of(job)] if is_in else []), f"{job.name} is in {places}, {is_in}"
 
     def check_room(self) -> None:

@@ -44,6 +44,7 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.request_reader import later_words
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER
@@ -270,8 +271,9 @@ def _in_line(engine: Engine, job: Job, told: Explained) -> Explained:
     """Add its priority, queue position and its tenant's turn; no position while an operator holds it."""
     view, priority = View(engine), engine.reader.priority_of(job)
     position, queued = view.place_of(job)
-    told = replace(told, priority=priority, queued=queued - (job.hold is not None), queued_of="jobs")
-    if job.hold is not None:
+    is_out = job.hold is not None or told.reason == reasons.LATER_RELEASE.name
+    told = replace(told, priority=priority, queued=queued - is_out, queued_of="jobs")
+    if is_out:
         return told
     told = replace(told, position=position)
     if (counts_as := view.counts_as(job)) > priority:
@@ -451,6 +453,8 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     if held is reasons.MAX_RUNNING:
         because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
         return _explained(job, held, because)
+    if held is reasons.LATER_RELEASE:
+        return _explained(job, held, later_words(engine.reader.later[job.num]))
     if held is not None:
         return _explained(job, held, "")
     if job.preempts is not None:

@@ -13,8 +13,9 @@ from typing import Final
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.state import Job
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.job import Request
+from moorage.schemas.release import RELEASE
 from moorage.schemas.request_cache import CachedRequest, RequestCache
 
 WORKLOAD_CHARS_MAX: Final = 128
@@ -42,6 +43,12 @@ def workload_of(request: Request) -> str:
     return " ".join(words)[:WORKLOAD_CHARS_MAX]
 
 
+def later_words(field: str) -> str:
+    """Return what is so with a job that has this field, which only a later release knows."""
+    name = field.removeprefix("$.")
+    return f"its request has the field {name}, which this scheduler's release {RELEASE} does not know"
+
+
 class RequestReader:
     """Decodes requests; `fleet` knows which tenants the rules of some worker name."""
 
@@ -49,6 +56,9 @@ class RequestReader:
         self.fleet = fleet
         self.requests = RequestCache()
         self.shapes = Shapes()
+        #: by number, jobs whose request has a field that only a later release knows: they are not placed, as that
+        #: field may be about where or how. It is filled as their shape is made
+        self.later: dict[int, str] = {}
 
     def read(self, body: bytes) -> tuple[str | None, Request, Shape]:
         """Return the job id in a request's body (None if it has none), the request, and its shape for any tenant.
@@ -60,7 +70,7 @@ class RequestReader:
 
     def request_of(self, job: Job) -> Request:
         """Return the request of an accepted job, with the share that an operator gave it and its tenant's changes; its
-        `job` may be None. It lacks fields that only a later release knows: such a job has no shape, and is not placed.
+        `job` may be None. It lacks fields that only a later release knows: such a job is in `later`, and is not placed.
 
         It is decoded from the body: for rare paths only.
         """
@@ -78,6 +88,19 @@ class RequestReader:
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
 
+    def why_fixed(self, job: Job) -> Problem | None:
+        """Return why a job's request cannot be changed by this release; None if it can."""
+        field = self.requests.read_accepted(job.body)[1].later
+        if not field:
+            return None
+        return problem(
+            "failed-precondition",
+            f"job {job.name} cannot be changed: {later_words(field)}",
+            field=field,
+            job=job.name,
+            next="change it once a scheduler of a newer release leads",
+        )
+
     def kind_of(self, job: Job) -> tuple[int, Shape, str]:
         """Return the kind of a job's queue group: its priority, its shape and its tenant."""
         return self.priority_of(job), self.shape_of(job), job.tenant
@@ -85,7 +108,9 @@ class RequestReader:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            asked = self.requests.read(job.body)[1]
+            asked = self.requests.read_accepted(job.body)[1]
+            if asked.later:
+                self.later[job.num] = asked.later
             if job.resizes:
                 shape = job.shape = self.shape_with(job, asked.request.with_part(job.part))
                 return shape
@@ -110,7 +135,7 @@ class RequestReader:
 
     def workload_of(self, job: Job) -> str:
         """Return a job's workload, by which run times are learned (see `runtime`)."""
-        asked = self.requests.read(job.body)[1]
+        asked = self.requests.read_accepted(job.body)[1]
         if not asked.workload:
             asked.workload = workload_of(asked.request)
         return asked.workload

@@ -9,11 +9,16 @@ import pytest
 
 from moorage.scheduler.answers.listing import labelled
 from moorage.scheduler.answers.views import show
+from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.core.contained_engine import ContainedEngine
+from moorage.scheduler.core.events import ChangeOrder, Order
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.usage import Usage
 from moorage.schemas.codec import decode_accepted, decode_request, encode
 from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.operate import ChangeAsked, act_of
+from moorage.schemas.reasons import REASONS
+from moorage.schemas.release import RELEASE
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 
 KNOWN = b'{"job":"later","gpu":{"count":1},"run":{"argv":["true"]}}'
@@ -36,13 +41,17 @@ def made_later(state: State) -> None:
 
 def led_by_this_release() -> Led:
     drive = Led()
-    drive.checks = False  # they read the shape of each job
     drive.submit("later", gpu={"count": 1})
     drive.submit("plain", gpu={"count": 1})
+    taken_over(drive)
+    return drive
+
+
+def taken_over(drive: Led) -> None:
+    """Let a leader of this release follow, which reads the request as one of a later release."""
     for state in (drive.state, drive.shadow):
         made_later(state)
     drive.engine = drive.make_engine(drive.state)
-    return drive
 
 
 def test_an_accepted_request_is_read_without_fields_of_a_later_release() -> None:
@@ -69,6 +78,8 @@ def test_a_job_of_a_later_release_is_listed_and_shown_and_the_others_start() -> 
     drive.tick()
     assert drive.states("plain") == ["PLACED"]
     assert drive.states("later") == ["QUEUED"], "it does not run without what it asks for"
+    assert drive.job("later").hold is None, "it goes on once a newer release leads"
+    assert not drive.engine.containment.counts, "nothing failed"
     drive.cancel("later")
     assert drive.states("later") == ["CANCELLED"]
 
@@ -76,3 +87,54 @@ def test_a_job_of_a_later_release_is_listed_and_shown_and_the_others_start() -> 
 def test_gpu_time_is_counted_beside_a_job_of_a_later_release() -> None:
     drive = led_by_this_release()
     assert Usage(drive.shadow)._request_of(drive.job("later")) == decode_request(KNOWN)
+
+
+def test_a_waiting_job_of_a_later_release_is_explained_by_its_field_and_is_not_changed() -> None:
+    drive = led_by_this_release()
+    drive.worker("w0", 2)
+    drive.tick()
+    told = drive.explained("later")
+    assert (told["reason"], told.get("position")) == ("later-release", None)
+    because = f"its request has the field gpu.warp, which this scheduler's release {RELEASE} does not know"
+    assert told["because"] == because
+    assert REASONS["later-release"].fix.startswith("it goes on once a scheduler of that release leads")
+    assert waiting_by_reason(drive.engine) == {"later-release": 1}
+    resize = act_of("resize", {"tenant": "t", "job": "later", "memory_mib": 1024, "by": "ana"})
+    drive.engine.offer(Order("resize", resize, "resized", True))
+    drive.engine.offer(ChangeOrder("t", ChangeAsked(job="later", by="ana", priority=1), "changed", True))
+    drive.tick()
+    for reply in ("resized", "changed"):
+        answer = drive.answers[reply]
+        assert (answer["code"], answer["field"]) == ("failed-precondition", "$.gpu.warp")
+        assert answer["next"] == "change it once a scheduler of a newer release leads"
+
+
+def test_a_job_of_a_later_release_goes_on_once_that_release_leads() -> None:
+    drive = led_by_this_release()
+    drive.worker("w0", 2)
+    drive.settle()
+    drive.lead_from_snapshot()
+    for state in (drive.state, drive.shadow):
+        job = state.job("t", "later")
+        assert job is not None
+        job.body = KNOWN
+    drive.engine = drive.make_engine(drive.state)
+    drive.renew()
+    drive.settle()
+    assert drive.states("later") == ["RUNNING"]
+
+
+def test_a_running_job_of_a_later_release_runs_on_and_so_do_its_neighbours() -> None:
+    """Its worker had no place in the tables of an older leader: all jobs there counted as lost, and began again."""
+    drive = Led()
+    drive.worker("w0", 2)
+    drive.submit("later", gpu={"count": 1})
+    drive.submit("plain", gpu={"count": 1})
+    drive.settle()
+    taken_over(drive)
+    for _ in range(40):
+        drive.pass_time(3_000)
+        drive.renew()
+        drive.tick()
+    assert (drive.states("later"), drive.states("plain")) == (["RUNNING"], ["RUNNING"])
+    assert not drive.engine.containment.counts

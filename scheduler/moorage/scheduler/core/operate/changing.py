@@ -36,6 +36,8 @@ class Changing:
         job = self._state.job(event.tenant, asked.job)
         if job is None or job.over or not job.live:
             return self._gone(event, job)
+        if (fixed := self._reader.why_fixed(job)) is not None:
+            return fixed
         own = self._reader.requests.read(job.body)[1].request
         most, limit_ms = job.bounds[-1][1:] if job.bounds else (-1, -1)
         before = own.with_bounds(most, limit_ms)

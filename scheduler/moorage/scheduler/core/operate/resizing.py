@@ -48,6 +48,8 @@ class Resizing:
 
         The job's shape and what the fleet counts are new at once, not only when the record is folded.
         """
+        if (fixed := self._reader.why_fixed(job)) is not None:
+            return fixed
         request = self._reader.request_of(job)
         gpu = request.effective_gpu
         if gpu is None or gpu.effective_sharing == "exclusive":

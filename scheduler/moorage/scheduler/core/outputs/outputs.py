@@ -57,7 +57,7 @@ CHANGE_BYTES: Final = 330
 CHAR_BYTES_MAX: Final = 6
 ACCEPTED: Final = "ACCEPTED"
 
-_read_request: Final = RequestCache().read
+_read_request: Final = RequestCache().read_accepted
 
 Message = tuple[str, bytes, str]  # subject, payload, reply
 

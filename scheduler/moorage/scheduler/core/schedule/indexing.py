@@ -183,6 +183,8 @@ class Indexing:
             return reasons.SCHEDULER_FAILED if job.hold.actor == SCHEDULER else reasons.HELD
         if job.num in self._containment.jobs:
             return reasons.SCHEDULER_FAILED
+        if self.requests.later and job.num in self.requests.later:
+            return reasons.LATER_RELEASE
         waiting = self.queue.waiting.get(job.num)
         if waiting is not None and waiting.room <= 0:
             request = self.requests.request_of(job)
@@ -193,7 +195,8 @@ class Indexing:
     def unqueued(self) -> list[Job]:
         """Return the jobs for which `why_unqueued` has a reason, and some that wait no more; for questions."""
         full = {num for num, waiting in self.queue.waiting.items() if waiting.room <= 0}
-        nums = self.room.jobs.keys() | self.state.on_hold.keys() | self._containment.jobs.keys() | full
+        out = self.state.on_hold.keys() | self._containment.jobs.keys() | self.requests.later.keys()
+        nums = self.room.jobs.keys() | out | full
         return [job for num in sorted(nums) if (job := self.state.jobs.get(num)) is not None]
 
     def look(self, job: Job) -> None:
