@@ -97,7 +97,13 @@ def run(words: Sequence[str]) -> int:
         from moorage.schemas.errors import MoorageError
 
         if not isinstance(error, MoorageError):
-            raise
+            import msgspec
+
+            if not isinstance(error, msgspec.ValidationError):
+                raise
+            from moorage.client.errors import unread_answer
+
+            error = unread_answer(error)  # what is read otherwise, such as files, says itself what is wrong
         from moorage.cli.framework.console import fail
 
         return fail(error, json="--json" in _before_command(words))

@@ -12,10 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
-
 from moorage.client.asking import decode_accepted
-from moorage.client.errors import Conflict, NotPermitted, rejected
+from moorage.client.errors import Conflict, NotPermitted, read_answer, rejected
 from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
 from moorage.client.sending import AGAIN_AFTER_S, BROUGHT, bucket_of, send
@@ -39,7 +37,7 @@ async def ask_again(client: Connected, job: str, *, failed: bool, replica: Which
     """Return the request with which a job is run again. Raises `Rejected` (request-gone, failed-precondition) and what
     `Connected.read` raises."""
     asked = {"job": job, "failed": failed, **field_of(replica)}
-    return msgspec.convert(await client.read("again", asked), AgainAnswer)
+    return read_answer(await client.read("again", asked), AgainAnswer)
 
 
 async def keep_files(client: Connected, request: Request) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from moorage.client.errors import unread_answer
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
@@ -81,10 +82,14 @@ T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)
 
 def as_struct(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return an answer's data as a struct. It lacks a request with fields that this release does not know, which is in
-    `data`: requests are read strictly. Raises `msgspec.ValidationError`."""
+    `data`: requests are read strictly. Raises `ClientError` (`unread-answer`)."""
     try:
         return msgspec.convert({**data, "data": data}, kind)
-    except msgspec.ValidationError:
-        if "request" not in data and "capabilities" not in data:
-            raise
-        return msgspec.convert({**data, "request": None, "capabilities": None, "data": data}, kind)
+    except msgspec.ValidationError as error:
+        unread = error
+    if "request" in data or "capabilities" in data:
+        try:
+            return msgspec.convert({**data, "request": None, "capabilities": None, "data": data}, kind)
+        except msgspec.ValidationError as error:
+            unread = error
+    raise unread_answer(unread, data)

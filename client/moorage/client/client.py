@@ -11,13 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack, cast
 
-import msgspec
-
 from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
 from moorage.client.durations import Duration, seconds
-from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
+from moorage.client.errors import BatchRejected, Rejected, of_batch, read_answer, rejected
 from moorage.client.fields import Fields, Paths
 from moorage.client.request_builder import COMMAND, RequestBuilder, What
 from moorage.schemas.actors import NO_OPERATOR
@@ -541,8 +539,8 @@ class AsyncClient:
         arguments = plan_arguments(request, drain, add, quota, share)
         if self._wire.operator != NO_OPERATOR:  # its key has the verb of operators alone
             answer = await self._wire.operate("plan", {"tenant": self.tenant, **arguments})
-            return msgspec.convert(answer.data, Plan)
-        return msgspec.convert(await self._wire.read("plan", arguments), Plan)
+            return read_answer(answer.data, Plan)
+        return read_answer(await self._wire.read("plan", arguments), Plan)
 
     async def first_possible(self, requests: Sequence[What]) -> Request:
         """Return the first of these requests that some worker could run, now or later, checked and with its job id.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
@@ -31,14 +31,18 @@ from moorage.schemas.errors import CODES, Details, Fault, MoorageError, Problem,
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 from moorage.schemas.names import exactly, word_of
 from moorage.schemas.reasons import REASONS
+from moorage.schemas.release import RELEASE
 
 if TYPE_CHECKING:
     from moorage.client.follow.job_history import Result
     from moorage.schemas.job import Request
 
+T = TypeVar("T")
+
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
+    "unread-answer": ("caller", "the scheduler's answer has a form that this client's release does not know"),
     "no-agent": ("fleet", "no worker of this host lends GPUs to processes that run here"),
     "timed-out": ("caller", "the wait took longer than its timeout; the job itself goes on"),
     "job-failed": ("caller", "the job ended with another exit code than 0, or by a signal, and has no retries left"),
@@ -393,6 +397,32 @@ def client_problem(
 
 #: in the address of a server that `moorage up` could be
 _THIS_MACHINE: Final = ("127.0.0.1:", "localhost:", "[::1]:")
+
+
+def unread_answer(error: msgspec.ValidationError, data: Mapping[str, Any] | None = None) -> ClientError:
+    """Return the error for an answer that cannot be read as this release knows it; `data` may say which release sent
+    it."""
+    rows = (data or {}).get("schedulers")
+    leads = [row for row in rows if isinstance(row, Mapping) and row.get("leads")] if isinstance(rows, list) else []
+    release = next((str(row["release"]) for row in leads if row.get("release")), "")
+    use = (
+        f"moorage {release}" if release else "the release of the schedulers (an operator: moorage admin feature-level)"
+    )
+    return ClientError(
+        client_problem(
+            "unread-answer",
+            f"this client is of release {RELEASE}, and cannot read the scheduler's answer: {error}",
+            next_step=f"use a client of {use}",
+        )
+    )
+
+
+def read_answer(data: Any, kind: type[T]) -> T:
+    """Return an answer's data as this type. Raises `ClientError` (`unread-answer`)."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise unread_answer(error) from None
 
 
 def no_server(error: CannotConnect) -> Unreachable:

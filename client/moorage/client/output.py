@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
+from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable, read_answer
 from moorage.client.follow.job_history import Reads, Result, decided
 from moorage.client.kept_output import attempts_to_read, newest_attempts
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, ResultLine, StreamName
@@ -95,7 +95,7 @@ async def read_page(
     tries = 0
     while True:
         try:
-            return msgspec.convert(await read("logs", arguments), LogPage)
+            return read_answer(await read("logs", arguments), LogPage)
         except Overloaded as busy:
             tries += 1
             if tries == OVERLOADED_TRIES_MAX:

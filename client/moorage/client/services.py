@@ -39,6 +39,7 @@ from moorage.client.errors import (
     Rejected,
     Unreachable,
     client_problem,
+    read_answer,
     rejected,
     timed_out,
 )
@@ -210,7 +211,7 @@ class Calls:
         from moorage.schemas.answers.jobs import Woken
 
         try:
-            self._jobs[service] = msgspec.convert(await self._client.read("wake", {"service": service}), Woken).job
+            self._jobs[service] = read_answer(await self._client.read("wake", {"service": service}), Woken).job
         except NotFound as error:
             asked.refused = error.problem
         except (ClientError, BusError, RuntimeError):

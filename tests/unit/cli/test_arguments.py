@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.cli import main, verbs
 from moorage.cli.framework.arguments import CannotRead, arguments_of, read
-from moorage.cli.framework.exit_codes import EXIT_USAGE
+from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_USAGE
 from moorage.cli.framework.options import Options, RowOptions
 from moorage.cli.jobs import ls, submit
 from moorage.cli.jobs.job_flags import JobFlags
 from moorage.cli.jobs.selectors import Chosen
 from moorage.cli.local.processes import SchedulerFlags
 from moorage.cli.verbs import all_verbs, below, find
+from moorage.schemas.release import RELEASE
 
 
 def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -131,6 +133,18 @@ def test_every_verb_describes_all_that_it_takes() -> None:
             assert one.parameter.help.endswith("."), (verb.name, one.field)
             assert one.value or one.is_switch
     assert {one.group for one in arguments_of(submit.submit)} == {"", "Job", "Common"}
+
+
+def test_an_answer_that_this_release_cannot_read_is_an_error_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_a_later_release(*_: object, **__: object) -> int:
+        return int(msgspec.convert("soon", int))
+
+    monkeypatch.setattr(ls, "with_client", of_a_later_release)
+    assert main.run(["ls"]) == EXIT_FAILED
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"error[unread-answer]: this client is of release {RELEASE}, and cannot read the scheduler's answer" in told
 
 
 def test_a_verb_of_two_words_is_found_by_both(

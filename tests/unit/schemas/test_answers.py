@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import FleetInfo, JobInfo, as_struct
+from moorage.client.errors import ClientError
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import JobRow
+from moorage.schemas.release import RELEASE
 from tools.answers import DATA, parts_of
 
 PARTS = dict.fromkeys(part for struct in DATA.values() for part in (struct, *parts_of(struct)))
@@ -33,6 +35,20 @@ def test_a_job_whose_request_has_a_field_of_a_newer_release_is_shown_without_it(
     assert known.request.workload.argv == ["true"]
     newer = as_struct(JobInfo, {**shown, "request": {**shown["request"], "made_up": 1}})  # type: ignore[dict-item]
     assert (newer.job, newer.request, newer.data["request"]["made_up"]) == ("j", None, 1)
+
+
+@pytest.mark.parametrize("request_", [{}, {"request": None}])
+def test_an_answer_of_another_form_says_which_release_of_the_client_to_use(request_: dict[str, None]) -> None:
+    later = {"job": "j", "tenant": "t", "state": {"is": "QUEUED"}, **request_}
+    with pytest.raises(
+        ClientError, match=rf"client is of release {RELEASE}, and cannot .* `object` - at `\$.state`"
+    ) as e:
+        as_struct(JobInfo, later)
+    assert (e.value.code, "admin feature-level" in e.value.fixes[0]) == ("unread-answer", True)
+    rows = [{"scheduler": "a", "release": "0.3.9"}, {"scheduler": "b", "release": "0.4.1", "leads": True}]
+    with pytest.raises(ClientError) as e:
+        as_struct(FleetInfo, {"queued": [1], "schedulers": rows})
+    assert e.value.fixes == ("use a client of moorage 0.4.1",)
 
 
 def test_a_field_that_is_always_sent_is_sent_with_its_default_and_others_are_left_out() -> None:

@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from moorage.client.errors import TimedOut, timed_out, word_to_explain
+from moorage.client.errors import TimedOut, read_answer, timed_out, word_to_explain
 from moorage.client.follow.follower import CROWD, Follower, Histories
 from moorage.client.follow.job_history import JobHistory, Shown, decided, result_of, shown_event
 from moorage.schemas.frames import Change, Event
@@ -86,7 +84,7 @@ class Gathering(Follower):
         listed: set[str] = set()
         for at in range(0, len(names), LISTED_MAX):
             part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
-            for row in msgspec.convert(await self._read("ls", {"jobs": part}), JobsAnswer).jobs:
+            for row in read_answer(await self._read("ls", {"jobs": part}), JobsAnswer).jobs:
                 listed.add(row.job)
                 if (history := self.left.get(row.job)) is not None:
                     self._jobs[history.job]._learn(row)

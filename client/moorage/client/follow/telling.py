@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.client.errors import ClientError, NotFound, NotPermitted, Rejected
+from moorage.client.errors import ClientError, NotFound, NotPermitted, Rejected, read_answer
 from moorage.client.pages import pages
 from moorage.client.replicas import failed_words
 from moorage.schemas.answers.jobs import HistoryAnswer, JobRow, JobsAnswer
@@ -180,7 +180,7 @@ class Telling:
                 return
 
     async def _ls(self, asked: Mapping[str, Any]) -> JobsAnswer:
-        return msgspec.convert(await self._client._wire.read("ls", asked), JobsAnswer)
+        return read_answer(await self._client._wire.read("ls", asked), JobsAnswer)
 
     def _chooses(self, row: JobRow) -> bool:
         """Return whether the row of a job that an event named is one of those that are told of."""
@@ -209,7 +209,7 @@ class Telling:
                 if error.code not in ("not-found", "history-gone"):
                     raise
                 break  # its transitions are no longer kept: its end is all that is known
-            page = msgspec.convert(data, HistoryAnswer)
+            page = read_answer(data, HistoryAnswer)
             for change in page.changes:
                 if change.state in self._wanted - TERMINAL:
                     await self._say(row, change.rev, change.state, change, whole=False)
