@@ -52,6 +52,18 @@ DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError, 
 _END_OF_TLS: Final = "returning true from eof_received() has no effect when using ssl"
 logging.getLogger("asyncio").addFilter(lambda record: record.msg != _END_OF_TLS)
 
+
+def _shorten(record: logging.LogRecord) -> bool:
+    """Make one line of how nats-py's reader ended where its socket was gone, as after a pause of this process: the
+    traceback says nothing of moorage, and that the connection is lost is logged beside it."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DEAD_CLIENT):
+        record.msg, record.args, record.exc_info = "%s, as its socket was gone: %s", (record.getMessage(), error), None
+    return True
+
+
+logging.getLogger("nats.aio.client").addFilter(_shorten)
+
 _TRUST: Final = "set ca in the context to the authority of the server's certificate, and name the server as that does"
 
 #: OpenSSL's words for an answer that is no TLS
