@@ -8,7 +8,7 @@ from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.due_times import newest_due_ms, next_due_ms, upcoming_ms
 from moorage.schemas import actors
-from moorage.schemas.codec import decode_request
+from moorage.schemas.codec import decode_accepted
 from moorage.schemas.schedules import ScheduleRow
 
 
@@ -33,7 +33,7 @@ def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> 
         last_ms=row.last_ms,
         due_ms=_due_ms(row),
         next_ms=0 if row.paused else row.next_ms or upcoming_ms(row, max(state.time_ms, row.since_ms)),
-        request=msgspec.to_builtins(decode_request(row.body)) if with_request else None,
+        request=msgspec.to_builtins(decode_accepted(row.body)) if with_request else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.answers.listing import labelled
+from moorage.scheduler.answers.schedules import schedule_row
 from moorage.scheduler.answers.views import show
 from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.core.contained_engine import ContainedEngine
@@ -20,6 +21,7 @@ from moorage.schemas.operate import ChangeAsked, act_of
 from moorage.schemas.reasons import REASONS
 from moorage.schemas.release import RELEASE
 from tests.unit.scheduler.driving import SUBJECTS, Driving
+from tests.unit.scheduler.scheduled import offer_ask, offer_run
 
 KNOWN = b'{"job":"later","gpu":{"count":1},"run":{"argv":["true"]}}'
 LATER = b'{"job":"later","gpu":{"count":1,"warp":9},"run":{"argv":["true"],"hooks":[{"a":1}]},"luck":true}'
@@ -138,3 +140,18 @@ def test_a_running_job_of_a_later_release_runs_on_and_so_do_its_neighbours() -> 
         drive.tick()
     assert (drive.states("later"), drive.states("plain")) == (["RUNNING"], ["RUNNING"])
     assert not drive.engine.containment.counts
+
+
+def test_a_schedule_of_a_later_release_is_shown_and_its_run_says_why_it_makes_no_job() -> None:
+    drive = Led()
+    offer_ask(drive, "add")
+    drive.tick()
+    for state in (drive.state, drive.shadow):
+        state.schedules["t"]["nightly"].body = LATER.replace(b'"job":"later",', b"")
+    shown = schedule_row(drive.state, drive.state.schedules["t"]["nightly"], with_request=True)
+    assert shown.request is not None
+    assert shown.request["run"] == {"argv": ["true"]}
+    offer_run(drive, 1)
+    drive.tick()
+    why = schedule_row(drive.state, drive.state.schedules["t"]["nightly"]).why
+    assert why == "invalid-argument: Object contains unknown field `warp`"
