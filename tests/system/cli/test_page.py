@@ -32,6 +32,7 @@ from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
 from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.answers.operators import UsageRow
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Answer, Device
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
@@ -119,6 +120,59 @@ async def test_a_worker_that_is_not_there_has_no_devices_and_no_task_fails_for_i
     source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
     assert await source.devices("nobody") == []
     assert isinstance(source._kept["devices", "nobody"].error, NotFound)
+
+
+async def test_a_fault_of_the_page_itself_is_logged_once_and_shown_and_it_asks_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its task ended with the first one, and the page stood still without a word."""
+    monkeypatch.setattr("moorage.cli.page.source.ROUND_S", 0)
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace())), {})
+    seen: list[str] = []
+    enough = asyncio.Event()
+
+    async def ask() -> None:
+        seen.append(source.trouble)
+        if len(seen) <= 3:
+            raise KeyError("cells")
+        if len(seen) == 5:
+            enough.set()
+
+    monkeypatch.setattr(source.feed, "ask", ask)
+    source.feed.model.sees_fleet = False  # no frame is waited for
+    asking = asyncio.create_task(source.keep_asking())
+    async with asyncio.timeout(60), source.watching():
+        await enough.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    told = "error[internal]: the page failed at a round of questions: KeyError: 'cells'"
+    assert seen[:5] == ["", told, told, told, ""]
+    assert [(record.levelname, record.exc_info is not None) for record in caplog.records] == [("ERROR", True)]
+
+
+async def test_a_fault_at_one_question_is_shown_there(caplog: pytest.LogCaptureFixture) -> None:
+    async def operate(verb: str, asked: Any) -> Answer:
+        raise KeyError("cells")
+
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
+    with pytest.raises(MoorageError, match="the page failed at a question: KeyError"):
+        await source.ended("", "")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize(("behind", "older"), [([], ""), (["old"], "h:0:0")])
+async def test_older_jobs_are_offered_where_there_are_some(behind: list[str], older: str) -> None:
+    """The leader names a next page wherever the history may have more, and a page of it may be empty."""
+    pages = {"": (["new"], "h:0:0"), "h:0:0": ([], "h:7:0"), "h:7:0": (behind, "")}
+
+    async def operate(verb: str, asked: Any) -> Answer:
+        jobs, after = pages[asked["after"]]
+        rows = [{"tenant": "t", "job": job, "state": "FAILED"} for job in jobs]
+        return Answer(verb, 0, {"jobs": rows, "next": after})
+
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
+    listed = await source.ended("t", "")
+    assert ([row.job for row in listed.jobs], listed.next) == (["new"], older)
 
 
 # ------------------------------------------------------------------------------------------------------ the doors

@@ -135,6 +135,7 @@ async def test_each_key_has_the_pages_that_it_can_show_and_options_that_do_nothi
             ("submitter.acme", ("--operate",), "--operate takes an operator's key"),
             ("observer.graf", ("--operate",), "--operate takes an operator's key"),
             ("observer.graf", ("--output-of", "acme=submitter.acme"), "--output-of is for pages of jobs"),
+            ("operator.ana", ("--output-of", "beta=submitter.acme"), "--output-of beta names a key that may not read"),
         ):
             ran = await moorage("page", "--listen", "0", "--nats", key, *words, env=environment)
             assert (ran.code, said in ran.err) == (1, True), ran.err

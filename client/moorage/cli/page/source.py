@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.cli.framework.console import error_line
 from moorage.cli.jobs.selectors import LIVE
@@ -24,9 +26,10 @@ from moorage.client.view.model import is_leased
 from moorage.schemas.answers.fleet import DeviceRow
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.codec import Decoder
-from moorage.schemas.errors import MoorageError, Refused
+from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Event, Events
 from moorage.schemas.job import QUEUED, TERMINAL
+from moorage.schemas.printable import in_one_line
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -44,12 +47,22 @@ HISTORIES_MAX: Final = 16
 #: rows of a page of jobs that the leader lists, and seconds for which those that are over and the usage hold
 PAGE_ROWS: Final = 50
 SLOW_S: Final = 10.0
+#: questions whether a page of jobs has another one behind it: each reads a part of the history
+AHEAD_MAX: Final = 4
 #: seconds for which a moment of the past holds: what was written late may still come
 PAST_S: Final = 30.0
 #: seconds for which it is known what devices a worker has
 DEVICES_S: Final = 60.0
 
 _decode: Final[Decoder[Events | Event]] = Decoder(Events | Event)
+
+log = logging.getLogger("moorage.page")
+
+
+def _fault(at: str, error: Exception) -> MoorageError:
+    """Return the error of a fault of the page itself."""
+    why = f"the page failed at {at}: {type(error).__name__}: {in_one_line(str(error))}"
+    return MoorageError(problem("internal", why, next="see the log of moorage page"))
 
 
 class _Kept:
@@ -140,10 +153,14 @@ class Source:
             await self._watched.wait()
             try:
                 await self.feed.ask()
-                self.trouble = ""
                 await self._lanes_of_running()
+                self.trouble = ""
             except MoorageError as error:
                 self.trouble = error_line(error)
+            except Exception as error:  # a fault of the page itself: what else it shows goes on
+                before, self.trouble = self.trouble, error_line(_fault("a round of questions", error))
+                if self.trouble != before:
+                    log.exception("the page failed at a round of questions, and asks again every %g s", ROUND_S)
             async with self._round:
                 self._rounds += 1
                 self._round.notify_all()
@@ -211,6 +228,11 @@ class Source:
             kept.value, kept.error = await ask(), None
         except MoorageError as error:
             kept.error = error
+        except Exception as error:
+            fault = _fault("a question", error)
+            if kept.error is None or kept.error.problem != fault.problem:
+                log.exception("the page failed at a question")
+            kept.error = fault
         finally:
             kept.at_s, kept.task = time.monotonic(), None
 
@@ -282,13 +304,24 @@ class Source:
         return await self._listed(("on", worker), "", {"worker": worker, "states": LIVE, "history": False}, ROUND_S)
 
     async def _listed(self, key: object, tenant: str, asked: dict[str, Any], fresh_s: float) -> JobList:
-        async def ask() -> Any:
-            wire, arguments = self.client._wire, {"limit": PAGE_ROWS, **asked}
+        async def page(after: dict[str, Any]) -> JobList:
+            wire, arguments = self.client._wire, {"limit": PAGE_ROWS, **asked, **after}
             if self.feed.operates:
                 answer = await wire.operate("ls", {**arguments, "tenant": tenant})
             else:
                 answer = await wire.answer("ls", arguments, tenant or self.client.tenant)
             return as_struct(JobList, answer.data)
+
+        async def ask() -> JobList:
+            found = ahead = await page({})
+            with contextlib.suppress(MoorageError):  # the history cannot be read now, and the next page says why
+                for _ in range(AHEAD_MAX):  # the leader names a next page wherever the history may have more
+                    if not ahead.next:
+                        return replace(found, next="")
+                    ahead = await page({"after": ahead.next, "limit": 1})
+                    if ahead.jobs:
+                        break
+            return found
 
         listed: JobList = await self.kept(key, fresh_s, ask)
         return listed

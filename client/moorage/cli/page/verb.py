@@ -16,7 +16,7 @@ from moorage.cli.framework.console import choose_here, print_err
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
-from moorage.client.errors import rejected
+from moorage.client.errors import NotPermitted, rejected
 from moorage.schemas.errors import MoorageError, problem
 from moorage.system.logged import begin_log
 
@@ -120,6 +120,7 @@ async def _serve(
             print_err(f"no leader answers yet: {error}")
         else:
             _check_key(source, outputs, operates=operates)
+            await _check_outputs(keys)
         choose_here(None, None)  # the commands on the pages are for those who look, with keys of their own
         shown = f"{address(*listener.getsockname()[:2])}/"
         asking = asyncio.create_task(source.keep_asking())
@@ -149,6 +150,20 @@ def _check_key(source: Source, outputs: Mapping[str, str], *, operates: bool) ->
             "failed-precondition", "--output-of is for pages of jobs, which an observer's key does not show",
             next="start the page with --nats operator.NAME, or without --output-of",
         )  # fmt: skip
+
+
+async def _check_outputs(keys: Mapping[str, AsyncClient]) -> None:
+    """Raise `Rejected` for a tenant whose jobs its key may not read."""
+    for tenant, key in keys.items():
+        try:
+            await key._wire.answer("ls", {"limit": 1, "history": False}, tenant)
+        except NotPermitted:
+            raise rejected(
+                "failed-precondition", f"--output-of {tenant} names a key that may not read this tenant's jobs",
+                next=f"name the tenant's own: --output-of {tenant}=submitter.{tenant}",
+            ) from None  # fmt: skip
+        except MoorageError:  # no answer now: the page of a job says why its output is not there
+            continue
 
 
 def _address(listen: str) -> tuple[str, int]:
