@@ -131,6 +131,8 @@ async def test_each_key_has_the_pages_that_it_can_show_and_options_that_do_nothi
                 else:  # a command is for who reads the page, whose key is another one
                     await until(says(page, "/job/acme/waits", cookie, "moorage submit --instead-of"), ANSWER_S, "a fix")
                     assert key not in (await page.get("/job/acme/waits", Cookie=cookie)).text
+        told = await moorage("explain", "waits", "--nats", "operator.ana", "--tenant", "acme", env=environment)
+        assert "moorage submit --instead-of waits --nats submitter.acme" in told.err, "an operator's key is refused"
         for key, words, said in (
             ("submitter.acme", ("--operate",), "--operate takes an operator's key"),
             ("observer.graf", ("--operate",), "--operate takes an operator's key"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import FIXES, code_of, fix_of, fix_of_end, frame, states
-from moorage.cli.framework.console import here, print_err, print_out, word_here
+from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age, facts, ordinal, pipe_line, place_of, utc
@@ -19,6 +20,7 @@ from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
 from moorage.client.answers import Explanation, as_struct
 from moorage.client.errors import stopped_early
+from moorage.client.tenant import is_operators
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
@@ -73,7 +75,8 @@ def explain(
         if watch:
             await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)
             return None
-        options.show_each(await ask_each(client, what, ask), _explain)
+        operates = is_operators(client._wire.context)
+        options.show_each(await ask_each(client, what, ask), partial(_explain, operates=operates))
         return None
 
     return with_named(options, what, work)
@@ -117,7 +120,8 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             if options.json or options.format:
                 options.shown(answer, [answer.data])
             elif screen.live:
-                screen.draw([*explained(before).splitlines(), *fix_lines(before)])
+                fixes = fix_lines(before, operates=is_operators(client._wire.context))
+                screen.draw([*explained(before).splitlines(), *fixes])
             else:
                 print_out(pipe_line((job, before.state, before.reason, _why(before))))
             await asyncio.sleep(APART_S)
@@ -126,10 +130,10 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             await subscription.unsubscribe()
 
 
-def _explain(data: dict[str, Any]) -> None:
+def _explain(data: dict[str, Any], *, operates: bool) -> None:
     why = as_struct(Explanation, data)
     print_out(explained(why))
-    for line in fix_lines(why):
+    for line in fix_lines(why, operates=operates):
         print_err(line)
 
 
@@ -232,10 +236,12 @@ def _steps(left: dict[str, int]) -> str:
     return " > ".join(f"{REASONS[name].step if name in REASONS else name} {number}" for name, number in steps)
 
 
-def fix_lines(why: Explained, *, apart: bool = False) -> list[str]:
+def fix_lines(why: Explained, *, apart: bool = False, operates: bool = False) -> list[str]:
     """Return what would help, a line for each; without a tenant, of a job that is not submitted yet, whose replicas
-    may be asked for `apart`: each on a host of its own."""
-    word = word_here(why.job)
+    may be asked for `apart`: each on a host of its own. With `operates`, the commands have the tenant's key in place
+    of the operator's, which may submit nothing."""
+    of = f" --nats submitter.{why.tenant}" if operates and why.tenant else here()
+    word = f"{word_of(why.job)}{of}"
     if why.stalled:
         return [f"fix: {FIXES['stalled'].format(job=word)}"]
     if why.state in _LOOK:
@@ -245,7 +251,7 @@ def fix_lines(why: Explained, *, apart: bool = False) -> list[str]:
         elif why.state == "FAILED" and why.replicas is not None:
             look = "moorage show {job} --failed"
         return [f"fix: {(fix_of_end(why.why) or look).format(job=word)}"]
-    tried = [_fix_line(fix, why, apart=apart) for fix in why.fixes]
+    tried = [_fix_line(fix, why, of, apart=apart) for fix in why.fixes]
     fix = fix_of(why.reason)
     if tried or not fix:
         return tried
@@ -259,7 +265,7 @@ def _release(why: Explained) -> str:
     return f"moorage admin release {what} --tenant {why.tenant}"
 
 
-def _fix_line(fix: Fix, why: Explained, *, apart: bool) -> str:
+def _fix_line(fix: Fix, why: Explained, of: str, *, apart: bool) -> str:
     """Return the command that would start the job now; for a job not yet submitted, the flags to change."""
     if fix.command:
         return f"fix: {fix.say}: {fix.command}"
@@ -268,7 +274,6 @@ def _fix_line(fix: Fix, why: Explained, *, apart: bool) -> str:
         return f"{head}: {as_words_of_new(fix, apart=apart)}"
     from moorage.client.tenant import find_tenant
 
-    of = here()
-    if " --tenant " not in of and why.tenant != find_tenant():
+    if " --tenant " not in of and " --nats submitter." not in of and why.tenant != find_tenant():
         of += f" --tenant {why.tenant}"
     return f"{head}: moorage submit --instead-of {word_of(why.job)}{of} {as_words(fix)}"

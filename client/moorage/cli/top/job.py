@@ -14,6 +14,7 @@ from moorage.cli.jobs.show import job_words
 from moorage.cli.jobs.use import use_rows, use_table
 from moorage.client.answers import JobInfo
 from moorage.client.errors import NotPermitted
+from moorage.client.tenant import is_operators
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import word_of
@@ -36,18 +37,19 @@ class _Paper(io.TextIOWrapper):
 async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -> str:
     """Return the job as text, with the color codes of the terminal. Raises `NotFound`, `NoScheduler`."""
     shown, why = await client._wire.show(job, tenant=tenant), await client._wire.explain(job, tenant)
-    parts = [f"{job} of {tenant}: {shown.state}", *_why(why), job_words(shown)]
+    fixes = fix_lines(why, operates=is_operators(client._wire.context))
+    parts = [f"{job} of {tenant}: {shown.state}", *_why(why, fixes), job_words(shown)]
     if shown.state not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
     return "\n\n".join([*parts, "\n".join(await tail(client, tenant, shown))])
 
 
-def _why(why: Explained) -> list[str]:
+def _why(why: Explained, fixes: list[str]) -> list[str]:
     """Return why it waits and what would help; nothing of a job that does not wait."""
     if not why.reason:
-        return ["\n".join(fix_lines(why))] if why.state in TERMINAL and why.state != "SUCCEEDED" else []
+        return ["\n".join(fixes)] if why.state in TERMINAL and why.state != "SUCCEEDED" else []
     rows = [(name, value) for name, value in explained_rows(why) if value]
-    return ["\n".join([table(["WAITS", ""], rows, wraps=True, stream=sys.stdout), *fix_lines(why)])]
+    return ["\n".join([table(["WAITS", ""], rows, wraps=True, stream=sys.stdout), *fixes])]
 
 
 async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> list[str]:

@@ -9,11 +9,12 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
+from moorage.cli.framework import console
 from moorage.cli.framework.codes import FIXES, frame, reasons
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.scheduler.core.fleet.filters import FILTERS, Filter, Names, Offer
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.schemas.answers.jobs import Explained
+from moorage.schemas.answers.jobs import Explained, Fix
 from moorage.schemas.reasons import REASONS, Cure, Ends, Reason
 from tests.unit.scheduler.driving import Driving
 from tools import reference_pages
@@ -57,6 +58,21 @@ def test_a_fix_that_takes_an_operators_key_says_so(fix: str) -> None:
 def test_a_job_at_its_max_running_is_changed_in_place() -> None:
     told = Explained(job="sweep", tenant="t", state="QUEUED", reason="max-running")
     assert fix_lines(told) == ["fix: wait, or moorage change sweep --max-running N"]
+
+
+def test_what_an_operator_is_told_has_the_key_of_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had the operator's own, with which `submit` is refused."""
+    monkeypatch.setattr(console, "_server", " --nats operator.ana")
+    monkeypatch.setattr(console, "_tenant", " --tenant vision")
+    told = Explained(
+        job="j", tenant="vision", state="QUEUED", reason="busy", fixes=[Fix(say="alone", request={"replicas": 1})]
+    )
+    assert fix_lines(told, operates=True) == [
+        "fix: the job would start now with this change (alone): "
+        "moorage submit --instead-of j --nats submitter.vision --replicas 1"
+    ]
+    ended = replace(told, state="FAILED", reason="", fixes=[])
+    assert fix_lines(ended, operates=True) == ["fix: moorage logs j --nats submitter.vision"]
 
 
 def test_a_program_that_no_worker_has_is_named_by_its_path_or_brought() -> None:
