@@ -149,6 +149,18 @@ def test_with_nothing_wrong_one_line_says_so_and_a_moment_of_the_past_says_what_
     assert "fits now" not in text
 
 
+@pytest.mark.parametrize("sees_fleet", [True, False])
+def test_what_a_key_does_not_show_is_named_in_whole_sentences(sees_fleet: bool) -> None:
+    unseen = [
+        "jobs, and why they wait: that takes an operator's key, or a tenant's",
+        "what is wrong with schedulers, the durable queue and the history: that takes an operator's key",
+    ]
+    lines = texts(draw(structs.replace(a_view(), unseen=unseen, sees_fleet=sees_fleet), 80, 24, Wishes()).lines)
+    assert all(len(line) <= 80 for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert all(f"not shown: {what}" in text for what in unseen)
+
+
 async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) -> None:
     for name in ("one", "two", "three"):
         await node.run("submit", "--gpu", "4xH100", "--job", name, "--", "sleep", "600", tenant=unique)

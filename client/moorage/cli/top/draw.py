@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -163,10 +164,7 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     if view.past:
         return _head_of_past(view, tag)
     if not view.sees_fleet:
-        return [
-            [*first[:1], *tag, (f"{clock} UTC", "")],
-            *([(f"not shown: {what}", "dim")] for what in view.unseen[:2]),
-        ]
+        return [[*first[:1], *tag, (f"{clock} UTC", "")], *_unseen(view, columns)]
     if view.heard_ms_ago is None:
         return [first, [("no frame of the leader was heard so far; two come a second", "")], *_verdict(view)]
     counts = view.counts
@@ -182,7 +180,13 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     ill = "yellow" if view.services and view.services[0].errors else ""
     lately = [*_in_a_line("failed", failed, columns, "yellow"), *_in_a_line("calls/min", calls, columns, ill)]
     lines = [first, second, *_fits(view.fits, columns), *lately, *verdict]
-    return lines + [[(f"not shown: {what}", "dim")] for what in view.unseen[:2]]
+    return lines + _unseen(view, columns)
+
+
+def _unseen(view: View, columns: int) -> list[Line]:
+    """Return what this key does not show, in whole sentences: their ends say which key does."""
+    lines = (line for what in view.unseen[:2] for line in wrap(f"not shown: {what}", columns, subsequent_indent=_GAP))
+    return [[(line, "dim")] for line in lines]
 
 
 def _head_of_past(view: View, tag: Line) -> list[Line]:
