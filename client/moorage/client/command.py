@@ -38,6 +38,9 @@ _decode_end: Final = Decoder[CommandEnd](CommandEnd)
 #: of each stream that `executed` collects
 OUTPUT_BYTES_MAX: Final = 64 << 20
 _INPUT_BYTES: Final = 64 * 1024
+#: exit codes, as of a shell, of a program that could not be started, and of one that is not there
+_CANNOT_START: Final = 126
+_NOT_FOUND: Final = 127
 
 
 class Executed(msgspec.Struct, frozen=True):
@@ -254,7 +257,7 @@ class Command:
             how = _decode_end(rest)
             if how.code is None or how.error:
                 self.start_code = how.code
-                self._fail(error_of(self._problem(how.error or "internal", how.why)))
+                self._fail(error_of(self._problem(how.error or "internal", how.why, how.code)))
             elif not self._ended.done():
                 self._ended.set_result(how.code)
                 self._over()
@@ -269,10 +272,16 @@ class Command:
         self._ready.set()
         self._output.put_nowait(None)
 
-    def _problem(self, code: str, why: str) -> Problem:
+    def _problem(self, code: str, why: str, start_code: int | None = None) -> Problem:
+        """Return the error with what to do; `start_code` is 126 or 127 if the program is to blame, not the job."""
         job = self._asked.job
-        lacks = why.startswith("no program ")
-        step = "give its full path, as it is on the worker" if lacks else "moorage show says how the job does"
+        step = "moorage show says how the job does"
+        if why.startswith("no program "):
+            step = "give its full path, as it is on the worker"
+        elif start_code == _NOT_FOUND:
+            step = "name a program that is where the job runs, on its worker or in its image"
+        elif start_code == _CANNOT_START:
+            step = "name a program that the job's user may run, or the interpreter before a script: sh FILE"
         return problem(code, f"the command in job {job}: {why}", job=job, next=step)
 
     def _lost(self, code: str, why: str) -> Exception:
