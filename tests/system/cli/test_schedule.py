@@ -56,6 +56,7 @@ async def test_a_schedule_is_added_shown_run_paused_and_removed(node: Node, uniq
     assert "numbers have gaps" in shown.err
     frame = (await node.run("schedule", "show", "nightly", "--json", tenant=unique)).frame
     assert frame["request"]["labels"] == {"team": "vision", "schedule": "nightly"}
+    assert (frame["kind"], frame["name"]) == ("schedule", "nightly")
     assert (await node.run("schedule", "ls", "--format", "{name} {runs}", tenant=unique)).out == "nightly 1\n"
     assert (await node.run("schedule", "pause", "nightly", tenant=unique)).out == "nightly\tpaused\n"
     assert "\tpaused\t" in (await node.run("schedule", "ls", tenant=unique)).out

@@ -69,6 +69,8 @@ async def test_a_running_job_is_shown_with_its_use_and_an_ended_one_is_refused(n
         return any("use" in job for job in listed)
 
     await until(is_read, deadline_s=60, what="a renewal brings what the job uses")
+    frame = (await node.run("use", "j", "--json", tenant=unique)).frame
+    assert (frame["kind"], frame["job"], len(frame["rows"])) == ("use", "j", 2)
     told = await node.run("use", "j", tenant=unique)
     header, *rows = told.rows
     assert header == ["AT", "WORKER", "WATTS", "USE", "%", "MEMORY", "MIB", "OF"]

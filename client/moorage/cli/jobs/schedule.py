@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import here, print_err, print_out
@@ -84,7 +86,7 @@ def add(
             row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
             if await lacks_files(client._wire, chosen):
                 await with_files(client, flags.with_, plain, sweep, of_schedule=True)
-            if not options.shown(row, [row]):
+            if not options.shown(_frame(row), [row]):
                 print_out(name)
                 word = f"{name}{here()}"
                 print_err(f"its runs: moorage schedule show {word}; one at once: moorage schedule run-now {word}")
@@ -121,7 +123,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
 
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.show(name)
-        if options.shown(row, [row]):
+        if options.shown(_frame(row), [row]):
             return None
         from moorage.client.brought import brought
         from moorage.schemas.actors import words
@@ -160,7 +162,7 @@ def pause(name: _Name, /, *, options: RowOptions = ROWS) -> int:
 
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.pause(name)
-        if not options.shown(row, [row]):
+        if not options.shown(_frame(row), [row]):
             print_out(f"{name}\tpaused")
             print_err(f"undo: moorage schedule resume {name}{here()}")
         return None
@@ -173,7 +175,7 @@ def resume(name: _Name, /, *, options: RowOptions = ROWS) -> int:
 
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.resume(name)
-        if not options.shown(row, [row]):
+        if not options.shown(_frame(row), [row]):
             print_out(f"{name}\truns again")
         return None
 
@@ -201,11 +203,16 @@ def remove(name: _Name, /, *, options: RowOptions = ROWS) -> int:
 
     async def work(client: AsyncClient) -> int | None:
         row = await client.schedules.remove(name)
-        if not options.shown(row, [row]):
+        if not options.shown(_frame(row), [row]):
             print_out(f"{name}\tremoved")
         return None
 
     return with_client(options, work)
+
+
+def _frame(row: ScheduleRow) -> dict[str, Any]:
+    """Return one schedule as `--json` has it."""
+    return {"kind": "schedule", **msgspec.to_builtins(row)}
 
 
 def _next(row: ScheduleRow) -> str:

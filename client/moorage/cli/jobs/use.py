@@ -71,7 +71,7 @@ def use(
                     screen.draw([error.why])
             else:
                 plain = [row.plain(name) for row in rows] if options.json or options.format else []
-                if not options.shown({"job": name, "rows": plain}, plain):
+                if not options.shown({"kind": "use", "job": name, "rows": plain}, plain):
                     if screen.live and watch:
                         screen.draw(use_table(rows, sys.stdout).splitlines())
                     else:
