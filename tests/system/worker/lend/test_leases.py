@@ -413,6 +413,17 @@ async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and
         assert not held.overdue.cancelled()
 
 
+async def test_a_lease_that_a_drain_refuses_is_told_that_it_may_come_again_after_an_uncordon() -> None:
+    """The worker learns of `uncordon` with its next renewal, and advised `moorage plan` until then."""
+    async with lender("1xH100") as w:
+        w.server.drain(True)
+        with pytest.raises(LeaseRefused, match="drained") as refused:
+            await _uuids(w.path, "1x")
+        assert "a few seconds after an operator has ended the drain" in refused.value.problem.next
+        w.server.drain(False)
+        assert len(await _uuids(w.path, "1x")) == 1
+
+
 async def test_a_drain_in_the_turn_of_a_grant_refuses_that_one_and_asks_no_other_for_longer() -> None:
     async with lender("2xH100") as w, borrow(w.path) as lease:
         of_a_job = w.pool.try_claim_slots([1], "exclusive", "job")

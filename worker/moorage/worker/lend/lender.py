@@ -190,7 +190,7 @@ class LeaseServer:
         self._closing = reason
         for holder in list(self._holders):
             if not holder.slots:
-                holder.send(_refusal(f"no more leases: {reason}"))
+                holder.send(_no_more(reason))
                 holder.writer.close()
 
     async def close(self) -> None:
@@ -288,7 +288,7 @@ class LeaseServer:
                 problem("unknown-version", f"this agent speaks version {PROTOCOL}", found=request.protocol)
             )
         if self._closing:
-            raise MoorageError(_refusal(f"no more leases: {self._closing}"))
+            raise MoorageError(_no_more(self._closing))
         check(request.gpu, self._devices, self._modes)
         holder.purpose = request.purpose[:PURPOSE_CHARS_MAX]
         loop = asyncio.get_running_loop()
@@ -349,6 +349,14 @@ class LeaseServer:
 
 def _refusal(message: str) -> Problem:
     return problem("failed-precondition", message)
+
+
+def _no_more(reason: str) -> Problem:
+    """Return the refusal of a lease while the worker lends nothing, for this reason."""
+    step = "borrow again once this worker is back"
+    if reason == DRAINED:  # the worker learns of the end with the next renewal of its session
+        step = "borrow again a few seconds after an operator has ended the drain: moorage uncordon"
+    return problem("failed-precondition", f"no more leases: {reason}", next=step)
 
 
 async def _read_out(reader: asyncio.StreamReader) -> None:
