@@ -18,7 +18,7 @@ from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT
 from moorage.worker.drivers.container.engine import lines_of
-from moorage.worker.drivers.kubernetes.devices import devices_of, is_ready, taken_slots
+from moorage.worker.drivers.kubernetes.devices import devices_of, is_ready, taken_slots, units
 from moorage.worker.drivers.kubernetes.pod import (
     ATTEMPT,
     ENDS,
@@ -341,6 +341,20 @@ def test_a_node_has_a_slot_for_each_unit_of_its_resource() -> None:
     assert devices_of(node("none"), "nvidia.com/gpu") == devices_of(node(), "amd.com/gpu") == []
 
 
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [
+        ("8", 8), ("1k", 1000), ("2M", 2_000_000), ("1Ki", 1024), ("1Mi", 1 << 20), ("1.5k", 1500), (".5Ki", 512),
+        ("2000m", 2), ("1500m", 2), ("3000000u", 3), ("4000000000n", 4), ("1e3", 1000), ("12E2", 1200), ("1E", 10**18),
+        ("5.", 5), ("+4", 4), (4, 4), ("0", 0), ("50e-1", 5),
+        ("-4", 0), ("none", 0), ("", 0), ("4K", 0), ("4ki", 0), ("1e", 0), ("4 ", 0), ("1e999999999", 0), ("٤", 0),
+    ],
+)  # fmt: skip
+def test_a_quantity_is_read_as_kubernetes_reads_it(quantity: object, number: int) -> None:
+    assert units({"nvidia.com/gpu": quantity}, "nvidia.com/gpu") == number
+    assert units({}, "nvidia.com/gpu") == 0
+
+
 def test_what_other_pods_have_is_no_slot_of_ours() -> None:
     def taken(pods: list[dict[str, Any]], found: dict[str, Any] | None = None) -> dict[int, str]:
         return taken_slots(found or node(), pods, OWNER, "nvidia.com/gpu", 4)
@@ -355,6 +369,8 @@ def test_what_other_pods_have_is_no_slot_of_ours() -> None:
     prepares = other("b", "1")
     prepares["spec"]["initContainers"] = [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}, {}]
     assert len(taken([prepares])) == 2
+    assert len(taken([other("asks-for-more-than-any-node-has", "1E")])) == 4
+    assert len(taken([], node(capacity="1k", allocatable="999"))) == 1
     assert is_ready(node())
     assert not is_ready(node(ready="Unknown"))
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError
@@ -25,6 +28,12 @@ _VENDORS: Final = (("nvidia.com/", "nvidia"), ("amd.com/", "amd"), ("gpu.intel.c
 #: labels that the vendors' feature discovery sets on a node
 _PRODUCT: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
 _MEMORY: Final = "nvidia.com/gpu.memory"
+#: a quantity of Kubernetes, which writes 1000 as 1k; 18 figures are all that its largest number has room for
+_QUANTITY: Final = re.compile(r"\+?([0-9]{1,18}\.?[0-9]{0,18}|\.[0-9]{1,18})(?:[eE]([+-]?[0-9]{1,2})|([a-zA-Z]{0,2}))")
+_SCALES: Final = {
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate((*"num", "", *"kMGTPE"), -3)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+}
 
 log = logging.getLogger("moorage.worker")
 
@@ -48,9 +57,14 @@ def devices_of(node: Mapping[str, Any], resource: str) -> list[Device]:
 
 
 def units(counts: Mapping[str, Any], resource: str) -> int:
-    """Return the number of units of a resource in a map of quantities; 0 if it is missing or no whole number."""
-    text = str(counts.get(resource, "0"))
-    return int(text) if text.isdecimal() else 0
+    """Return the number of units of a resource in a map of quantities, rounded up as Kubernetes does; 0 if it is
+    missing, negative or no quantity."""
+    found = _QUANTITY.fullmatch(str(counts.get(resource, "0")))
+    if found is None:
+        return 0
+    number, exponent, suffix = found.groups()
+    scale = _SCALES.get(suffix) if exponent is None else Decimal(f"1e{exponent}")
+    return 0 if scale is None else math.ceil(Decimal(number) * scale)
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
@@ -75,10 +89,11 @@ def taken_slots(
             words = (metadata.get("annotations") or {}).get(SLOTS, "").split(",")
             ours |= {int(word) for word in words if word.isdecimal()}
             continue
-        others += [f"the pod {metadata.get('namespace')}/{metadata['name']}"] * _asked(pod["spec"], resource)
+        asked = min(slots, _asked(pod["spec"], resource))  # a pod that no node admits may ask for any number
+        others += [f"the pod {metadata.get('namespace')}/{metadata['name']}"] * asked
     status = node["status"]
     lacking = units(status.get("capacity") or {}, resource) - units(status.get("allocatable") or {}, resource)
-    others += ["the node, which does not offer it now"] * lacking
+    others += ["the node, which does not offer it now"] * min(slots, lacking)
     free = [slot for slot in reversed(range(slots)) if slot not in ours]
     return dict(zip(free, others, strict=False))
 
