@@ -5,6 +5,8 @@ Names are imported when they are first used, so that `import moorage.client` cos
 
 from __future__ import annotations
 
+# before msgspec, so that a script that is interrupted at its start ends by KeyboardInterrupt
+import datetime  # noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 

@@ -46,6 +46,13 @@ def test_what_is_not_needed_is_not_imported(line: str, heavy: set[str], nats_url
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
+def test_the_sdk_has_imported_datetime_before_msgspec_does() -> None:
+    """A script that is interrupted at its start ends by KeyboardInterrupt."""
+    script = "import sys, moorage.client; print('datetime' in sys.modules, 'msgspec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
 def test_a_worker_runs_on_the_loop_and_with_the_collector_that_are_measured(nats_url: str, tmp_path: Path) -> None:
     """`moorage worker` ran on asyncio's own loop, and its collector walked over all that it had started with."""
     script = (
