@@ -138,13 +138,14 @@ class Calls:
         that."""
         _keep(self._cancels, reply, subject)
         if not self._cancelling:
-            self._cancelling = True
-            self._begin(self._send_cancels())
+            with contextlib.suppress(RuntimeError):  # the client is closed
+                link = self._client.link  # now: a client that is closed right after this still sends it
+                self._cancelling = True
+                self._begin(self._send_cancels(link))
 
-    async def _send_cancels(self) -> None:
+    async def _send_cancels(self, link: Link) -> None:
         again: dict[str, str] = {}
         try:
-            link = self._client.link
             while sending := dict(self._cancels):
                 await link.send([(f"{subject}.cancel", reply.encode(), "") for reply, subject in sending.items()])
                 if not link.is_connected:
