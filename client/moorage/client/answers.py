@@ -7,11 +7,10 @@ alone has the request of a job that a newer release made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from moorage.client.errors import unread_answer
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
@@ -75,21 +74,3 @@ class FleetInfo(FleetAnswer, kw_only=True):
 def explained_in(waiting: Mapping[str, Any]) -> Explained:
     """Return why a job waits, from an acceptance or an event."""
     return msgspec.convert(waiting, Explained)
-
-
-T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)
-
-
-def as_struct(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Return an answer's data as a struct. It lacks a request with fields that this release does not know, which is in
-    `data`: requests are read strictly. Raises `ClientError` (`unread-answer`)."""
-    try:
-        return msgspec.convert({**data, "data": data}, kind)
-    except msgspec.ValidationError as error:
-        unread = error
-    if "request" in data or "capabilities" in data:
-        try:
-            return msgspec.convert({**data, "request": None, "capabilities": None, "data": data}, kind)
-        except msgspec.ValidationError as error:
-            unread = error
-    raise unread_answer(unread, data)

@@ -573,7 +573,8 @@ class AsyncClient:
         `*` is any), a pattern of `ids` such as `train-*-r1`, the `reason` for which it waits, the `worker` that has it.
         Raises `Rejected`.
         """
-        from moorage.client.answers import JobList, as_struct
+        from moorage.client.answers import JobList
+        from moorage.client.reading import as_struct
 
         asked = {"states": [states] if isinstance(states, str) else list(states), "limit": limit, "history": False}
         more = {"labels": dict(labels or {}), "ids": ids, "reason": reason, "worker": worker}

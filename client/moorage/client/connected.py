@@ -272,14 +272,16 @@ class Connected:
 
     async def show(self, job: str, replicas: Ranges | None = None, tenant: str | None = None) -> JobInfo:
         """Return the answer of `show` about a job, with the rows of these replicas if some are named."""
-        from moorage.client.answers import JobInfo, as_struct  # slow to import, and most clients need it late or never
+        from moorage.client.answers import JobInfo  # slow to import, and most clients need it late or never
+        from moorage.client.reading import as_struct
 
         asked = {"job": job} if replicas is None else {"job": job, "replicas": format_ranges(replicas)}
         return as_struct(JobInfo, await self.read("show", asked, tenant))
 
     async def explain(self, job: str, tenant: str | None = None) -> Explanation:
         """Return the answer of `explain` about a job."""
-        from moorage.client.answers import Explanation, as_struct
+        from moorage.client.answers import Explanation
+        from moorage.client.reading import as_struct
 
         return as_struct(Explanation, await self.read("explain", {"job": job}, tenant))
 

@@ -42,7 +42,8 @@ class Fleet:
         `fits_now` has for each model its GPUs, how many are free, and the largest exclusive request that would start
         now on one host.
         """
-        from moorage.client.answers import FleetInfo, as_struct
+        from moorage.client.answers import FleetInfo
+        from moorage.client.reading import as_struct
 
         return as_struct(FleetInfo, (await self._client.operate("fleet")).data)
 

@@ -34,7 +34,8 @@ async def attempts_to_read(read: Reads, shown: JobInfo) -> tuple[dict[int, int |
     asked = {number for numbers in some for number in islice(numbers_in(numbers), ENDED_MAX)}
     rows: list[ReplicaInfo] = []
     if asked:
-        from moorage.client.answers import JobInfo, as_struct
+        from moorage.client.answers import JobInfo
+        from moorage.client.reading import as_struct
 
         try:
             data = await read("show", {"job": shown.job, "replicas": format_ranges(ranges_of(asked))})

@@ -26,8 +26,9 @@ from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
 from moorage.client.errors import NotFound
+from moorage.client.reading import as_struct
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
 from moorage.schemas.answers.jobs import JobRow

@@ -17,12 +17,13 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.cli.jobs import get
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
 from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
 from moorage.client.kept_output import newest_attempts
 from moorage.client.output import Piece
+from moorage.client.reading import as_struct
 from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change

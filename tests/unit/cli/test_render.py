@@ -26,9 +26,10 @@ from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.cli.jobs.show import (
     why_of,
 )
-from moorage.client.answers import JobInfo, as_struct, explained_in
+from moorage.client.answers import JobInfo, explained_in
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
+from moorage.client.reading import as_struct
 from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.answers.operators import UsageRow

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
 from moorage.client.follow.job_history import AHEAD_MAX, JobHistory, Shown, shown_event
+from moorage.client.reading import as_struct
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.frames import Event, Idle, Replicas, Stalled
 from tests.unit.client.scripted_scheduler import change, shown

@@ -8,7 +8,8 @@ import pytest
 
 from moorage.cli.jobs.show import PORTS_ROWS_MAX, _ports_of, _show
 from moorage.client import AsyncClient
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
+from moorage.client.reading import as_struct
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, LogPage
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown

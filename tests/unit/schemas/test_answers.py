@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from moorage.client.answers import FleetInfo, JobInfo, as_struct
+from moorage.client.answers import FleetInfo, JobInfo
 from moorage.client.errors import ClientError
+from moorage.client.reading import as_struct
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.release import RELEASE

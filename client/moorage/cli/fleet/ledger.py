@@ -13,8 +13,9 @@ from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.settings import FILE_HELP, the_file
-from moorage.client.answers import FleetInfo, as_struct
+from moorage.client.answers import FleetInfo
 from moorage.client.errors import rejected
+from moorage.client.reading import as_struct
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:

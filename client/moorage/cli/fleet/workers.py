@@ -16,8 +16,9 @@ from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show import enforced_words
-from moorage.client.answers import FleetInfo, as_struct
+from moorage.client.answers import FleetInfo
 from moorage.client.errors import not_found, rejected
+from moorage.client.reading import as_struct
 from moorage.client.view.checks import warnings
 from moorage.client.view.closed import closed_words, device_words, down_words, planned_words
 from moorage.schemas.answers.fleet import WorkerInfo

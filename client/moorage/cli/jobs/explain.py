@@ -18,8 +18,9 @@ from moorage.cli.jobs.instead import as_words, as_words_of_new
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
-from moorage.client.answers import Explanation, as_struct
+from moorage.client.answers import Explanation
 from moorage.client.errors import stopped_early
+from moorage.client.reading import as_struct
 from moorage.client.tenant import is_operators
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused

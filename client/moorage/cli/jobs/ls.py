@@ -12,7 +12,8 @@ from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import counts_line, matching
 from moorage.cli.jobs.listing import Listing
 from moorage.cli.jobs.selectors import ANY_JOB, EACH, Chosen
-from moorage.client.answers import JobList, as_struct
+from moorage.client.answers import JobList
+from moorage.client.reading import as_struct
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

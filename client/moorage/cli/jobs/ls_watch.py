@@ -12,8 +12,9 @@ from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.render import pipe_line
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.job_rows import counts_line, job_row, matching
-from moorage.client.answers import JobList, as_struct
+from moorage.client.answers import JobList
 from moorage.client.errors import Overloaded, Unreachable
+from moorage.client.reading import as_struct
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.listing import Listing

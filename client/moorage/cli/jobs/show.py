@@ -34,8 +34,9 @@ from moorage.cli.jobs.selectors import (
 )
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
 from moorage.client.errors import ClientError, FailedReplica, stopped_early
+from moorage.client.reading import as_struct
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL

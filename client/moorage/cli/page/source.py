@@ -19,8 +19,9 @@ from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, JobDetail
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
-from moorage.client.answers import JobInfo, JobList, as_struct
+from moorage.client.answers import JobInfo, JobList
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
+from moorage.client.reading import as_struct
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
 from moorage.schemas.answers.fleet import DeviceRow

@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
-from moorage.client.answers import Explanation, FleetInfo, JobList, as_struct
+from moorage.client.answers import Explanation, FleetInfo, JobList
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.pages import pages
+from moorage.client.reading import as_struct
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
 from moorage.schemas.answers.fleet import WorkerInfo

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from moorage.cli.fleet.workers import trouble_lines, worker_of
 from moorage.cli.framework.render import facts
 from moorage.cli.jobs.job_rows import jobs_table
-from moorage.client.answers import JobList, as_struct
+from moorage.client.answers import JobList
+from moorage.client.reading import as_struct
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 

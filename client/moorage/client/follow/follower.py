@@ -614,7 +614,8 @@ class Follower:
                 self._due[history.job] = None
 
     async def _shown(self, history: JobHistory) -> Shown:
-        from moorage.client.answers import JobInfo, as_struct  # slow to import, and most jobs end without a question
+        from moorage.client.answers import JobInfo  # slow to import, and most jobs end without a question
+        from moorage.client.reading import as_struct
 
         answer = await self._answer("show", {"job": history.job, **(BY_FRAMES if self._by_frames else {})})
         return Shown(as_struct(JobInfo, answer.data), answer.ledger)

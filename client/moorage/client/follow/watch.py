@@ -284,7 +284,8 @@ class Watch(Follower):
         drivers = self._histories.drivers
         if begun and self.driver and self.driver not in drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
-                from moorage.client.answers import JobInfo, as_struct
+                from moorage.client.answers import JobInfo
+                from moorage.client.reading import as_struct
 
                 drivers.learn(as_struct(JobInfo, await self._read("show", {"job": self.job, **BY_FRAMES})))
         if begun and drivers.can(self.driver).ends_streams:

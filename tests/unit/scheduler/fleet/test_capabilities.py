@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from moorage.client.answers import JobInfo, as_struct
+from moorage.client.answers import JobInfo
+from moorage.client.reading import as_struct
 from moorage.scheduler.answers import views
 from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities
 from tests.unit.scheduler.driving import Driving, wire
