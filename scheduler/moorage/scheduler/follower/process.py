@@ -26,6 +26,8 @@ from moorage.system.logged import begin_log
 
 #: how often the position is told
 TELL_EVERY_S: Final = 1.0
+#: between two cancels of a task that goes on
+CANCEL_AGAIN_S: Final = 1.0
 EXIT_FAILED: Final = 1
 
 log = logging.getLogger("moorage.scheduler")
@@ -69,9 +71,11 @@ async def serve(
                 answering.add(task)
                 task.add_done_callback(answering.discard)
         finally:
-            for task in (*following, *answering):
-                task.cancel()
-            await asyncio.gather(*following, *answering, return_exceptions=True)
+            left: set[asyncio.Task[None]] = {*following, *answering}
+            while left:
+                for task in left:
+                    task.cancel()  # again: a `wait_for` that ends at this moment swallows it (Python 3.11)
+                _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 async def _connect(target: str | None, name: str) -> Connection:
