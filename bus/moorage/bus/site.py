@@ -30,6 +30,8 @@ PORT_DEFAULT: Final = 4222
 ROUTES_BEHIND: Final = 2000
 #: a port for monitoring, on loopback, for each client port: 8222 for 4222, as nats-server's own pages have it
 MONITOR_BEHIND: Final = 4000
+#: the setting of a server that opens this port
+MONITORING: Final = "http:"
 SERVERS_ALLOWED: Final = (1, 3, 5)
 USERS_MAX: Final = 10_000
 #: a page of output is read from a disk before it is answered
@@ -89,7 +91,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
-    run commands in their running jobs.
+    run commands in their running jobs. With `monitor`, each server answers monitoring on loopback, to every user of its
+    machine.
     """
 
     tenants: tuple[str, ...]
@@ -103,6 +106,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     results: bool = True
     execs: tuple[str, ...] = ()
+    monitor: bool = False
 
     def __post_init__(self) -> None:
         if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
@@ -277,8 +281,7 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         f"# Made by `moorage admin nats-config`: server {at + 1} of {len(site.servers)}.",
         f'server_name: "{ORGANISATION}-{at + 1}"',
         f'listen: "{me.listen(me.port)}"',
-        "# what the server does, for this machine alone: /healthz, /jsz, /connz",
-        f'http: "127.0.0.1:{me.port + MONITOR_BEHIND}"',
+        *_monitoring(site, me),
         f"max_payload: {MAX_PAYLOAD_BYTES}",
         f"max_pending: {MAX_PENDING_BYTES}",
         f'ping_interval: "{PING_INTERVAL_S}s"',
@@ -315,6 +318,15 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
             lines += ["  tls {", *(f"  {line}" for line in files), "    verify: true", "  }"]
         lines += ["  routes: [", *_wrapped(routes[:at] + routes[at + 1 :]), "  ]", "}"]
     return "\n".join([*lines, 'include "accounts.conf"', ""])
+
+
+def _monitoring(site: Site, me: Server) -> list[str]:
+    if not site.monitor:
+        return []
+    return [
+        "# monitoring, for every user of this machine, jobs too: /healthz, /jsz, /connz",
+        f'{MONITORING} "127.0.0.1:{me.port + MONITOR_BEHIND}"',
+    ]
 
 
 def server_name(site: Site, at: int) -> str:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from cryptography import x509
 
 from moorage.bus.contexts import load_context
 from moorage.bus.embedded import find_binary
 from moorage.bus.site import shipped
+from moorage.cli.fleet.nats_config import write
 from moorage.cli.main import run
 from moorage.scheduler.settings import scheduler_settings
 from moorage.schemas.settings import read_file
+from tests.sites import running
+from tests.waiting import until
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 NAMES: Final = ("--tenant", "acme", "--tenant", "beta", "--worker", "w1", "--operator", "ana", "--observer", "graf")
@@ -223,6 +228,50 @@ def test_json_names_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["kind"] == "nats-config"
     assert told["variables"][0] == "SUBMITTER_ACME_PASSWORD"
     assert told["contexts"] == []
+
+
+def test_no_server_is_monitored_unless_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf = tmp_path / "site/server.conf"
+    assert make(tmp_path / "site") == 0
+    assert "http" not in conf.read_text()
+    assert "monitoring" not in capsys.readouterr().err
+    assert make(tmp_path / "site", "--monitor", "--no-monitor") == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+    assert make(tmp_path / "site", "--monitor") == 0
+    assert 'http: "127.0.0.1:8222"\n' in conf.read_text()
+    said = capsys.readouterr().err
+    assert "monitoring port opens" in said
+    assert "restart the servers, one after another" in said
+    assert "--signal reload" not in said, "the server refuses a reload, and the new keys with it"
+
+    assert make(tmp_path / "site") == 0, "a site of an earlier release: its servers reload for a new key"
+    assert 'http: "127.0.0.1:8222"\n' in conf.read_text()
+    said = capsys.readouterr().err
+    assert "stays open" in said
+    assert "--signal reload" in said
+
+    assert make(tmp_path / "site", "--no-monitor", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["monitor"], told["restart"]) == (False, True)
+    assert "http" not in conf.read_text()
+
+
+async def test_a_server_refuses_to_reload_another_monitoring_port() -> None:
+    """So nats-config has to say that the servers are restarted."""
+    async with running(tenants=("acme",)) as site:
+        ports = {line.split()[3].rpartition(":")[2] for line in listeners(site.processes[0].pid)}
+        assert ports == {str(site.site.servers[0].port)}, "the clients' port alone"
+        write(msgspec.structs.replace(site.site, monitor=True), site.folder)
+        site.processes[0].send_signal(signal.SIGHUP)
+        log = site.folder / "server-0.log"
+        await until(lambda: "config reload not supported for HTTPPort" in log.read_text(), what="the server refuses")
+
+
+def listeners(pid: int) -> list[str]:
+    done = subprocess.run(["ss", "--listening", "--tcp", "--numeric", "--processes"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if f"pid={pid}," in line]
 
 
 @pytest.mark.parametrize("folder", ["one-server", "shared-account", "cluster"])

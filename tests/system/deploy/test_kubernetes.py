@@ -3,6 +3,7 @@ and by what `moorage admin nats-config` writes for their Secrets."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from moorage.bus.embedded import find_binary
+from moorage.bus.site import MONITOR_BEHIND, PORT_DEFAULT
 from moorage.cli.main import run
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterError
 from tests.clusters import ApiServer, api_server, why_no_cluster
+from tests.sites import running
 from tests.unit.docs.markdown import DOCS, page
 
 DEPLOY: Final = DOCS.parent / "deploy" / "kubernetes"
@@ -95,9 +97,23 @@ def test_each_server_begins_with_its_own_file(tmp_path: Path) -> None:
         subprocess.run(asked, env={"HOSTNAME": f"nats-{at}"}, capture_output=True, text=True, check=True).stdout.split()
         for at in range(3)
     ]
-    assert [words[-1] for words in told] == [f"/etc/moorage/server-{at}.conf" for at in (1, 2, 3)]
-    flags = subprocess.run([find_binary(), "--help"], capture_output=True, text=True, check=False)
-    assert told[0][0] in re.findall(r"--\w+", flags.stdout + flags.stderr)
+    assert told == [["-c", f"/etc/moorage/server-{at}.conf"] for at in (1, 2, 3)]
+
+
+async def test_a_server_of_the_page_answers_each_probe_on_its_own_loopback_alone() -> None:
+    """Probes of the kubelet ask the pod's address, where nothing listened: each server would have been killed."""
+    [container] = pods("fleet.yaml")["nats"]["containers"]
+    assert not [port for port in container["ports"] if port["containerPort"] > MONITOR_BEHIND + PORT_DEFAULT - 1]
+    probes = [container[f"{name}Probe"]["exec"]["command"] for name in ("startup", "readiness", "liveness")]
+    async with running(tenants=("vision",), monitor=True) as site:
+        [server] = site.site.servers
+        for probe in probes:
+            asked = [word.replace("8222", str(server.port + MONITOR_BEHIND)) for word in probe]
+            assert asked != probe
+            assert await (await asyncio.create_subprocess_exec(*asked)).wait() == 0
+        site.processes[0].kill()
+        site.processes[0].wait()
+        assert await (await asyncio.create_subprocess_exec(*asked, stderr=asyncio.subprocess.DEVNULL)).wait() != 0
 
 
 @pytest.fixture(scope="module")

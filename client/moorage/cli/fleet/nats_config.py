@@ -78,6 +78,16 @@ def nats_config(
         list[str] | None,
         Parameter(help="A tenant that may run commands in its running jobs; may be repeated.", value="TENANT"),
     ] = None,
+    monitor: Annotated[
+        bool,
+        Parameter(
+            help="Open nats-server's monitoring port on its machine: the server's port and 4000, on 127.0.0.1. Every "
+            "user of that machine can read it, jobs too."
+        ),
+    ] = False,
+    no_monitor: Annotated[
+        bool, Parameter(help="Close the monitoring port that an earlier run of this command opened.")
+    ] = False,
     store: Annotated[
         Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
     ] = None,
@@ -105,6 +115,9 @@ def nats_config(
             raise rejected(
                 "invalid-argument", f"{prefix!r} is not a valid prefix", found=prefix, next="for example moorage"
             )
+        if monitor and no_monitor:
+            raise rejected("invalid-argument", "--monitor and --no-monitor exclude each other", next="give one of them")
+        was_open = _monitored(out)
         try:
             site = Site(
                 tenants=tuple(tenant),
@@ -118,6 +131,7 @@ def nats_config(
                 shared=shared,
                 results=not no_results,
                 execs=tuple(exec or ()),
+                monitor=monitor or (was_open and not no_monitor),
             )
         except ValueError as error:
             raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
@@ -126,13 +140,24 @@ def nats_config(
             written = write(site, out.absolute(), store)
         except OSError as error:
             raise cannot_write(error.filename or out, error.strerror, "name another folder with --out") from None
+        changes = not is_first and site.monitor != was_open
         if json:
-            emit({"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)})
+            found = {"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)}
+            emit({**found, "monitor": site.monitor, "restart": changes})
         else:
-            _print_written(site, out, written, is_first=is_first)
+            _print_written(site, out, written, is_first=is_first, needs_restart=changes)
+            _print_monitoring(site, asked=monitor, changes=changes)
         return 0
 
     return guarded(Options(json=json), act)
+
+
+def _monitored(folder: Path) -> bool:
+    """Return whether a configuration of an earlier run opens a server's monitoring port."""
+    from moorage.bus.site import MONITORING
+
+    texts = (file.read_text(encoding="utf-8") for file in folder.glob("server*.conf"))
+    return any(line.startswith(MONITORING) for text in texts for line in text.splitlines())
 
 
 def _shares_host(site: Site, at: int) -> bool:
@@ -258,7 +283,7 @@ def _is_address(text: str | None) -> bool:
         return False
 
 
-def _print_written(site: Site, out: Path, written: Written, *, is_first: bool) -> None:
+def _print_written(site: Site, out: Path, written: Written, *, is_first: bool, needs_restart: bool) -> None:
     for path in written.configuration:
         print_out(path)
     for name in written.contexts:
@@ -291,7 +316,7 @@ def _print_written(site: Site, out: Path, written: Written, *, is_first: bool) -
     print_err(f"next: nats-server -c {first}")
     if site.clustered:
         print_err(f"      and on the other machines so, each with its own file, up to server-{len(site.servers)}.conf")
-    if not is_first:
+    if not is_first and not needs_restart:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
         print_err(
             f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)"
@@ -305,6 +330,21 @@ def _print_written(site: Site, out: Path, written: Written, *, is_first: bool) -
         )
         print_err(
             f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}"
+        )
+
+
+def _print_monitoring(site: Site, *, asked: bool, changes: bool) -> None:
+    """Print who reads the monitoring port, and what nats-server needs where the port changed."""
+    if site.monitor and not asked:
+        print_err(
+            "warning: the servers' monitoring port stays open, as it was: every user of a server's machine can read "
+            "it, and every job there; --no-monitor closes it"
+        )
+    if changes:
+        print_err(
+            f"warning: the servers' monitoring port {'opens' if site.monitor else 'closes'} with this configuration: a "
+            "nats-server that runs already refuses to reload it, and so all that is new in it, such as keys; restart "
+            "the servers, one after another"
         )
 
 
