@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
+from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
@@ -284,6 +285,10 @@ class Draft:
             workers.add(worker.num)
         else:
             workers.discard(worker.num)
+
+    def may(self, kind: type[Act]) -> bool:
+        """Return whether acts of this class may be written: older schedulers that follow the ledger know them."""
+        return self.state.level >= kind.LEVEL
 
     def add(self, act: AnyAct) -> None:
         if self.steps or self.accepts:

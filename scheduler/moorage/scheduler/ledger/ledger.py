@@ -31,11 +31,10 @@ from moorage.bus.jetstream import (
     StreamInfo,
     wall_seconds,
 )
-from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.fold import check_format, fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.pacing.reminders import AGAIN_S, Reminders
 from moorage.scheduler.pacing.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
@@ -315,7 +314,7 @@ class Ledger:
         `ledger_id` is the id of a new ledger; an existing one keeps its own.
         """
         record = Record(
-            state.level if state.ledger_id else FORMAT,
+            state.level if state.ledger_id else records.FORMAT,
             state.epoch + 1,
             self._leader,
             0,

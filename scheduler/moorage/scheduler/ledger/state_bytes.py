@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger import facts, fairshare, records
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
-from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
+from moorage.scheduler.core.ledger.records import FORMAT_MIN
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
@@ -64,18 +64,19 @@ class OtherSnapshot(BadSnapshot):
 
 def dump(state: State) -> bytes:
     """Return the whole ledger state as msgpack, without soft fields."""
+    level = state.level
     job_of, replica_of, worker_of = Job.LASTING.dump, Replica.LASTING.dump, Worker.LASTING.dump
     snapshot = _Snapshot(
-        FORMAT_ABOVE_LEVEL + state.level,
-        State.LASTING.dump(state),
-        [(job_of(job), [replica_of(each) for each in job.rows.values()]) for job in state.jobs.values()],
+        FORMAT_ABOVE_LEVEL + level,
+        State.LASTING.dump(state, level),
+        [(job_of(job, level), [replica_of(row, level) for row in job.rows.values()]) for job in state.jobs.values()],
         list(state.ended),
-        [Tenant.LASTING.dump(tenant) for tenant in state.tenants.values()],
+        [Tenant.LASTING.dump(tenant, level) for tenant in state.tenants.values()],
         [
-            (worker_of(each), [Attempt.LASTING.dump(m) for m in each.attempts.values()])
+            (worker_of(each, level), [Attempt.LASTING.dump(m, level) for m in each.attempts.values()])
             for each in state.workers.values()
         ],
-        [Schedule.LASTING.dump(row) for rows in state.schedules.values() for row in rows.values()],
+        [Schedule.LASTING.dump(row, level) for rows in state.schedules.values() for row in rows.values()],
         state.finished.dump(),
         ROW_BYTES,
     )
@@ -95,10 +96,10 @@ def load(snapshot: bytes) -> State:
     try:
         format_ = _decode_format(_parts_of(snapshot)[0])
         level = format_ - FORMAT_ABOVE_LEVEL
-        if not FORMAT_MIN <= level <= FORMAT:
-            newer = level > FORMAT
+        if not FORMAT_MIN <= level <= records.FORMAT:
+            newer = level > records.FORMAT
             next_ = "use a newer release" if newer else "begin with a new ledger (0.3 is unreleased)"
-            reads = " to ".join(str(FORMAT_ABOVE_LEVEL + each) for each in sorted({FORMAT_MIN, FORMAT}))
+            reads = " to ".join(str(FORMAT_ABOVE_LEVEL + each) for each in sorted({FORMAT_MIN, records.FORMAT}))
             raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {reads}: {next_}")
         return _loaded(_decode(snapshot))
     # any damage is possible, as rows refer to each other by number
@@ -125,6 +126,8 @@ def _loaded(found: Any) -> State:
         state.wishes = max(state.wishes, schedule.wish)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
+    if state.level < facts.LEVEL:
+        facts.find_all(state)
     _digest_rows(state)
     if state.digest != digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {digest:x}")
@@ -134,6 +137,7 @@ def _loaded(found: Any) -> State:
 def _load_job(state: State, values: Sequence[Any], replicas: list[Sequence[Any]]) -> None:
     job = new_job(*Job.LASTING.arguments(values))
     Job.LASTING.fill(job, values)
+    job.folded = job.rev
     for nth, each in enumerate(replicas):
         replica = Replica(job, *Replica.LASTING.arguments(each))
         Replica.LASTING.fill(replica, each)
@@ -198,16 +202,8 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
 
 
 def _digest_rows(state: State) -> None:
-    rows: list[Job | Replica | Worker | Attempt | Tenant | Schedule] = []
-    for job in state.jobs.values():
-        rows += (job, *job.rows.values())
-    for worker in state.workers.values():
-        rows += (worker, *worker.attempts.values())
-    rows += state.tenants.values()
-    for schedules in state.schedules.values():
-        rows += schedules.values()
     total = state.finished.row
-    for row in rows:
-        row.row = row.digest_row()
+    for row in state.rows():
+        row.row = row.digest_row(state.level)
         total += row.row
     state.digest = total & 0xFFFFFFFFFFFFFFFF

@@ -332,7 +332,7 @@ def test_a_record_of_which_a_row_has_no_number_is_taken_back_and_the_term_goes_o
 ) -> None:
     """As a number that is too large for the digest: such a request ended the term, and each one after it."""
     drive.submit("before", gpu={})
-    raises_for(monkeypatch, Job, "digest_row", lambda job: job.name == POISON)
+    raises_for(monkeypatch, Job, "digest_row", lambda job, _: job.name == POISON)
     reply = drive.offer_submit(POISON, gpu={})
     drive.tick()
     assert drive.answers[reply]["code"] == "internal"

@@ -12,9 +12,8 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.fleet.host import HostClass
-from moorage.scheduler.core.ledger import fold
+from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.records import FORMAT
-from moorage.scheduler.core.operate import orders
 from moorage.scheduler.ledger.recording import CannotReplay, RecordedEngine, Recorder, replay
 from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import SUBJECTS, Driving
@@ -72,8 +71,7 @@ def test_every_decision_comes_out_byte_for_byte(tmp_path: Path) -> None:
 def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announced_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (orders, fold):
-        monkeypatch.setattr(module, "FORMAT", FORMAT + 1)
+    monkeypatch.setattr(records, "FORMAT", FORMAT + 1)
     drive, recorder = Driving(), Recorder(tmp_path / "leader.rec")
     begins = drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, None
     drive.engine = RecordedEngine(recorder, *begins)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import FORMAT
@@ -16,6 +17,7 @@ from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Te
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.ranges import ONE
+from tests.levels import NEXT
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
 
@@ -93,9 +95,10 @@ def test_a_snapshot_follows_the_feature_level(monkeypatch: pytest.MonkeyPatch) -
     drive = busy()
     earlier = snapshots.dump(drive.state)
     with monkeypatch.context() as next_release:
-        next_release.setattr(snapshots, "FORMAT", FORMAT + 1)
+        next_release.setattr(records, "FORMAT", FORMAT + 1)
         assert snapshots.dump(drive.state) == earlier
         drive.state.level += 1
+        drive.state.digest = drive.state.full_digest()
         later = snapshots.dump(drive.state)
         assert [snapshots.load(each).level for each in (earlier, later)] == [FORMAT, FORMAT + 1]
     with pytest.raises(snapshots.OtherSnapshot, match="use a newer release"):
@@ -157,7 +160,7 @@ FOLLOW = {
     Schedule: {"row"},
 }
 SOFT = {
-    Job: {"shape", "deadline_ms", "key", "told", "always", "own_subject", "since_ms", "extra", "derived"},
+    Job: {"shape", "deadline_ms", "key", "told", "folded", "always", "own_subject", "since_ms", "extra", "derived"},
     Replica: {"nth"},
     Attempt: {"missed", "runs_as"},
     Worker: {"pool", "pool_of"},
@@ -178,6 +181,7 @@ def rows() -> list[Job | Replica | Attempt | Worker | Tenant]:
 def test_every_field_of_a_row_lasts_or_follows_or_is_soft(kind: type[Job]) -> None:
     lasting = {name for name in (*kind.LASTING.made, *kind.LASTING.always, *kind.LASTING.seldom) if "." not in name}
     lasting -= {"is_current", "usage_text"}
+    lasting |= {name for fields in kind.LASTING.later.values() for name in fields}
     assert lasting.isdisjoint(FOLLOW[kind] | SOFT.get(kind, set()))
     assert lasting | FOLLOW[kind] | SOFT.get(kind, set()) == set(kind.__slots__)
 
@@ -185,11 +189,13 @@ def test_every_field_of_a_row_lasts_or_follows_or_is_soft(kind: type[Job]) -> No
 def test_a_new_row_has_the_defaults_of_its_list_and_its_digest_counts_what_differs() -> None:
     other = {int: 3, bool: True, str: "4"}
     for row in rows():
-        plain = row.digest_row()
-        for name, (kind, default) in row.LASTING.seldom.items():
+        plain, later = row.digest_row(NEXT), row.LASTING.later.get(NEXT, {})
+        for name, (kind, default) in {**row.LASTING.seldom, **later}.items():
             assert getattr(row, name) == default, f"{type(row).__name__}.{name}"
             if name in COUNTED:
                 continue
+            before = row.digest_row(FORMAT)
             setattr(row, name, other.get(kind, ((1, 2),)) if name != "unwell" else {1: ("xid", "", 0, 0)})
-            assert row.digest_row() != plain, f"{type(row).__name__}.{name}"
+            assert row.digest_row(NEXT) != plain, f"{type(row).__name__}.{name}"
+            assert (row.digest_row(FORMAT) == before) is (name in later), f"{type(row).__name__}.{name}"
             setattr(row, name, default)

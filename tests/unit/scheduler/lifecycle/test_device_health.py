@@ -614,9 +614,9 @@ def test_a_ledger_without_any_of_this_keeps_its_digest() -> None:
         fold(state, decode_record(payload), seq)
     worker = state.workers["w0"]
     attempt = next(iter(worker.attempts.values()))
-    before = (worker.digest_row(), attempt.digest_row(), state.jobs[1].digest_row())
+    before = (worker.digest_row(1), attempt.digest_row(1), state.jobs[1].digest_row(1))
     worker.unwell[0] = ("xid", "", 1, 1)
     attempt.notice_s = 1
     state.jobs[1].avoid = ((0, 1),)
-    after = (worker.digest_row(), attempt.digest_row(), state.jobs[1].digest_row())
+    after = (worker.digest_row(1), attempt.digest_row(1), state.jobs[1].digest_row(1))
     assert all(one != other for one, other in zip(before, after, strict=True))

@@ -569,11 +569,11 @@ def test_an_order_is_in_the_digest() -> None:
     before = drive.state.digest
     drive.order("hold", job="j")
     drive.order("limit", gpus=1)
-    with_orders = (job.digest_row(), tenant.digest_row())
+    with_orders = (job.digest_row(1), tenant.digest_row(1))
     job.hold = None
     tenant.gpus_max = 2
-    assert job.digest_row() != with_orders[0]
-    assert tenant.digest_row() != with_orders[1]
+    assert job.digest_row(1) != with_orders[0]
+    assert tenant.digest_row(1) != with_orders[1]
     assert drive.state.digest != before
 
 

@@ -263,7 +263,7 @@ def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
     assert times(drive, "j") == {"PLACED": 501, "CLAIMED": 120, "RUNNING": 120, "SUCCEEDED": 0}
 
 
-def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
+def test_each_run_of_a_record_began_when_it_did_and_none_before_its_placement() -> None:
     drive = Driving.with_hosts(2, auto=False)
     drive.submit("j", gpu={}, replicas=2, retries=1)
     drive.tick(50)
@@ -272,9 +272,7 @@ def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
     drive.send("w0", ReportFrame(drive.workers["w0"].session, 1, reports))
     drive.tick()
     assert times(drive, "j", 1)["RUNNING"] == 51, "when it was placed"
-    assert times(drive, "j")["RUNNING"] == 0, "the end of replica 1 is written before it"
-    history = drive.job("j").history
-    assert [row[AT_MS] for row in history] == sorted(row[AT_MS] for row in history)
+    assert times(drive, "j")["RUNNING"] == 30, "though the end of replica 1 is written before it"
     assert drive.replica("j", 1).retries == 1
 
 

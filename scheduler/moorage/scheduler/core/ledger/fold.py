@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.folding import ACCEPT, ACT, MORE_NAMED, Folded, FoldError, Folding
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN, STEP_WIDTH
+from moorage.scheduler.core.ledger.records import FORMAT_MIN, STEP_WIDTH
 from moorage.scheduler.core.ledger.state import State
 
 
@@ -31,11 +32,10 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 
 def check_format(record: Record, seq: int) -> None:
     """Raise `FoldError` if this release does not know the record's format: it may mean anything."""
-    if not FORMAT_MIN <= record.format <= FORMAT:
-        other = "a newer" if record.format > FORMAT else "an older"
-        raise FoldError(
-            f"record {seq} has format {record.format}; this release reads {FORMAT_MIN} to {FORMAT}: use {other} release"
-        )
+    if not FORMAT_MIN <= record.format <= records.FORMAT:
+        other = "a newer" if record.format > records.FORMAT else "an older"
+        reads = f"{FORMAT_MIN} to {records.FORMAT}"
+        raise FoldError(f"record {seq} has format {record.format}; this release reads {reads}: use {other} release")
 
 
 def begin(state: State, record: Record, seq: int) -> Folding:

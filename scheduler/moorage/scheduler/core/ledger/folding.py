@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger import fairshare
@@ -33,7 +31,6 @@ from moorage.scheduler.core.ledger.records import (
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
-    AT_MS,
     AT_RUNNING,
     CLAIMED,
     FAILURES,
@@ -110,6 +107,7 @@ class Folding:
         "format",
         "notes",
         "out",
+        "raised",
         "replicas",
         "rows",
         "seq",
@@ -129,6 +127,7 @@ class Folding:
         self.attempts: dict[Attempt, None] = {}
         self.rows: dict[Worker | Tenant, None] = {}
         self.finished: list[tuple[bytes, bytes, int, int]] = []  # rows that the table of finished jobs gets
+        self.raised = False  # it raises the feature level: what lasts from that level on is counted in all rows
         self.expired = 0  # how many of its oldest it loses then
         #: the acts and new jobs of a whole record that its steps name
         self.acts: Iterator[Any] = iter(())
@@ -168,9 +167,10 @@ class Folding:
             if job.preempts is not None and job.live == 0:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
-        self._weighed = [*self.replicas, *jobs, *self.attempts, *self.rows]
-        self._numbers = [0 if IS_TERMINAL[each.state] else each.digest_row() for each in self.replicas]
-        self._numbers += [each.digest_row() for each in self._weighed[len(self.replicas) :]]
+        level, rows = state.level, state.rows() if self.raised else (*jobs, *self.attempts, *self.rows)
+        self._weighed = [*self.replicas, *rows]
+        self._numbers = [0 if IS_TERMINAL[each.state] else each.digest_row(level) for each in self.replicas]
+        self._numbers += [each.digest_row(level) for each in self._weighed[len(self.replicas) :]]
 
     def _renew_digest(self) -> None:
         """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""
@@ -182,6 +182,7 @@ class Folding:
         for job in out.jobs.values():
             if len(job.history) >= HISTORY_MAX:
                 self.shorten_history(job)
+            job.folded = job.rev
             # a job may leave memory only once all replicas have ended and all devices were reported free
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
@@ -248,7 +249,7 @@ class Folding:
         history, replicas = job.history, min(job.size, LISTED_MAX)
         most = HISTORY_MAX + HISTORY_MAX_REPLICA * replicas
         if len(history) >= most:
-            said = bisect_left(history, self.time, key=itemgetter(AT_MS))
+            said = len(history) - (job.rev - job.folded)  # each revision is a row
             unwritten = HISTORY_PART + HISTORY_PART_REPLICA * replicas
             del history[: max(0, min(len(history) - most * 3 // 4, said - unwritten))]
 
@@ -391,6 +392,7 @@ class Folding:
         if c & PREEMPTIBLE:
             attempt.preemptible = True
             state.preemptibles += 1
+        attempt.began_ms = self.time
         replica.attempt = worker.attempts[name] = attempt
         if c > _MODE_MASK:
             attempt.rate_milli = c >> MODE_BITS
@@ -421,7 +423,7 @@ class Folding:
             attempt.mask,
             attempt.fence,
         )
-        began = self._began(job, b)
+        attempt.began_ms = began = self._began(attempt, b)
         job.history += (
             (rev + 1, began, index, no, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, began, index, no, RUNNING, worker, mask, 0, "", fence, by),
@@ -441,7 +443,7 @@ class Folding:
             job.master = self.notes[c - 1]
         attempt.phase = AT_CLAIMED
         self.attempts[attempt] = None
-        self._move(job, replica, CLAIMED, 0, "", attempt, by, self._began(job, a) if a else -1)
+        self._move(job, replica, CLAIMED, 0, "", attempt, by, self._began(attempt, a))
 
     def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
@@ -449,13 +451,15 @@ class Folding:
         self.attempts[attempt] = None
         job.started = True
         attempt.address = self._note(c)
-        self._move(job, replica, RUNNING, 0, attempt.address, attempt, by, self._began(job, a) if a else -1)
+        attempt.began_ms = began = self._began(attempt, a)
+        self._move(job, replica, RUNNING, 0, attempt.address, attempt, by, began)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
         if replica.state not in TELLS_READY or a not in (0, 1) or attempt.ready is bool(a):
             raise self._illegal(replica, replica.state)
         attempt.ready = bool(a)
+        attempt.ever_ready = True  # a worker reports one that is not ready only after it was
         self.attempts[attempt] = None
         job.rev = rev = job.rev + 1  # it stays in its state
         told = (rev, self.time, replica.index, replica.attempt_no, READY if a else NOT_READY, -1, 0, 0)
@@ -581,9 +585,9 @@ class Folding:
 
     # ------------------------------------------------------------------------------------- what they share
 
-    def _began(self, job: Job, ran_ms: int) -> int:
-        """Return when an attempt began that has run for so many ms: not before the last change of its job."""
-        return max(job.history[-1][AT_MS], self.time - ran_ms) if ran_ms and job.history else self.time
+    def _began(self, attempt: Attempt, ran_ms: int) -> int:
+        """Return when an attempt began that has run for so many ms: not before its placement."""
+        return max(attempt.began_ms, self.time - ran_ms) if ran_ms else self.time
 
     def _move(
         self,

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.acts import AnyAct, Unknown
-from moorage.scheduler.core.ledger.records import FORMAT
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
@@ -64,7 +64,7 @@ def decode_record(payload: bytes) -> Record:
     except msgspec.ValidationError:
         fields = _decode_list(payload)
         head = fields[:_HEAD]
-        if len(head) == _HEAD and all(type(each) is int for each in head) and head[0] > FORMAT:
+        if len(head) == _HEAD and all(type(each) is int for each in head) and head[0] > records.FORMAT:
             return Record(*head)
         acts = msgspec.convert(fields[_ACTS_AT : _ACTS_AT + 1], list[list[list[Any]]])
         if not acts:

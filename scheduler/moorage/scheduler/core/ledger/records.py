@@ -13,7 +13,9 @@ from moorage.schemas import actors
 from moorage.schemas.printable import stripped
 
 #: the newest record format, equal to the newest feature level. A leader writes at the ledger's level, which an operator
-#: raises once every scheduler can fold the next one
+#: raises once every scheduler can fold the next one. What is prepared for the level behind it (acts whose `LEVEL` that
+#: is, fields in `Lasting.later`) is off until a release raises this number, so two builds never differ under one level.
+#: It is read as `records.FORMAT`, for tests of the next level
 FORMAT: Final = 1
 #: the oldest record format that this release folds
 FORMAT_MIN: Final = 1

@@ -63,5 +63,5 @@ class Schedule:
         {"live": (list[str], [])},
     )  # fmt: skip
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         return number_of(("schedule", *self.LASTING.values(self)))

@@ -298,6 +298,7 @@ class Job:
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
     key: bytes = b""  # soft: `finished.job_key`, once computed
     told: int = 0  # soft: revision up to which events were sent
+    folded: int = 1  # soft: its revision at the end of the last record that changed it
     always: bool | None = None  # soft: whether its replicas start again even after they ended well
     own_subject: bool | None = None  # soft: whether its events also go to its own subject
     #: soft: ledger ms since which it may start, or may start more after it had `max_running`
@@ -335,7 +336,7 @@ class Job:
         },
     )  # fmt: skip
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         row = number_of(
             (
                 self.num,
@@ -564,7 +565,7 @@ class Replica:
         },
     )  # fmt: skip
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         row = number_of(
             (
                 self.job.num,
@@ -607,6 +608,10 @@ class Attempt:
     preemptible: bool = False  # it ends for jobs that are not, and for frozen ones that need its devices
     ready: bool = False  # its worker has seen that it is ready for work
     address: str = ""  # `address:port,port` at which its own ports are reached
+    #: ledger ms of its placement and, once it has started, of its start. Time in which it was frozen counts, as it does
+    #: for its limits
+    began_ms: int = 0
+    ever_ready: bool = False  # its worker has seen it ready for work at some time
     row: int = 0
     missed: int = 0  # soft: consecutive renewals that did not list it
     runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
@@ -632,9 +637,10 @@ class Attempt:
             "ready": (bool, False),
             "address": (str, ""),
         },
+        {2: {"began_ms": (int, 0), "ever_ready": (bool, False)}},
     )  # fmt: skip
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         row = number_of(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
@@ -643,7 +649,8 @@ class Attempt:
         row = number_of((row, "freeze", self.wakes)) if self.freeze else row
         row = number_of((row, "leased", self.home, self.leased)) if self.leased or self.mask != self.home else row
         row = number_of((row, "ready", self.ready, self.address)) if self.ready or self.address else row
-        return number_of((row, "preemptible")) if self.preemptible else row
+        row = number_of((row, "preemptible")) if self.preemptible else row
+        return row if level < 2 else number_of((row, "facts", self.began_ms, self.ever_ready))
 
 
 def code_of(to: int | None, code: int) -> int | None:
@@ -759,7 +766,7 @@ class Worker:
         },
     )  # fmt: skip
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         row = number_of((self.num, self.n, self.no, self.session, self.flag, self.quarantined))
         if self.unwell or self.well or self.window is not None:
             row = number_of((row, "health", sorted(self.unwell.items()), self.well, self.well_n, self.window))
@@ -822,7 +829,7 @@ class Tenant:
         },
     )
 
-    def digest_row(self) -> int:
+    def digest_row(self, level: int) -> int:
         row = number_of((self.name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
         if self.ordered:
             row = number_of((row, "orders", self.hold, self.limit, self.gpus_max, self.jobs_max))
@@ -939,19 +946,18 @@ class State:
         for worker in self.workers.values():
             yield from worker.attempts.values()
 
+    def rows(self) -> Iterator[Job | Replica | Attempt | Worker | Tenant | Schedule]:
+        """Yield all rows that count in the digest, but for those of the table of finished jobs."""
+        for job in self.jobs.values():
+            yield job
+            yield from job.rows.values()
+        yield from self.attempts()
+        yield from self.workers.values()
+        yield from self.tenants.values()
+        for rows in self.schedules.values():
+            yield from rows.values()
+
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
-        total = self.finished.row
-        for job in self.jobs.values():
-            total += job.digest_row()
-            for replica in job.rows.values():
-                total += replica.digest_row()
-        for attempt in self.attempts():
-            total += attempt.digest_row()
-        for worker in self.workers.values():
-            total += worker.digest_row()
-        for tenant in self.tenants.values():
-            total += tenant.digest_row()
-        for rows in self.schedules.values():
-            total += sum(row.digest_row() for row in rows.values())
+        total = self.finished.row + sum(row.digest_row(self.level) for row in self.rows())
         return total & 0xFFFFFFFFFFFFFFFF

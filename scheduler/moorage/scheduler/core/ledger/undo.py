@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize
+from moorage.scheduler.core.ledger.acts.ledger import Level
 from moorage.scheduler.core.ledger.acts.schedule import AddSchedule, RemoveSchedule
 from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife, Hold, Unhold
 from moorage.scheduler.core.ledger.acts.worker import Flag, Forget, Known, Shut, Window
@@ -28,7 +29,7 @@ _GONE: Final = object()  # stands for a value where a table has no such key
 _WHOLE: Final = object()  # stands for a key: the value is a copy of the table
 #: fields that no fold changes before `Folding.end`, or that are soft
 _STAY: Final = frozenset({
-    "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
+    "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "folded", "shape", "always",
     "own_subject", "deadline_ms", "over", "index", "nth", "worker", "replica", "home", "mode", "missed",
     "runs_as", "id", "pool", "pool_of",
 })  # fmt: skip
@@ -166,6 +167,13 @@ class Undo:
                 self._job(job)
         elif isinstance(act, HalfLife):
             self._all_tenants()
+        elif isinstance(act, Level):
+            for job in state.jobs.values():
+                self._job(job)
+                for replica in job.rows.values():
+                    self.replica(job, replica)
+                for attempt in job.attempts:
+                    self._attempt(attempt)
         if isinstance(act, Known):
             self._key(state.workers, act.id)
             self._key(state.worker_by_num, act.worker)

@@ -11,9 +11,9 @@ from msgspec import UnsetType
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.records import FORMAT, Mode
+from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
     RESUME,
@@ -226,13 +226,13 @@ class Orders:
         now, wanted = self.state.level, asked.level
         if wanted == now:
             return Done("feature-level", False, level=now)
-        if wanted < now or wanted > FORMAT:
+        if wanted < now or wanted > records.FORMAT:
             return problem(
                 "failed-precondition",
-                f"the feature level is {now}, and this scheduler's release knows levels up to {FORMAT}",
+                f"the feature level is {now}, and this scheduler's release knows levels up to {records.FORMAT}",
                 field="$.level",
                 found=wanted,
-                allowed=f"{now}..{FORMAT}",
+                allowed=f"{now}..{records.FORMAT}",
                 next="a level is never lowered" if wanted < now else "upgrade the schedulers first",
             )
         behind = sorted(name for name, level in announced.items() if level < wanted)

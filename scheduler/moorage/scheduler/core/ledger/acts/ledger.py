@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from moorage.scheduler.core.ledger import facts
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 
@@ -34,7 +35,10 @@ class Resign(Act, tag="resign"):
 
 
 class Level(Act, tag="level"):
-    """An operator raises the ledger's feature level, from this record on."""
+    """An operator raises the ledger's feature level, from this record on: it is written at the new level.
+
+    What lasts from that level on is found in the histories, by each who folds it alike, and counts in the digest.
+    """
 
     IS_DECISION: ClassVar[bool] = True
     level: int
@@ -42,7 +46,10 @@ class Level(Act, tag="level"):
     why: str
 
     def fold(self, folding: Folding) -> None:
-        folding.state.level = self.level
+        state = folding.state
+        if state.level < facts.LEVEL <= self.level:
+            facts.find_all(state)
+        state.level, folding.raised = self.level, True
 
 
 class Snapshot(Act, tag="snapshot"):

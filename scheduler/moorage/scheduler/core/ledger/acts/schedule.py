@@ -94,7 +94,7 @@ class Ran(OfSchedule, tag="ran"):
 
 def put(state: State, changed: Schedule) -> None:
     """Replace a schedule's part of the state's digest."""
-    new = changed.digest_row()
+    new = changed.digest_row(state.level)
     state.digest = (state.digest + new - changed.row) & 0xFFFFFFFFFFFFFFFF
     changed.row = new
 
