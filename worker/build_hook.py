@@ -1,8 +1,9 @@
-"""Puts the worker's compiled programs into the wheel, or into the sources where the installation is editable.
+"""Puts the worker's compiled programs into the wheel, or into the sources where the installation is editable; writes
+into sdist and wheel which build they are, since no git is where they are installed.
 
-They are two small C programs (decisions 0118 and 0140) and the limiter, a library (0157), built wherever there is a C
-compiler, by `pip install .` and `pip install -e .` alike. Without a compiler the wheel is pure Python: a worker starts
-jobs more slowly, its containers get no secrets, and it has no limiter.
+The programs are two small C programs (decisions 0118 and 0140) and the limiter, a library (0157), built wherever there
+is a C compiler, by `pip install .` and `pip install -e .` alike. Without a compiler the wheel is pure Python: a worker
+starts jobs more slowly, its containers get no secrets, and it has no limiter.
 
 `MOORAGE_PROGRAMS` says otherwise: `none` builds the pure wheel where there is a compiler, `all` fails where a program
 cannot be built.
@@ -21,6 +22,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOM = Path("worker")
+BUILD_FILE = Path("moorage", "system", "build.txt")
 WORKER = Path("moorage", "worker")
 PROGRAMS = {
     WORKER / "supervisor" / "launcher.bin": "jobs will start more slowly",
@@ -30,7 +32,7 @@ PROGRAMS = {
 
 
 class ProgramsHook(BuildHookInterface[Any]):
-    """Each stands beside its source."""
+    """Each program is beside its source, and `build.txt` beside `build.py`."""
 
     PLUGIN_NAME = "custom"
 
@@ -43,7 +45,11 @@ class ProgramsHook(BuildHookInterface[Any]):
                 self._build(program, Path(self.root, ROOM, program))
             return
         self._made = TemporaryDirectory(prefix="moorage-programs-")
-        if self._wanted == "none":
+        named = Path(self._made.name).resolve() / BUILD_FILE.name
+        named.write_text(f"{self.metadata.version}\n")
+        inside = Path("system") / BUILD_FILE if self.target_name == "sdist" else BUILD_FILE
+        build_data["force_include"][str(named)] = inside.as_posix()
+        if self.target_name == "sdist" or self._wanted == "none":
             return
         for program in PROGRAMS:
             made = Path(self._made.name).resolve() / program.name

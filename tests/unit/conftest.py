@@ -7,6 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
+from moorage.system.build import build
+
 #: the audit events of Python for a program that begins; a fork alone is none: the leader's what-if is one
 STARTS = frozenset(
     {"subprocess.Popen", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "pty.spawn"}
@@ -21,6 +23,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse)
+build()  # a checkout asks git for it, once a process
 
 
 @pytest.hookimpl(wrapper=True)

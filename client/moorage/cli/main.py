@@ -110,9 +110,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def version() -> str:
-    from moorage.schemas.release import RELEASE
+    from moorage.system.build import build
 
-    return RELEASE
+    return build()
 
 
 def _before_command(words: Sequence[str]) -> Sequence[str]:

@@ -31,7 +31,7 @@ from moorage.schemas.errors import CODES, Details, Fault, MoorageError, Problem,
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 from moorage.schemas.names import exactly, word_of
 from moorage.schemas.reasons import REASONS
-from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 
 if TYPE_CHECKING:
     from moorage.client.follow.job_history import Result
@@ -411,7 +411,7 @@ def unread_answer(error: msgspec.ValidationError, data: Mapping[str, Any] | None
     return ClientError(
         client_problem(
             "unread-answer",
-            f"this client is of release {RELEASE}, and cannot read the scheduler's answer: {error}",
+            f"this client is of release {build()}, and cannot read the scheduler's answer: {error}",
             next_step=f"use a client of {use}",
         )
     )

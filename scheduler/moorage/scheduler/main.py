@@ -46,6 +46,7 @@ from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.settings import DEFAULT, Found, as_words, declared, read_file, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
+from moorage.system.build import build
 from moorage.system.logged import begin_log, log_problem
 from moorage.system.loops import loop_factory
 from moorage.system.notify import managed
@@ -216,7 +217,7 @@ def run(
 
 def log_settings(found: Mapping[str, Found]) -> None:
     """Log the settings that differ from the defaults with their source, and unknown variables."""
-    log.info("settings: %s", as_words(found) or "defaults")
+    log.info("moorage %s; settings: %s", build(), as_words(found) or "defaults")
     for name in unknown_variables(SECTION, found):
         log.warning("%s is not a setting and has no effect", name)
     if found["ranker"].source == DEFAULT and found["ranker"].value != RANKER_DEFAULT:

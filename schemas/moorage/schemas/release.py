@@ -1,8 +1,9 @@
 """The release of moorage, and which releases work together: a scheduler and its workers at most one minor version
 apart.
 
-`RELEASE` is the one place that has the version; the package's metadata and every frame take it from here. Patch
-versions and their suffixes (rc1, .dev3, +local) make no difference.
+`RELEASE` is the one place that has the version: of the release that this tree is, or becomes. `moorage.system.build`
+adds the commit, for the package's metadata and for frames. Patch versions and their suffixes (rc1, .dev3, +local) make
+no difference.
 """
 
 from __future__ import annotations

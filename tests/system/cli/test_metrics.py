@@ -34,6 +34,8 @@ from moorage.schemas.cells import STATES
 from moorage.schemas.errors import CODES, MoorageError, Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.operate import Limit, TenantRow
+from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 from tests.system.cli.node import Lines, Node, moorage, node_on, start
 from tests.system.services.members import FUNCTIONS
 from tests.waiting import until
@@ -348,15 +350,18 @@ def test_what_only_counts_up_is_a_counter() -> None:
 
 
 def test_who_stands_by_who_is_not_heard_what_was_refused_and_what_history_lacks_are_told() -> None:
-    schedulers = [SchedulerRow(scheduler="a", leads=True), SchedulerRow(scheduler="b")]
+    schedulers = [SchedulerRow(scheduler="a", leads=True, release="1"), SchedulerRow(scheduler="b", release="2")]
     follower = FollowerRow(behind=2, gaps=[[0, 1, 30], [2, 3, 12]])
-    workers = [WorkerInfo(worker=f"n{at}", state=state) for at, state in enumerate(("up", "lost", "left", "stale"))]
+    states = ("up", "lost", "left", "stale")
+    workers = [WorkerInfo(worker=f"n{at}", state=state, release="1") for at, state in enumerate(states)]
     fleet = structs.replace(EMPTY, schedulers=schedulers, follower=follower, workers=workers)
     told = metrics.families(metrics.Told(fleet, letters={"t": 3}))
     found = {(sample.name, *sample.labels.values()): sample.value for family in told for sample in family.samples}
     assert (found["moorage_standbys",], found["moorage_follower_behind_records",]) == (1, 2)
     assert (found["moorage_follower_gap_records",], found["moorage_dead_letters", "t"]) == (42, 3)
     assert {name[1] for name in found if name[0] == "moorage_worker_not_heard"} == {"n1", "n3"}
+    assert {name[1]: many for name, many in found.items() if name[0] == "moorage_running_builds"} == {"1": 3, "2": 1}
+    assert found["moorage_build_info", RELEASE, build()] == 1
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:

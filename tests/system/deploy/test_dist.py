@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 from tests.system.deploy.machines import ROOT, Machine, installed
 from tests.unit.docs.markdown import page
 
@@ -22,6 +22,7 @@ PROGRAMS: Final = {
     "moorage/worker/drivers/container/entry.bin",
     "moorage/worker/sharing/limiter/limiter.bin",
 }
+BUILD_FILE: Final = "moorage/system/build.txt"
 
 pytestmark = [pytest.mark.slow, pytest.mark.downloads]
 
@@ -33,8 +34,7 @@ def the(folder: Path, pattern: str) -> Path:
 
 def test_there_are_three_files_of_this_release(published: Path) -> None:
     names = sorted(file.name for file in published.iterdir())
-    assert all(name.startswith(f"moorage-{RELEASE}") for name in names)
-    assert [re.sub(r"^moorage-[\d.]+\d", "", name) for name in names] == [
+    assert [name.removeprefix(f"moorage-{build()}") for name in names] == [
         "-py3-none-any.whl",
         "-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
         ".tar.gz",
@@ -47,6 +47,7 @@ def test_the_wheels_have_the_same_files_but_for_the_compiled_programs(published:
 
     pure, compiled = files(the(published, "*-any.whl")), files(the(published, "*-manylinux*.whl"))
     assert compiled - pure == PROGRAMS
+    assert BUILD_FILE in pure
     assert pure < compiled
     with tarfile.open(the(published, "*.tar.gz")) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -80,7 +81,7 @@ def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launch
 
 def test_the_sdist_installs_where_there_is_no_compiler(published: Path, tmp_path: Path) -> None:
     machine = installed(tmp_path, str(the(published, "*.tar.gz")), CC="/nowhere/cc")
-    assert machine.run("moorage", "--version").split()[-1] == RELEASE
+    assert machine.run("moorage", "--version").split()[-1] == build()
 
 
 def test_from_a_clone_to_a_fleet_on_the_screen_by_the_readmes_two_commands(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 from tests.containers import why_no_docker
 from tests.system.deploy.parts import parts, why_no_parts
 from tests.system.deploy.wheels import bring_wheels
@@ -72,7 +72,7 @@ def image(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def test_it_runs_as_nobody_without_a_right_and_has_no_sources(image: str) -> None:
     bare = ("docker", "run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL")
-    assert run(*bare, image, "--version").split()[-1] == RELEASE
+    assert run(*bare, image, "--version").split()[-1] == build()
     shown = json.loads(run("docker", "image", "inspect", image))[0]["Config"]
     assert shown["User"] == "65532:65532"
     assert "MOORAGE_ALIVE_FILE" in str(shown["Healthcheck"])

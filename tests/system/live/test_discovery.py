@@ -15,6 +15,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats, ServiceVe
 
 from moorage.scheduler.leader.discovery import SERVICE
 from moorage.schemas.subjects import API_VERBS
+from moorage.system.build import build
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, Stack, caller, stack
 
@@ -62,7 +63,7 @@ async def test_the_leader_alone_is_found_and_says_what_it_serves_and_how_it_does
         [everybody] = await ask(acme.nc, ServiceVerb.PING, made)
         ping = ServicePing.from_dict(everybody)
         assert (everybody["type"], ping.name) == ("io.nats.micro.v1.ping_response", SERVICE)
-        assert ping.metadata == {"leader": "lead", "prefix": unique}
+        assert ping.metadata == {"leader": "lead", "prefix": unique, "build": build()}
         assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE) == [everybody]
         assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE, ping.id) == [everybody]
 

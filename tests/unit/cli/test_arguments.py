@@ -16,7 +16,7 @@ from moorage.cli.jobs.job_flags import JobFlags
 from moorage.cli.jobs.selectors import Chosen
 from moorage.cli.local.processes import SchedulerFlags
 from moorage.cli.verbs import all_verbs, below, find
-from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 
 
 def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_an_answer_that_this_release_cannot_read_is_an_error_without_a_traceback
     monkeypatch.setattr(ls, "with_client", of_a_later_release)
     assert main.run(["ls"]) == EXIT_FAILED
     told = " ".join(capsys.readouterr().err.split())
-    assert f"error[unread-answer]: this client is of release {RELEASE}, and cannot read the scheduler's answer" in told
+    assert f"error[unread-answer]: this client is of release {build()}, and cannot read the scheduler's answer" in told
 
 
 def test_a_verb_of_two_words_is_found_by_both(

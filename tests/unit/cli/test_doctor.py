@@ -52,6 +52,18 @@ def queued(mib: int) -> dict[str, object]:
     return {"request_queue": {"messages": 3, "bytes": mib << 20, "bytes_max": 1000 << 20}}
 
 
+def running(leads: str, **workers: str) -> dict[str, object]:
+    """Schedulers, the leader with this build and a standby with 0.3.0, and workers by their builds and states."""
+    rows = [(name, *f"{build} up".split()[:2]) for name, build in workers.items() if build]
+    return {
+        "schedulers": [{"scheduler": "s1", "release": leads, "leads": True}, {"scheduler": "s2", "release": "0.3.0"}],
+        "workers": [{"worker": name, "release": build, "state": state} for name, build, state in rows]
+        + [{"worker": name, "state": "up"} for name, build in workers.items() if not build],
+    }
+
+
+OTHERS = "other builds run: 0.3.0 on"
+SEVERAL = "several builds run: 0.3.0 on s2; 0.3.1 on"
 HOUR = 3_600_000
 
 
@@ -84,6 +96,21 @@ NOT_WRITTEN = "no history is written and no GPU time counted now: the stream has
         ("follower", counted(9, **STALLED, next=""), "warn", NOT_WRITTEN, "the log of the scheduler says"),
         ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": 4.9}]}, "", "", ""),
         ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": -3600}]}, "warn", "s2 is 1h behind", "chrony"),
+        ("builds", running("0.3.0", w1="0.3.0", w2="", w3="0.3.1 left"), "", "", ""),
+        (
+            "builds",
+            running("0.3.1", w1="0.3.0", w2="0.3.1"),
+            "warn",
+            "s1 leads with 0.3.1; other builds run: 0.3.0 on s2 w1",
+            "first",
+        ),
+        (
+            "builds",
+            running("", **{f"w{at}": f"0.3.{at > 0:d}" for at in range(5)}),
+            "warn",
+            "several builds run: 0.3.0 on s2 w0; 0.3.1 on w1 w2 w3 and 1 more",
+            "workers",
+        ),
         ("buckets", {}, "", "", ""),
         ("buckets", NO_BUCKETS, "warn", "can be made now for a, b, c, …: insufficient storage", "make room"),
         ("queue-room", {}, "", "", ""),

@@ -28,6 +28,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
+    yield host.moorage()
     yield host.python()
     try:
         need_server("a scheduler or a worker")

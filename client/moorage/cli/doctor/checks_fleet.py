@@ -12,7 +12,7 @@ from moorage.cli.doctor.check import ANSWER_S_MAX, clock, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
-from moorage.client.view.checks import NAMES_MAX, Check, no_worker_is_up, of_leader
+from moorage.client.view.checks import AWAY, NAMES_MAX, Check, no_worker_is_up, of_leader
 from moorage.schemas.answers.fleet import FleetAnswer, StalledJob, WorkerInfo
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capabilities
 from moorage.schemas.errors import MoorageError
@@ -224,9 +224,6 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     yield operator
 
 
-_AWAY: Final = ("lost", "left")
-
-
 def of_fleet(fleet: FleetAnswer) -> Iterator[Check]:
     yield Check(
         "leader",
@@ -306,7 +303,7 @@ def _what_lacks(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
         names = [
             row.worker
             for row in rows
-            if not getattr(row.capabilities.get(DRIVER_DEFAULT, Capabilities()), capability) and row.state not in _AWAY
+            if not getattr(row.capabilities.get(DRIVER_DEFAULT, Capabilities()), capability) and row.state not in AWAY
         ]
         if names:
             found = f"{many(len(names), 'worker')} {means}{_named('', names)}"
@@ -325,7 +322,7 @@ def _device_fences(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
             for row in rows
             if row.gpus
             and row.capabilities.get(DRIVER_DEFAULT, Capabilities()).devices == devices
-            and row.state not in _AWAY
+            and row.state not in AWAY
         ]
         if names:
             yield Check("device-fence", "ok", f"on {many(len(names), 'worker')} {words}{_named('', names)}")
@@ -335,7 +332,7 @@ def _devices(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
     """Tell which GPUs get no jobs because of a fault, and of which a worker warns, by kind of fault."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        for trouble in row.troubles if row.state not in _AWAY else ():
+        for trouble in row.troubles if row.state not in AWAY else ():
             found.setdefault(trouble.kind, []).append((row.worker, trouble.detail))
     for kind, told in sorted(found.items()):
         what = f"{kind} on {many(len(told), 'GPU')}{_named('', sorted({worker for worker, _ in told}))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -80,8 +81,13 @@ def root_jobs() -> Check | None:
     return Check("root jobs", "ok", "a worker with these settings runs no process of a job as root")
 
 
-def python() -> Check:
+def moorage() -> Check:
+    from moorage.system.build import build
 
+    return Check("moorage", "ok", f"{build()}, in {sys.prefix}")
+
+
+def python() -> Check:
     return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")
 
 

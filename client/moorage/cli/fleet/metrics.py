@@ -21,6 +21,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, guarded, with_client
+from moorage.client.view.checks import running_builds
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.answers.letters import LettersAnswer
 from moorage.schemas.answers.operators import ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
@@ -29,6 +30,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
 from moorage.schemas.service import BATCH_SIZES, CALL_MS
+from moorage.system.build import build
 from moorage.system.logged import begin_log
 from moorage.system.notify import managed
 
@@ -153,7 +155,9 @@ def families(told: Told) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
     `moorage_build_info` and `moorage_up` 0 come."""
     fleet = told.fleet
-    yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
+    yield _many(
+        "build_info", "The release of this command, and its build.", ("release", "build"), {(RELEASE, build()): 1}
+    )
     yield _one("up", "Whether the leader answered.", fleet is not None)
     if fleet is None:
         return
@@ -198,6 +202,12 @@ def families(told: Told) -> Iterator[Metric]:
     if fleet.schedulers is not None:
         standbys = sum(not row.leads for row in fleet.schedulers)
         yield _one("standbys", "Schedulers that would take over from the leader.", standbys)
+    yield _many(
+        "running_builds",
+        "Schedulers and workers that run, by their build: more than one build is a fleet amid an upgrade.",
+        ("build",),
+        {name: len(who) for name, who in running_builds(fleet).items()},
+    )
     if (follower := fleet.follower) is not None:
         yield _one("follower_behind_records", "Records that usage and history do not have yet.", follower.behind)
         lacking = sum(records for _, _, records in follower.gaps)

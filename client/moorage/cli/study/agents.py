@@ -13,7 +13,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import error_line
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.release import RELEASE
+from moorage.system.build import build
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -60,7 +60,7 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
     from mcp.server import MCPServer
     from mcp_types import ToolAnnotations
 
-    server: MCPServer[Any] = MCPServer("moorage", version=RELEASE, instructions=INSTRUCTIONS, log_level="WARNING")
+    server: MCPServer[Any] = MCPServer("moorage", version=build(), instructions=INSTRUCTIONS, log_level="WARNING")
     wire = client._wire
 
     def offered(reads: bool) -> Callable[[Callable[P, Awaitable[Any]]], None]:

@@ -17,6 +17,8 @@ from moorage.schemas.units import many
 
 #: names in one line
 NAMES_MAX: Final = 3
+#: states of workers that do not run
+AWAY: Final = ("lost", "left")
 #: the part of its bytes at which the durable queue is nearly full
 FULL_PERCENT: Final = 80
 #: records that the ledger's follower may be behind: a restarted one has read more within seconds
@@ -50,6 +52,8 @@ def of_leader(figures: FleetAnswer) -> Iterator[Check]:
         yield _copies(figures.ledger_copies)
     if (schedulers := _schedulers(figures.schedulers or [])) is not None:
         yield schedulers
+    if (builds := _builds(figures)) is not None:
+        yield builds
     if (clocks := _clocks(figures.schedulers or [])) is not None:
         yield clocks
     if (ranking := _ranking(figures.schedulers or [])) is not None:
@@ -149,6 +153,41 @@ def _schedulers(rows: Sequence[SchedulerRow]) -> Check | None:
         "give all schedulers the same settings file, and restart the standbys with other settings; else "
         "those settings hold after a takeover",
     )
+
+
+def running_builds(figures: FleetAnswer) -> dict[str, list[str]]:
+    """Return who runs each build: schedulers, then workers that are neither lost nor left, by their names.
+
+    Workers that are not moorage's own name none, and are left out.
+    """
+    found: dict[str, list[str]] = {}
+    workers = [(row.worker, row.release) for row in figures.workers if row.state not in AWAY]
+    for name, build in [*((row.scheduler, row.release) for row in figures.schedulers or []), *workers]:
+        if build:
+            found.setdefault(build, []).append(name)
+    return found
+
+
+def _builds(figures: FleetAnswer) -> Check | None:
+    """Check that all of a fleet runs one build, as it does between two upgrades. Return None if it does."""
+    found = running_builds(figures)
+    if len(found) < 2:
+        return None
+    leads = next((row.release for row in figures.schedulers or [] if row.leads), "")
+    first = f"scheduler {figures.leader} leads with {leads}; " if leads else ""
+    others = [f"{build} on {_some(names)}" for build, names in found.items() if build != leads]
+    more = f" and {len(others) - NAMES_MAX} further builds" if len(others) > NAMES_MAX else ""
+    return Check(
+        "builds",
+        "warn",
+        f"{first}{'other builds run' if leads else 'several builds run'}: {'; '.join(others[:NAMES_MAX])}{more}",
+        "end the upgrade: first every scheduler, then the workers; moorage --version is the build of a host",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{' '.join(names[:NAMES_MAX])}{more}"
 
 
 def _clocks(rows: Sequence[SchedulerRow]) -> Check | None:

@@ -17,6 +17,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.release import RELEASE
 from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
+from moorage.system.build import build
 
 log = logging.getLogger("moorage.discovery")
 
@@ -46,7 +47,7 @@ class Discovery:
             "name": SERVICE,
             "id": id,
             "version": RELEASE,
-            "metadata": {"leader": leader, "prefix": subjects.prefix},
+            "metadata": {"leader": leader, "prefix": subjects.prefix, "build": build()},
         }
 
     async def open(self, world: Transport) -> list[Subscribed]:

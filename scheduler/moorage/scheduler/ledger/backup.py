@@ -33,8 +33,8 @@ from moorage.scheduler.ledger.one_copy import check_one_copy, try_copies
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.errors import MoorageError, problem
-from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
+from moorage.system.build import build
 
 MAGIC: Final = b"moorage-backup-1\n"
 HEADER_BYTES_MAX: Final = 4096
@@ -117,7 +117,7 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         len(state.jobs),
         len(state.workers),
         time.time(),
-        RELEASE,
+        build(),
         snapshot_digest(data),
         len(data),
         info.replicas,

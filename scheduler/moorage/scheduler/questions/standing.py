@@ -22,8 +22,8 @@ from moorage.schemas.answers.fleet import SchedulerRow
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Standing
-from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
+from moorage.system.build import build
 
 SAY_S: Final = 2.0
 #: a scheduler silent for this long no longer counts
@@ -68,7 +68,7 @@ class Standings:
         while True:
             ledger, leads = now()
             time_ms = int(time.time() * 1000)
-            frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads, self._settings, time_ms=time_ms)
+            frame = Standing(self._name, build(), records.FORMAT, ledger, leads, self._settings, time_ms=time_ms)
             with contextlib.suppress(BusError):
                 await self._world.send([(self._subject, encode(frame), "")])
             if leads:

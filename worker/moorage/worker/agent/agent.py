@@ -31,6 +31,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
+from moorage.system.build import build
 from moorage.worker.agent.attempt_claims import AttemptClaims
 from moorage.worker.agent.command_streams import CommandStreams
 from moorage.worker.agent.device_access_lost import CutOffWatch
@@ -638,7 +639,8 @@ class Agent:
     def _on_session_live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)
         if self.where:
-            log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
+            gpus = many(len(self.devices), "GPU")
+            log.info("joined as %s, %s, at %s; moorage %s", self.worker, gpus, self.where, build())
             if self.policy.leaves_root_open and not self.inventory.simulated:
                 log.warning("%s: %s; %s", self.worker, ROOT_OPEN, ROOT_FIX)
 

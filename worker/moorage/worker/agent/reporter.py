@@ -16,8 +16,8 @@ from moorage.schemas.capabilities import COUNTED, LIVE, LIVE_MEMORY, NEXT_ATTEMP
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import AGENT_STOPPED, Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
-from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
+from moorage.system.build import build
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_attempts import LostAttempts
@@ -171,7 +171,7 @@ class Reporter:
         return Hello(
             self.worker,
             self.boot,
-            release=RELEASE,
+            release=build(),
             hostname=facts.hostname,
             drivers=list(self.drivers),
             modes=list(settings.modes_offered),
