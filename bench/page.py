@@ -106,7 +106,7 @@ async def run() -> dict[int, tuple[float, float, float]]:
             job = await _start(env, "submit", "--gpu", "8xH100", "--replicas", "110", "--", "sleep", "3600")
             await job.communicate()
             page = await _start(env, "page", "--listen", "0")
-            port, key = (await _ready(page, r"page at http://127.0.0.1:(\S+?), until")).split("/?key=")
+            port, key = (await _ready(page, r"page at http://127.0.0.1:(\S+) \(until")).split("/?key=")
             cookie = await _enter(int(port), key)
             for tabs in TABS:
                 sent: list[int] = []

@@ -110,6 +110,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("use", "moorage.cli.jobs.use:use", "What a running job uses of its GPUs, over ten minutes."),
         Verb("top", "moorage.cli.top.verb:top", "The whole fleet on one screen, live or once."),
         Verb("page", "moorage.cli.page.verb:page", "The whole fleet as a page for browsers."),
+        Verb("page logout", "moorage.cli.page.logout:logout", "Log every browser out of a page."),
         Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),
         Verb("usage", "moorage.cli.fleet.usage:usage", "GPU time of a tenant or of all, by model and hour."),

@@ -14,7 +14,8 @@ from urllib.parse import urlencode
 
 from tests.system.cli.node import COMMAND_S_MAX, Lines, start
 
-_LINK: Final = re.compile(r"page at http://([\d.]+):(\d+)/(?:\?key=(\S+))?, until")
+_LINK: Final = re.compile(r"page at (https?://\S+?)/(?:\?key=(\S+))? \(until Ctrl-C\)")
+_PORT: Final = re.compile(r" at http://127\.0\.0\.1:(\d+)")
 ANSWER_S: Final = 30.0
 
 
@@ -35,8 +36,9 @@ class Got:
 class Served:
     """A page at `port`; `key` is the secret of its link, "" without one."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, key: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, port: int, key: str, err: Lines) -> None:
         self.process = process
+        self.err = err
         self.port = port
         self.key = key
         self.url = f"http://127.0.0.1:{port}"
@@ -73,9 +75,11 @@ async def served(*argv: str, env: dict[str, str], port: int = 0) -> AsyncIterato
     process = await start("page", "--listen", str(port), *argv, env=env)
     err = Lines(process.stderr)
     found = _LINK.search(await err.until("until Ctrl-C"))
+    at = _PORT.search(err.text)
     assert found is not None, err.text
+    assert at is not None, err.text
     try:
-        yield Served(process, int(found[2]), found[3] or "")
+        yield Served(process, int(at[1]), found[2] or "", err)
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import http.client
 import json
@@ -12,6 +13,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +43,7 @@ from tests.system.cli.top_view import a_view
 from tests.waiting import until
 
 BAD = '<script>alert("x")</script>'
+PUBLIC = "https://fleet.example.com"
 
 
 def whole(parts: list[Part]) -> str:
@@ -228,12 +231,82 @@ async def test_it_answers_under_names_of_this_machine_alone(node: Node) -> None:
         assert (await page.get("/", Host=f"localhost:{page.port}")).status == 403
 
 
-async def test_a_name_is_believed_from_a_trusted_proxy_alone(node: Node) -> None:
-    async with served("--trusted-proxy", "192.0.2.7", env=node.env()) as page:
-        assert (await page.get("/", X_Forwarded_User="ana")).status == 403
-    async with served("--trusted-proxy", "127.0.0.1", "--name-header", "X-Who", env=node.env()) as page:
-        assert (await page.get("/", X_Forwarded_User="ana")).status == 403
-        assert (await page.get("/", X_Who="ana")).status == 200
+@contextlib.asynccontextmanager
+async def proxied(
+    node: Node, folder: Path, *more: str, address: str = "127.0.0.1"
+) -> AsyncIterator[tuple[Served, str]]:
+    """A page that trusts a proxy on this host, and the secret by which that proves itself."""
+    file = folder / "proxy.key"
+    words = ("--trusted-proxy", address, "--proxy-secret-file", str(file), "--public-url", PUBLIC, *more)
+    async with served(*words, env=node.env()) as page:
+        yield page, file.read_text()
+
+
+async def test_a_name_is_believed_from_a_proxy_that_proves_itself_alone(node: Node, tmp_path: Path) -> None:
+    async with proxied(node, tmp_path, address="192.0.2.7") as (page, secret):
+        assert (await page.get("/", X_Forwarded_User="ana", X_Moorage_Proxy=secret)).status == 403
+    async with proxied(node, tmp_path, "--name-header", "X-Who") as (page, secret):
+        assert stat.S_IMODE((tmp_path / "proxy.key").stat().st_mode) == 0o600
+        assert (await page.get("/", X_Who="ana")).status == 403, "every job of this host asks from that address"
+        assert (await page.get("/", X_Who="ana", X_Moorage_Proxy=secret[:-1])).status == 403
+        assert (await page.get("/", X_Who="ana", X_Moorage_Proxy="")).status == 403
+        assert (await page.get("/", X_Forwarded_User="ana", X_Moorage_Proxy=secret)).status == 403
+        assert (await page.get("/", X_Who="ana", X_Moorage_Proxy=secret)).status == 200
+        (tmp_path / "proxy.key").write_text("another-secret-of-the-proxy")
+        assert (await page.get("/", X_Who="ana", X_Moorage_Proxy=secret)).status == 403
+        assert (await page.get("/", X_Who="ana", X_Moorage_Proxy="another-secret-of-the-proxy")).status == 200
+
+
+async def test_behind_a_proxy_it_answers_under_its_public_name_alone(node: Node, tmp_path: Path) -> None:
+    async with proxied(node, tmp_path) as (page, secret):
+        shown = {"X_Forwarded_User": "ana", "X_Moorage_Proxy": secret}
+        got = await page.get("/", Host="evil.example", **shown)
+        assert (got.status, "fleet.example.com" in got.text) == (421, True)
+        assert (await page.get("/", Host="[::1", **shown)).status == 421
+        for host in ("fleet.example.com", f"127.0.0.1:{page.port}"):
+            assert (await page.get("/", Host=host, **shown)).status == 200
+    async with served("--public-url", PUBLIC, env=node.env()) as page:
+        assert (await page.get("/", Host="evil.example")).status == 421
+        assert (await page.get("/", Host="fleet.example.com")).status == 403
+
+
+async def test_the_cookie_of_a_public_page_needs_tls(node: Node, tmp_path: Path) -> None:
+    async with proxied(node, tmp_path) as (page, secret):
+        link = f"/?key={page.key}"
+        public = await page.get(link, Host="fleet.example.com")
+        rewritten = await page.get(link, X_Moorage_Proxy=secret)
+        here = await page.get(link)
+        assert ["secure" in got.headers["set-cookie"].lower() for got in (public, rewritten, here)] == [
+            True,
+            True,
+            False,
+        ]
+        assert (await page.get("/", Host="fleet.example.com", Cookie=public.cookie)).status == 200
+
+
+async def test_logout_ends_every_browser_every_stream_and_the_link(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "page.key"
+    async with served("--secret-file", str(file), env=node.env()) as page:
+        cookie = await page.entered()
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+        connection.request("GET", "/live/", headers={"Cookie": cookie})
+        stream = connection.getresponse()
+        assert await asyncio.to_thread(stream.readline)
+        ran = await moorage("page", "logout", "--secret-file", str(file), env=node.env())
+        assert (ran.code, "page logout --all" in ran.err) == (2, True)
+        assert (await page.get("/", Cookie=cookie)).status == 200
+        ran = await moorage("page", "logout", "--all", "--secret-file", str(file), env=node.env())
+        assert ran.code == 0, ran.err
+        await asyncio.to_thread(stream.read)  # it ends
+        connection.close()
+        assert (await page.get("/", Cookie=cookie)).status == 403
+        assert (await page.get(f"/?key={page.key}")).status == 403
+        assert f"page at {page.url}/?key={file.read_text()}" in await page.err.until(file.read_text())
+        page.key = file.read_text()
+        assert (await page.get("/", Cookie=await page.entered())).status == 200
+    ran = await moorage("page", "logout", "--all", "--secret-file", str(tmp_path / "none"), env=node.env())
+    assert (ran.code, "is no file with the secret" in ran.err) == (1, True), ran.err
+    assert not (tmp_path / "none").exists()
 
 
 async def test_the_secret_of_a_file_holds_after_a_restart(node: Node, tmp_path: Path) -> None:
@@ -250,7 +323,7 @@ async def test_the_secret_of_a_file_holds_after_a_restart(node: Node, tmp_path: 
     assert "delete the file" in ran.err
 
 
-async def test_orders_need_operate_a_form_of_this_page_and_the_typed_name(node: Node) -> None:
+async def test_orders_need_operate_a_form_of_this_page_and_the_typed_name(node: Node, tmp_path: Path) -> None:
     async def flag() -> str:
         rows = (await node.run("fleet", "sim-0001", "--json")).frame["data"]["workers"]
         return str(rows[0]["flag"])
@@ -259,7 +332,7 @@ async def test_orders_need_operate_a_form_of_this_page_and_the_typed_name(node: 
     async with served(env=node.env()) as page:
         got = await page.post("/act", order, Cookie=await page.entered())
         assert (got.status, "without --operate" in got.text) == (403, True)
-    async with served("--operate", "--trusted-proxy", "127.0.0.1", env=node.env()) as page:
+    async with proxied(node, tmp_path, "--operate") as (page, secret):
         cookie = await page.entered()
         fields = {**order, **fields_of((await page.get("/worker/sim-0001", Cookie=cookie)).text)}
         other = fields_of((await page.get("/worker/sim-0001", Cookie=await page.entered())).text)
@@ -279,10 +352,13 @@ async def test_orders_need_operate_a_form_of_this_page_and_the_typed_name(node: 
         path = "/live/worker/sim-0001"
         parts = await asyncio.to_thread(read_until, page, path, cookie, "a new disk")
         assert "cordoned for " in parts["worker"], "who looks at the host reads since when, by whom and why"
-        named = fields_of((await page.get("/worker/sim-0001", X_Forwarded_User="bob")).text)
+        bob = {"X_Forwarded_User": "bob", "X_Moorage_Proxy": secret}
+        named = fields_of((await page.get("/worker/sim-0001", **bob)).text)
         undo = {**order, **named, "verb": "uncordon"}
-        assert (await page.post("/act", undo, X_Forwarded_User="eve")).status == 403
-        assert (await page.post("/act", undo, X_Forwarded_User="bob")).status == 303
+        assert (await page.post("/act", undo, X_Forwarded_User="bob")).status == 403
+        assert (await page.post("/act", undo, **{**bob, "X_Forwarded_User": "eve"})).status == 403
+        assert (await page.post("/act", undo, Origin="https://evil.example", **bob)).status == 403
+        assert (await page.post("/act", undo, Origin=PUBLIC, **bob)).status == 303
         assert await flag() == "open"
         replayed = (await node.run("replay", "--json")).out
         assert '"bob"' in replayed or "bob" in replayed, "the ledger has the name that the proxy gave"
@@ -402,7 +478,13 @@ async def test_what_it_cannot_do_is_said_before_it_serves(
     for words, said in (
         (("--listen", "page"), "no address with a port"),
         (("--listen", "host.example:80"), "no address with a port"),
-        (("--trusted-proxy", "proxy"), "is no address"),
+        (("--trusted-proxy", "proxy", "--proxy-secret-file", "x", "--public-url", PUBLIC), "is no address"),
+        (("--trusted-proxy", "127.0.0.1"), "takes --proxy-secret-file FILE and --public-url URL too"),
+        (("--trusted-proxy", "127.0.0.1", "--public-url", PUBLIC), "takes --proxy-secret-file FILE too"),
+        (("--proxy-secret-file", "x"), "is for --trusted-proxy"),
+        (("--public-url", "fleet.example.com"), "is no URL of a page"),
+        (("--public-url", "https://fleet.example.com/gpus"), "is no URL of a page"),
+        (("--public-url", "https://fleet.example.com:x"), "is no URL of a page"),
         (("--output-of", "vision"), "names no key"),
         (("--listen", "203.0.113.9:9480"), "cannot listen"),
     ):

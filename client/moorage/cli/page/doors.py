@@ -6,48 +6,84 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Collection
-from typing import Final
+import time
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moorage.cli.page.secret import Secret
+
 COOKIE: Final = "moorage-page"
-#: a browser is known for so long
+#: a browser is known for so long, in seconds
 KEPT_S: Final = 30 * 86_400
 #: names under which a browser on this machine reaches what listens on loopback alone
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 NAME_CHARS_MAX: Final = 64
+#: the header in which a trusted proxy sends the secret that it shares with the page
+PROXY_HEADER: Final = "X-Moorage-Proxy"
 
 
-def new_key() -> str:
-    """Return a secret for the link, too long to be guessed."""
-    return secrets.token_urlsafe(24)
+class Proxy(NamedTuple):
+    """A proxy that may name who asks, in the header `header`. It asks from one of `addresses`, and proves itself by the
+    secret: on a host with jobs and other users, everybody asks from the same address."""
+
+    addresses: frozenset[ipaddress.IPv4Address | ipaddress.IPv6Address]
+    header: str
+    secret: Secret
+
+    def has_sent(self, request: Request) -> bool:
+        """Return whether the request came through this proxy."""
+        peer = request.client.host if request.client is not None else ""
+        shown = request.headers.get(PROXY_HEADER, "").encode()
+        try:
+            is_there = ipaddress.ip_address(peer) in self.addresses
+        except ValueError:
+            return False
+        return is_there and hmac.compare_digest(shown, self.secret.key.encode())
 
 
 class Doors:
-    """The rules for one server. `key` is the secret, and `proxies` are the addresses that may name who asks, in the
-    header `header`. With `local` it listens on loopback alone."""
+    """The rules for one server. `public` is the URL under which browsers reach it behind a proxy, "" without one. With
+    `local` it listens on loopback alone."""
 
-    def __init__(self, key: str, proxies: Collection[str], header: str, *, local: bool) -> None:
-        self._proxies = frozenset(map(ipaddress.ip_address, proxies))
-        self._header = header
+    def __init__(self, secret: Secret, proxy: Proxy | None = None, public: str = "", *, local: bool) -> None:
+        self._secret = secret
+        self._proxy = proxy
+        self._public = urlsplit(public)
         self._local = local
-        #: what the link has that the command prints
-        self.key: Final = key
+
+    @property
+    def key(self) -> str:
+        """What the link has that the command prints."""
+        return self._secret.key
+
+    def renewed(self) -> bool:
+        """Take the secrets that their files have now. Returns whether links and cookies of before are void."""
+        if self._proxy is not None:
+            self._proxy.secret.renewed()
+        return self._secret.renewed()
+
+    @property
+    def names(self) -> str:
+        """The hosts under which it answers, for people."""
+        public = [self._public.netloc] if self._public.netloc else []
+        return " and ".join(public + (["127.0.0.1", "localhost"] if self._local else ["its own addresses"]))
 
     def is_rebound(self, request: Request) -> bool:
         """Return whether a page from elsewhere asks under a name of its own, which it lets point to this machine."""
-        return self._local and not self._proxies and request.url.hostname not in LOCAL_NAMES
+        if not self._local and not self._public.netloc:
+            return False
+        host = _host(request)
+        is_own = host in LOCAL_NAMES if self._local else _is_address(host)
+        return not is_own and host != self._public.hostname
 
     def name(self, request: Request) -> str:
         """Return who asks, as a trusted proxy says; "" if none does."""
-        peer = request.client.host if request.client is not None else ""
-        try:
-            trusted = ipaddress.ip_address(peer) in self._proxies
-        except ValueError:
+        if self._proxy is None or not self._proxy.has_sent(request):
             return ""
-        name = request.headers.get(self._header, "") if trusted else ""
+        name = request.headers.get(self._proxy.header, "")
         return name if len(name) <= NAME_CHARS_MAX and name.isprintable() else ""
 
     def may_enter(self, request: Request) -> bool:
@@ -60,9 +96,11 @@ class Doors:
 
     def let_in(self, request: Request, response: Response) -> None:
         """Give a browser the cookie by which it is known for as long as the secret is the same."""
-        nonce = secrets.token_urlsafe(18)
-        signed = f"{nonce}.{self._signed('session', nonce)}"
-        response.set_cookie(_cookie(request), signed, max_age=KEPT_S, httponly=True, samesite="strict")
+        session = f"{secrets.token_urlsafe(18)}:{int(time.time())}"
+        signed = f"{session}.{self._signed('session', session)}"
+        response.set_cookie(
+            _cookie(request), signed, max_age=KEPT_S, httponly=True, samesite="strict", secure=self._by_tls(request)
+        )
 
     def token(self, request: Request) -> str:
         """Return the token that a form of this browser, or of this name behind the proxy, has to have."""
@@ -71,17 +109,42 @@ class Doors:
     def may_act(self, request: Request, token: str) -> bool:
         """Return whether an act came from a form that this server made for the one who sends it."""
         origin = request.headers.get("origin")
-        same = origin is None or origin.partition("://")[2] == request.headers.get("host")
+        here = request.headers.get("host"), self._public.netloc
+        same = origin is None or origin.partition("://")[2] in here
         entered = self.may_enter(request)
         return same and entered and hmac.compare_digest(token.encode(), self.token(request).encode())
 
     def _session(self, request: Request) -> str | None:
-        nonce, _, signed = request.cookies.get(_cookie(request), "").partition(".")
-        is_ours = bool(nonce) and hmac.compare_digest(signed.encode(), self._signed("session", nonce).encode())
-        return nonce if is_ours else None
+        session, _, signed = request.cookies.get(_cookie(request), "").partition(".")
+        began = session.rpartition(":")[2]
+        if not hmac.compare_digest(signed.encode(), self._signed("session", session).encode()) or not began.isdecimal():
+            return None
+        return session if time.time() < int(began) + KEPT_S else None
+
+    def _by_tls(self, request: Request) -> bool:
+        """Return whether the browser speaks TLS with a proxy in front: the cookie then never goes without it."""
+        if self._public.scheme != "https":
+            return False
+        return _host(request) == self._public.hostname or bool(self._proxy and self._proxy.has_sent(request))
 
     def _signed(self, what: str, value: str) -> str:
         return hmac.new(self.key.encode(), f"{what} {value}".encode(), "sha256").hexdigest()
+
+
+def _host(request: Request) -> str:
+    """Return the host that the browser asked, as it says; "" for what is none. `request.url` has the server's own
+    address then."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _cookie(request: Request) -> str:

@@ -64,16 +64,22 @@ log = logging.getLogger("moorage.page")
 
 
 class Page:
-    """The application. `operates` lets those who may enter act, too."""
+    """The application. `operates` lets those who may enter act, too; `shown` is the URL of the page for people."""
 
-    def __init__(self, source: Source, doors: Doors, *, operates: bool) -> None:
+    def __init__(self, source: Source, doors: Doors, shown: str, *, operates: bool) -> None:
         self._source = source
         self._doors = doors
         self._operates = operates
+        self._shown = shown
         self._streams = 0
         self._drawn: dict[str, tuple[float, list[Part]]] = {}
         #: set when the server ends: streams end then
         self.ends = asyncio.Event()
+
+    @property
+    def link(self) -> str:
+        """The link by which a browser enters."""
+        return f"{self._shown}?key={self._doors.key}" if self._source.private else self._shown
 
     def app(self) -> Starlette:
         """Return the application for a server."""
@@ -90,8 +96,10 @@ class Page:
         """Return an answerer that lets in who may see the page, and has the browser load only what is here."""
 
         async def guarded(request: Request) -> Response:
+            self._look_at_secrets()
             if self._doors.is_rebound(request):
-                response: Response = PlainTextResponse("this page is at 127.0.0.1 and localhost alone\n", 421)
+                told = f"this page is at {self._doors.names} alone\n"
+                response: Response = PlainTextResponse(told, 421)
             elif self._doors.opens(request):
                 response = RedirectResponse(request.url.path, 303)
                 self._doors.let_in(request, response)
@@ -104,6 +112,10 @@ class Page:
             return response
 
         return guarded
+
+    def _look_at_secrets(self) -> None:
+        if self._doors.renewed():
+            log.info("all browsers are logged out; page at %s", self.link)
 
     async def _static(self, request: Request) -> Response:
         """Send a file of this package: it holds nothing of the fleet."""
@@ -146,6 +158,9 @@ class Page:
             async with self._source.watching():
                 while not self.ends.is_set():
                     began_s = time.monotonic()
+                    self._look_at_secrets()
+                    if self._source.private and not self._doors.may_enter(request):
+                        return
                     parts = await self._parts(at, request) or []
                     order = [each.id for each in parts if not each.inside and each.id != "head"]
                     changed = {

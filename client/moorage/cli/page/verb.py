@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import choose_here, print_err
@@ -17,7 +18,7 @@ from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
 from moorage.client.errors import NotPermitted, rejected
-from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.errors import MoorageError
 from moorage.system.logged import begin_log
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 LISTEN_DEFAULT: Final = "127.0.0.1:9480"
-#: below that, a secret could be guessed
-SECRET_CHARS_MIN: Final = 16
 HEADER_DEFAULT: Final = "X-Forwarded-User"
 
 
@@ -46,7 +45,25 @@ def page(
     operate: Annotated[bool, Parameter(help="Let those who look give an operator's orders, too.")] = False,
     trusted_proxy: Annotated[
         list[str] | None,
-        Parameter(help="Believe a proxy at this address who asks; may be repeated.", value="ADDRESS"),
+        Parameter(
+            help="Believe a proxy at this address who asks; may be repeated. It takes --proxy-secret-file and "
+            "--public-url.",
+            value="ADDRESS",
+        ),
+    ] = None,
+    proxy_secret_file: Annotated[
+        Path | None,
+        Parameter(
+            help="The secret by which a trusted proxy proves itself, in the header X-Moorage-Proxy; made if missing."
+        ),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        Parameter(
+            help="Where browsers reach the page behind a proxy: no other name is answered, and with https the cookie "
+            "needs TLS.",
+            value="URL",
+        ),
     ] = None,
     name_header: Annotated[
         str, Parameter(help="The header in which a trusted proxy names who asks.", value="NAME")
@@ -69,7 +86,9 @@ def page(
         from moorage.schemas.optional import optional
 
         host, port = _address(listen)
+        public = _public(public_url) if public_url is not None else ""
         proxies = _addresses(trusted_proxy or ())
+        _check_proxy(trusted_proxy or (), proxy_secret_file, public)
         outputs = dict(map(_of_tenant, output_of or ()))
         for package in ("starlette", "uvicorn", "jinja2"):
             optional(package, "'moorage[page]'")
@@ -78,11 +97,17 @@ def page(
         logging.getLogger("uvicorn").setLevel("WARNING")
 
         async def work(client: AsyncClient) -> None:
-            from moorage.cli.page.doors import Doors
+            from moorage.cli.page.doors import Doors, Proxy
+            from moorage.cli.page.secret import Secret
 
             with _listening(host, port) as listener:
-                doors = Doors(_secret(secret_file), proxies, name_header, local=ipaddress.ip_address(host).is_loopback)
-                await _serve(client, options, listener, outputs, doors, operates=operate)
+                proxy = Proxy(proxies, name_header, Secret(proxy_secret_file)) if proxies else None
+                doors = Doors(Secret(secret_file), proxy, public, local=ipaddress.ip_address(host).is_loopback)
+                own = address(*listener.getsockname()[:2])
+                if public:
+                    print_err(f"serving {public} at {own}")
+                shown = f"{public or own}/"
+                await _serve(client, options, listener, outputs, doors, shown, operates=operate)
 
         return with_client(options, work)
 
@@ -95,6 +120,7 @@ async def _serve(
     listener: socket.socket,
     outputs: Mapping[str, str],
     doors: Doors,
+    shown: str,
     *,
     operates: bool,
 ) -> None:
@@ -122,14 +148,14 @@ async def _serve(
             _check_key(source, outputs, operates=operates)
             await _check_outputs(keys)
         choose_here(None, None)  # the commands on the pages are for those who look, with keys of their own
-        shown = f"{address(*listener.getsockname()[:2])}/"
+        made = Page(source, doors, shown, operates=operates)
         asking = asyncio.create_task(source.keep_asking())
         ready, ended = asyncio.Event(), asyncio.Event()
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         try:
-            async with serving(Page(source, doors, operates=operates), [listener]):
-                print_err(f"page at {shown}{f'?key={doors.key}' if source.private else ''}, until Ctrl-C")
+            async with serving(made, [listener]):
+                print_err(f"page at {made.link} (until Ctrl-C)")
                 ready.set()
                 async with managed(ready):
                     await ended.wait()
@@ -175,35 +201,49 @@ def _address(listen: str) -> tuple[str, int]:
         raise no_address(listen) from None
 
 
-def _secret(file: Path | None) -> str:
-    """Return the secret that the file has, which is made if it is not there. Raises `MoorageError`."""
-    from moorage.cli.page.doors import new_key
-    from moorage.system.private_files import create_private
-
-    if file is None:
-        return new_key()
+def _public(url: str) -> str:
+    """Return the public URL without a final slash. Raises `Rejected` unless it is http or https, a host and a port."""
+    parts = urlsplit(url)
     try:
-        with contextlib.suppress(FileExistsError):
-            create_private(file, new_key().encode())
-        kept = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        told = problem("failed-precondition", f"cannot keep the secret: {error}", next="name another --secret-file")
-        raise MoorageError(told) from None
-    if len(kept) < SECRET_CHARS_MIN:
-        told = problem(
-            "failed-precondition",
-            f"{file} has a secret of {len(kept)} characters, at least {SECRET_CHARS_MIN} are needed",
-            next="delete the file: a new one is made",
+        is_plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+        if parts.scheme in ("http", "https") and parts.hostname and is_plain and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        pass
+    raise rejected(
+        "invalid-argument", f"--public-url {url} is no URL of a page", found=url,
+        allowed="http or https, a host, a port if it is another one, and no path",
+        next="write it as --public-url https://fleet.example.com",
+    )  # fmt: skip
+
+
+def _check_proxy(trusted: Sequence[str], secret_file: Path | None, public: str) -> None:
+    """Raise `Rejected` if a trusted proxy lacks what it proves itself with, or the other way round."""
+    missing = [
+        option
+        for option, given in (("--proxy-secret-file FILE", secret_file), ("--public-url URL", public))
+        if not given
+    ]
+    if trusted and missing:
+        raise rejected(
+            "invalid-argument",
+            f"--trusted-proxy takes {' and '.join(missing)} too: every user and job of the proxy's host asks from its "
+            "address, and could name anybody",
+            next="--proxy-secret-file /var/lib/moorage/proxy.key (made if missing): the proxy sends its content in the "
+            "header X-Moorage-Proxy; --public-url https://fleet.example.com: the name under which browsers come",
         )
-        raise MoorageError(told)
-    return kept
+    if secret_file is not None and not trusted:
+        raise rejected(
+            "invalid-argument", "--proxy-secret-file is for --trusted-proxy, which is not given",
+            next="name the address from which the proxy asks: --trusted-proxy 127.0.0.1",
+        )  # fmt: skip
 
 
-def _addresses(proxies: Sequence[str]) -> list[str]:
-    found = []
+def _addresses(proxies: Sequence[str]) -> frozenset[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    found = set()
     for proxy in proxies:
         try:
-            found.append(str(ipaddress.ip_address(proxy)))
+            found.add(ipaddress.ip_address(proxy))
         except ValueError:
             raise rejected(
                 "invalid-argument",
@@ -212,7 +252,7 @@ def _addresses(proxies: Sequence[str]) -> list[str]:
                 allowed="an address of IPv4 or IPv6, as 127.0.0.1",
                 next="name the address from which the proxy asks",
             ) from None
-    return found
+    return frozenset(found)
 
 
 def _of_tenant(text: str) -> tuple[str, str]:
