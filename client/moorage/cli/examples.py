@@ -128,8 +128,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage page",
         "moorage page --nats observer.wall --listen 0.0.0.0:9480",
         "moorage page --nats operator.ana --output-of vision=submitter.vision --operate",
-        "moorage page --nats operator.ana --trusted-proxy 127.0.0.1 --proxy-secret-file proxy.key "
-        "--public-url https://fleet.example.com",
+        "moorage page --nats operator.ana --public-url https://fleet.example.com",
     ),
     "page logout": ("moorage page logout --all --secret-file page.key",),
     "top": (

@@ -33,6 +33,7 @@ ALONE = {
     "add-path",
     "check worker",
     "lease",
+    "page logout",
     "simulate",
     "up",
     "errors",
@@ -44,6 +45,7 @@ OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
     ("serve", "--tenant"),
     *((verb, "--json") for verb in ("add-path", "check worker", "lease", "simulate", "up", "errors", "schema")),
+    ("page logout", "--json"),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 
