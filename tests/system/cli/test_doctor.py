@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from nats.aio.msg import Msg
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
-from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
+from moorage.cli.doctor import bundle, checks_fleet, checks_host, checks_nats
 from moorage.client import AsyncClient, FleetInfo
 from moorage.client.errors import NoScheduler, NotPermitted, Rejected
 from moorage.client.fleet import Fleet
 from moorage.client.view.checks import Check
 from moorage.schemas.errors import Problem
+from moorage.system.build import build
 from moorage.worker.supervisor import launcher_client
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.leftover import ends_with_the_test
@@ -271,3 +273,62 @@ def test_the_doctor_says_whether_the_launcher_is_compiled(tmp_path: Path, monkey
     assert (check.name, check.verdict) == ("launcher", "warn")
     assert "launcher.bin" in check.found
     assert "install gcc" in check.fix
+
+
+async def test_a_bundle_has_versions_settings_checks_and_the_fleet_and_no_secret(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    planted = "planted-77e2-secret"
+    (tmp_path / "moorage.toml").write_text('[worker]\nlabels = { note = "password=planted-77e2-secret" }\n')
+    (tmp_path / "moorage.toml").chmod(0o600)
+    env = {"MOORAGE_SETTINGS": str(tmp_path / "moorage.toml"), "MOORAGE_API_TOKEN": planted, "OTHER": planted}
+    job = ("submit", "--env", f"KEY={planted}", "--gpu", "1xH100", "--", "sh", "-c", f"echo {planted}; sleep 1")
+    assert (await node.run(*job, tenant=unique)).code == 0
+    file = tmp_path / "bundle.json"
+    ran = await moorage("doctor", "--bundle", str(file), "--json", env={**node.env(unique), **env})
+    assert ran.code == 0, ran.err
+    assert file.stat().st_mode & 0o777 == 0o600
+    text = file.read_text()
+    assert planted not in text
+    found = json.loads(text)
+    assert found["build"] == build()
+    assert found["host"]["packages"]["msgspec"]
+    assert "MOORAGE_API_TOKEN" in found["host"]["variables"]
+    assert {worker["release"] for worker in found["fleet"]["workers"]} == {build()}
+    assert {check["name"] for check in found["checks"]} >= {"moorage", "nats", "leader", "workers"}
+    values = {(row["section"], row["key"]): row for row in found["settings"]["values"]}
+    assert values["worker", "labels"]["value"] == "note=password=***"
+    assert ran.frame == {
+        "kind": "bundle-written",
+        "file": str(file),
+        "checks": len(found["checks"]),
+        "settings": len(values),
+        "workers": len(found["fleet"]["workers"]),
+    }
+    again = await node.run("doctor", "--bundle", str(file), tenant=unique)
+    assert (again.code, "it is there already" in again.err, file.read_text()) == (1, True, text)
+
+
+async def test_a_bundle_is_written_where_no_server_answers(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    ran = await moorage("doctor", "--nats", "nats://ana:planted-secret@127.0.0.1:1", "--bundle", str(file))
+    assert ran.code == 0, ran.err
+    assert "planted-secret" not in file.read_text()
+    found = json.loads(file.read_text())
+    assert found["fleet"]["error"]["code"] == "cannot-connect"
+    assert any(check["verdict"] == "fail" for check in found["checks"])
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a nats://ana:s3cret@h:4222 b nats://tok@h tls://h:1", "a nats://***@h:4222 b nats://***@h tls://h:1"),
+        ('"seed SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY".', '"seed ***".'),
+        ("jwt eyJ0eXAiOiJKV1QifQ.eyJqdGkiOiJ4In0.c2ln-bmF0_dXJl, more", "jwt ***, more"),
+        (r"-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\nrest", r"***\nrest"),
+        ("http://h/x?token=abc&a=1 password=x", "http://h/x?token=***&a=1 password=***"),
+        ("keys UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4 tokens", None),
+    ],
+)
+def test_what_looks_like_a_secret_is_cut_out_of_a_bundle(text: str, left: str | None) -> None:
+    assert bundle.without_secrets(text) == (text if left is None else left)

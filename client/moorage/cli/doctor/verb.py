@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 from moorage.cli.doctor.checks import all_checks
@@ -13,15 +14,21 @@ from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import DEFAULTS, Options, guarded
 from moorage.cli.framework.render import GAP, wrapped
 from moorage.client.view.checks import Check
+from moorage.schemas.units import many
 
 _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_CHARS: Final = 10
+_COUNTED: Final = {"checks": "check", "settings": "setting", "workers": "worker"}
 
 
 def doctor(
     *,
     settings: Annotated[bool, Parameter(help="Only show every setting that holds here, and where it is from.")] = False,
     example: Annotated[bool, Parameter(help="Only print a settings file with every key, each commented out.")] = False,
+    bundle: Annotated[
+        Path | None,
+        Parameter(help="Write versions, settings, checks and the fleet, without secrets, to this new file."),
+    ] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Check this host, the server, the permissions and the scheduler; exit code 1 if something fails.
@@ -37,6 +44,9 @@ def doctor(
     if settings:
         return guarded(options, lambda: _show_settings(options))
 
+    if bundle is not None:
+        return guarded(options, lambda: run(_bundle(bundle, options)))
+
     async def look() -> int:
         counts = dict.fromkeys(_STYLE, 0)
         async for check in all_checks(options):
@@ -50,6 +60,27 @@ def doctor(
         return EXIT_FAILED if counts["fail"] else 0
 
     return guarded(options, lambda: run(look()))
+
+
+async def _bundle(file: Path, options: Options) -> int:
+    """Write a bundle for who is asked for help; failed checks are part of it, and no failure of this command."""
+    from moorage.cli.doctor import bundle
+    from moorage.cli.framework.files import cannot_write
+
+    if file.exists():
+        raise cannot_write(file, "it is there already", "name a new file")
+    checks = [check async for check in all_checks(options)]
+    try:
+        counts = await bundle.write(file, checks, options)
+    except OSError as error:
+        raise cannot_write(file, error.strerror, "name a new file in a folder that you may write") from None
+    if options.json:
+        emit({"kind": "bundle-written", **counts})
+    else:
+        had = ", ".join(many(counts[what], word) for what, word in _COUNTED.items())
+        print_out(f"{file}\t{had}")
+        print_err(f"it leaves out: {bundle.LEFT_OUT}; read it before you send it")
+    return 0
 
 
 def _show_settings(options: Options) -> int:
