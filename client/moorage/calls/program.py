@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from moorage.calls.ahead import Ahead
 from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
+from moorage.schemas.exit_words import exit_words
 from moorage.schemas.service import AHEAD_VARIABLE, CONCURRENCY_VARIABLE, FD_VARIABLE
 
 #: what a program that is told to end may take before it is killed
@@ -94,7 +95,7 @@ class Program(asyncio.Protocol):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await self._at_end.wait()
-        self._over(f"the program ended {_how(code)}")
+        self._over(f"the program ended {exit_words(code)}")
 
     @property
     def code(self) -> int | None:
@@ -181,12 +182,3 @@ class Program(asyncio.Protocol):
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             on_over(why)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"with code {code}"
-    try:
-        return f"by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"by signal {-code}"

@@ -28,6 +28,7 @@ from moorage.bus.own_fleets import running
 from moorage.bus.target import find_home, read_up
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Details, Fault, MoorageError, Problem, problem
+from moorage.schemas.exit_words import exit_words
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 from moorage.schemas.names import exactly, word_of
 from moorage.schemas.reasons import REASONS
@@ -252,7 +253,7 @@ class JobFailed(ClientError):
         limit = _limit_reached(result)
         value = None if limit is None else _value_of(request, limit.field)
         if result.state == FAILED and result.code is not None:
-            text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
+            text += f" {exit_words(result.code)}"
         if limit is not None and value is not None:
             text += f": {limit.said.format(f'{value:g} s')} ({limit.field})"
         elif result.why:

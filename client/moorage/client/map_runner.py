@@ -6,8 +6,10 @@ that made the pickle. With a last word `check` it only loads the function. It ex
 with `CODE_NOT_LOADED` if the function cannot be loaded: so would be every other item on this host.
 """
 
+import asyncio
 import contextlib
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -60,8 +62,11 @@ def _fix(error: Exception) -> str:
 def outcome(function: Callable[[Any], Any], item: Any) -> bytes:
     """Return the value or the error of a call, as JSON."""
     try:
+        found = function(item)
+        if inspect.isawaitable(found):
+            found = asyncio.run(_awaited(found))
         # not as ASCII: a text with half a character has no UTF-8, and would be read by no client
-        value = json.dumps({"value": function(item)}, allow_nan=False, ensure_ascii=False).encode()
+        value = json.dumps({"value": found}, allow_nan=False, ensure_ascii=False).encode()
         if len(value) > VALUE_BYTES_MAX:
             raise ValueError(f"the value has {len(value)} bytes as JSON, of at most {VALUE_BYTES_MAX}: write a file")
         return value
@@ -71,6 +76,10 @@ def outcome(function: Callable[[Any], Any], item: Any) -> bytes:
         with contextlib.suppress(Exception):  # the function may have closed or replaced it
             sys.stderr.write(text)
         return json.dumps({"error": {name: _readable(each) for name, each in error_of.items()}}).encode()
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
 
 
 def _message(error: Exception) -> str:

@@ -16,9 +16,10 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -120,6 +121,12 @@ def travelling(function: Callable[[Any], Any], how: Travel, items: Sweep) -> Ite
 
     Raises `Rejected` for a function that cannot travel so.
     """
+    if any(map(_yields, (function, type(function).__call__, getattr(function, "func", None)))):
+        raise rejected(
+            "invalid-argument", "the function is a generator, and map takes one value for each item",
+            found=repr(function)[:80], allowed="a function that returns a value, plain or async",
+            next="return a list",
+        )  # fmt: skip
     with tempfile.TemporaryDirectory() as stage:
         folder = Path(stage, map_runner.FOLDER)
         folder.mkdir()
@@ -137,6 +144,10 @@ def travelling(function: Callable[[Any], Any], how: Travel, items: Sweep) -> Ite
             words = ["module", module, name]
             paths += [file] if file else []
         yield [f"{map_runner.FOLDER}/{map_runner.RUNNER}", *words], paths
+
+
+def _yields(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _pickle(function: Callable[[Any], Any], folder: Path) -> None:
@@ -170,6 +181,14 @@ def _module_of(function: Callable[[Any], Any]) -> tuple[str, str, str]:
             "invalid-argument",
             f"no module has the function {name or function!r}: it is a lambda, local, or of a notebook's cell",
             found=name, allowed="a function of a module's top level", next="how='cloudpickle' sends it itself",
+        )  # fmt: skip
+    there = reduce(lambda found, part: getattr(found, part, None), name.split("."), cast("Any", module))
+    if there != function:  # a method of an object, or what a decorator has replaced by another
+        raise rejected(
+            "invalid-argument",
+            f"{module.__name__}.{name} is not this function: it is a method of an object, or was decorated otherwise",
+            found=repr(function)[:80], allowed="a function of a module's top level, by its own name there",
+            next="how='cloudpickle' sends it itself, with its object",
         )  # fmt: skip
     path = Path(file).resolve()
     module_name = module.__name__

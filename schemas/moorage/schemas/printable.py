@@ -34,3 +34,11 @@ def carried(text: str) -> str:
 def in_one_line(text: str) -> str:
     """Return the text as `shown` does, but on one line, so that no part of it looks like another entry of a log."""
     return text if text.isprintable() else text.translate(_OF_LINE)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of the text; a long one has `…` in its middle, as its end may be the advice."""
+    if len(text) <= most:
+        return text
+    tail = min(most - 1, most * 2 // 5)
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"

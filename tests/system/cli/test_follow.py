@@ -80,7 +80,7 @@ async def test_the_line_is_one_line_and_the_code_is_that_of_a_shell(node: Node, 
         await job.cancel("two\nlines")
         await until(lambda: told.exists() and told.read_text().endswith("\n"), 60, "the end is told")
         [line] = told.read_text().splitlines()
-        assert line.startswith("143:long CANCELLED by signal 15 on "), line
+        assert line.startswith("143:long CANCELLED by signal 15 (SIGTERM) on "), line
         assert line.endswith(": two lines"), line
         await kill(process)
 
@@ -92,6 +92,7 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Posted)
         self.kept: list[dict[str, Any]] = []
         self.refusals = 0
+        self.refusal = 503
 
 
 class Posted(http.server.BaseHTTPRequestHandler):
@@ -100,10 +101,15 @@ class Posted(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.refusals -= 1
-        self.send_response(503 if self.server.refusals >= 0 else 204)
+        self.send_response(self.server.refusal if self.server.refusals >= 0 else 204)
+        self.send_header("Location", "/elsewhere")
         self.end_headers()
         if self.server.refusals < 0:
             self.server.kept.append(body | {"key": self.headers["Idempotency-Key"]})
+
+    def do_GET(self) -> None:
+        self.send_response(200)  # the page of a login, behind a redirect
+        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -119,17 +125,18 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
+@pytest.mark.parametrize("refusal", [503, 301, 302, 303, 307, 308])
 async def test_follow_hands_each_event_to_a_web_address_until_it_takes_it(
-    node: Node, unique: str, receiver: Receiver
+    node: Node, unique: str, receiver: Receiver, refusal: int
 ) -> None:
     url = f"http://127.0.0.1:{receiver.server_port}/jobs"
-    receiver.refusals = 2
+    receiver.refusals, receiver.refusal = 2, refusal
     async with AsyncClient(node.url, tenant=unique) as client:
         process = await start("follow", "--post", url, env=node.env(unique))
         errors = Lines(process.stderr)
         await errors.until("telling what becomes of")
         await run(client, "a", "exit 3")
-        await errors.until("503")
+        await errors.until(str(refusal))
         await run(client, "b", "true")
         await until(lambda: len(receiver.kept) == 2, 60, "both are taken")
         assert [(each["job"], each["state"]) for each in receiver.kept] == [("a", "FAILED"), ("b", "SUCCEEDED")]

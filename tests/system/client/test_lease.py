@@ -176,6 +176,16 @@ async def test_a_lease_hides_its_devices_from_the_fleet_and_what_cannot_be_lent_
         assert "nothing.sock" in nobody.value.why
 
 
+#: prints each signal that it gets
+SIGNALLED = """
+import signal
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM, signal.SIGRTMIN + 3):
+    signal.signal(number, lambda number, _: print(number, flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
 #: shows what it was lent, then says which signal ends it, and goes on until SIGKILL if it is to
 PROGRAM = """
 trap 'echo TERM; [ $1 = stays ] || exit 7' TERM
@@ -216,6 +226,13 @@ async def test_a_program_has_the_gpus_that_its_command_was_lent_and_ends_with_th
             assert await one.line() == ["has", "0"]
             one.process.send_signal(signal.SIGTERM)
             assert (await one.line(), await code(one)) == (["TERM"], 7)
+        async with leased("--", sys.executable, "-c", SIGNALLED) as one:
+            assert await one.line() == ["ready"]
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM, signal.SIGRTMIN + 3):
+                one.process.send_signal(number)
+                assert await one.line() == [str(int(number))]
+            one.process.send_signal(signal.SIGHUP)
+            assert await code(one) == 128 + signal.SIGHUP
         async with leased("--", "sh", "-c", PROGRAM, "sh", "stays") as one:
             assert await one.line() == ["has", "0"]
             await w.moorage.fleet.drain("w1", within="2s")

@@ -351,7 +351,7 @@ async def test_a_killed_program_answers_502_at_once_and_its_room_is_fetched(site
         rest = await asyncio.gather(*calls)
         assert Counter(map(error_of, rest)) == {"": 3, "member-died": 1}, "what waited there ran at the other"
         assert await one.ended() == 137
-        assert "by SIGKILL" in one.said
+        assert "by signal 9 (SIGKILL)" in one.said
         left = await call(caller, subject, b"leave")
         assert error_of(left) == "member-died"
         assert await other.ended() == 3

@@ -25,7 +25,39 @@ def test_env_takes_a_value_or_the_one_that_is_here_over_those_of_env_files(
     file = tmp_path / "job.env"
     file.write_text("# of the sweep\n\nSEED=1\nNOTE= a = b \n WANDB_MODE\nEMPTY=\n")
     found = variables(["SEED=2", "WANDB_MODE", "A="], [str(file)])
-    assert found == {"SEED": "2", "NOTE": " a = b", "WANDB_MODE": "offline", "EMPTY": "", "A": ""}
+    assert found == {"SEED": "2", "NOTE": "a = b", "WANDB_MODE": "offline", "EMPTY": "", "A": ""}
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("A=two words", "two words"),
+        ("export A=1", "1"),
+        ("export\tA='1'", "1"),
+        ("\ufeffA=1", "1"),
+        ("A=1\r", "1"),
+        ("A='it # is $HOME'", "it # is $HOME"),
+        ('A="a \\"b\\" \\\\ c\\nd"', 'a "b" \\ c\nd'),
+        ("A='b' # a comment", "b"),
+        ("A=#1", "#1"),
+        ("A=", ""),
+        ('A=""', ""),
+        ("A==b=", "=b="),
+        ("A=it's", "it's"),
+    ],
+)
+def test_an_env_file_is_read_as_a_shell_reads_it(line: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "job.env").write_text(f"{line}\n", encoding="utf-8")
+    assert variables([], [str(tmp_path / "job.env")]) == {"A": value}
+
+
+@pytest.mark.parametrize(
+    "line", ["A=1 # b", "A='1", 'A="1', 'A="1\\"', "A='1'2", "1A=1", "A B=1", "=1", "export A B=1", "A-B=1"]
+)
+def test_an_env_file_refuses_what_is_not_clear_by_its_line(line: str, tmp_path: Path) -> None:
+    (tmp_path / "job.env").write_text(f"# one\n{line}\n")
+    with pytest.raises(Rejected, match=r"job.env, line 2: "):
+        variables([], [str(tmp_path / "job.env")])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import AsyncIterator
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -116,6 +116,76 @@ def test_a_module_of_one_file_is_sent_and_an_installed_one_is_not() -> None:
     for nameless in (lambda n: n, print):
         with pytest.raises(Rejected, match="no module has the function"):
             _module_of(nameless)
+
+
+class Scaled:
+    """Multiplies by its own factor: a bound method of it is not the function of that name in its class."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def of(self, item: float = 0) -> float:
+        return item * self.factor
+
+    @classmethod
+    def twice(cls, item: float) -> float:
+        return item * 2
+
+    @staticmethod
+    def thrice(item: float) -> float:
+        return item * 3
+
+    def each(self, item: float) -> Any:
+        yield item
+
+
+def logged(function: Any) -> Any:
+    return wraps(function)(lambda item: function(item))
+
+
+@logged
+def decorated(item: float) -> float:
+    return item
+
+
+async def later(item: float) -> float:
+    await asyncio.sleep(0)
+    return item + 1
+
+
+def yields(item: float) -> Any:
+    yield item
+
+
+async def yields_later(item: float) -> Any:
+    yield item
+
+
+@pytest.mark.parametrize("function", [Scaled(2).of, decorated.__wrapped__, logged(halve)])
+def test_a_function_that_its_name_would_not_bring_back_is_refused(function: Any) -> None:
+    with pytest.raises(Rejected, match="is not this function") as refused:
+        _module_of(function)
+    assert "cloudpickle" in refused.value.fixes[0]
+
+
+@pytest.mark.parametrize("function", [halve, decorated, Scaled.twice, Scaled.thrice, later])
+def test_what_its_name_brings_back_travels_by_name(function: Any) -> None:
+    name = _module_of(function)[1]
+    found: Any = sys.modules[__name__]
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found == function
+
+
+@pytest.mark.parametrize("function", [yields, yields_later, partial(yields), Scaled(1).each])
+@pytest.mark.parametrize("how", ["module", "cloudpickle"])
+def test_a_generator_is_refused_before_anything_is_sent(function: Any, how: Any) -> None:
+    with pytest.raises(Rejected, match="is a generator"), travelling(function, how, sweep_of_values([1], ())):
+        pytest.fail("it was taken")
+
+
+def test_an_async_function_is_awaited() -> None:
+    assert msgspec.json.decode(map_runner.outcome(later, 1)) == {"value": 2}
 
 
 def test_a_module_that_maps_is_refused_while_a_job_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,22 @@ Result = TypeVar("Result")
 
 #: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: signals that stay with the process that gets them; a terminal stops all of its foreground by itself
+_UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE)
+_FAULTS: Final = (
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
+)  # fmt: skip
+_STOPPING: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+#: what a command passes on to a program that it runs in its place
+PASSED_ON: Final = tuple(sorted(signal.valid_signals() - {*_UNCATCHABLE, *_FAULTS, *_STOPPING}))
+#: those of them that a terminal sends to the program by itself
+_OF_TERMINALS: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
+
+
+def comes_by_itself(number: int) -> bool:
+    """Return whether a program that this command runs gets a signal without being passed it: Ctrl-C, Ctrl-\\."""
+    return number in _OF_TERMINALS and sys.stdin.isatty()
+
 
 #: how long a second Ctrl-C is waited for at a terminal
 AGAIN_S: Final = 2.0

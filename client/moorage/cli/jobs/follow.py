@@ -13,7 +13,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -157,17 +157,31 @@ async def _run(command: str, told: Told) -> str:
     return f"the command ended with {process.returncode}" if process.returncode else ""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes each redirect an error: a POST that follows one becomes a GET without a body, and the event is lost."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirect)
+
+
 def _post(url: str, told: Told) -> str:
     from moorage.schemas.codec import encode
 
     headers = {"Content-Type": "application/json", "Idempotency-Key": f"{told.tenant}/{told.job}/{told.rev}"}
     asked = urllib.request.Request(url, encode(told), headers)
     try:
-        with urllib.request.urlopen(asked, timeout=POST_S):
+        with _opener().open(asked, timeout=POST_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:
-            return f"{url} answered {error.code} {error.reason}"
+            elsewhere = error.headers.get("Location")
+            moved = f"; it redirects to {elsewhere}: name that address" if elsewhere else ""
+            return f"{url} answered {error.code} {error.reason}{moved}"
     except (OSError, ValueError) as error:
         return f"{url}: {getattr(error, 'reason', error)}"
 

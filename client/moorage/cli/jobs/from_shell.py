@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.console import print_err
-from moorage.cli.framework.files import cannot_read
+from moorage.cli.jobs.env_file import lines_of, named, plain
 from moorage.client.durations import age, seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.capabilities import DRIVER_DEFAULT
@@ -47,21 +47,11 @@ def variables(given: Sequence[str], files: Sequence[str]) -> dict[str, str]:
 
 
 def _in_file(file: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables of a file: NAME=VALUE lines, comments that begin with #, and names alone."""
-    where = f"--env-file {file}"
-    try:
-        with open(file, encoding="utf-8") as source:
-            lines = source.read().split("\n")
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise cannot_read(file, why, "name a file with NAME=VALUE lines") from None
-    for line in lines:
-        name, equals, value = line.strip().partition("=")
-        if not name or name.startswith("#"):
-            continue
-        if equals and _is_secret_name(name):
+    """Yield the variables of a file. Raises `Rejected`."""
+    for where, name, text in lines_of(file):
+        if text is not None and _is_secret_name(name):
             raise _is_secret(where, name)
-        yield name, value if equals else _here(where, name)
+        yield named(where, name), _here(where, name) if text is None else plain(where, text)
 
 
 def _here(where: str, name: str) -> str:
@@ -128,9 +118,19 @@ def _is_pythons(path: str, folder: str) -> bool:
 
 
 def warn_of_sbatch(request: Request) -> None:
-    """Say that the options of a script for Slurm are not read, if the command names one."""
-    for word in request.workload.argv:
+    """Say that the options of a script for Slurm are not read, if the command names one.
+
+    Raises `Rejected` if the command is the script's name alone, which no worker has among its programs.
+    """
+    for at, word in enumerate(request.workload.argv):
         if os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
+            if at == 0 and "/" not in word:
+                raise rejected(
+                    "invalid-argument", f"{word} is a script for sbatch, and its #SBATCH lines are comments here",
+                    field="$.run.argv", found=word,
+                    next=f"moorage submit --gpu 1 --with {word} -- bash {word}, with the options that `moorage help "
+                    "sbatch` names in place of its lines",
+                )  # fmt: skip
             print_err(
                 f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
                 "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from moorage.cli.framework.arguments import CannotRead, Parameter, read
@@ -14,6 +16,7 @@ from moorage.cli.habits import as_elsewhere
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.nearest import nearest
+from moorage.schemas.printable import shown
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 #: the key of the command, which has no option
@@ -110,6 +113,11 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
         typed, plain = {}, {}
     if not isinstance(typed, dict) or "run" in typed:
         return _requests_in(typed, where)
+    spelt: dict[str, str] = {}
+    for name in plain:
+        if (other := spelt.setdefault(name.replace("_", "-"), name)) != name:
+            why = f"{where}: {other} and {name} are one option"
+            raise rejected("invalid-argument", why, field=f"$.{name}", next="put both into one")
     command = plain.get(COMMAND)
     if isinstance(command, str):
         command = _split(where, command)
@@ -253,19 +261,37 @@ def _requests_in(content: Any, where: str) -> dict[str, Any] | list[dict[str, An
     return requests
 
 
+def _pairs_once(where: str, pairs: list[tuple[str, Any]]) -> None:
+    """Raise `Rejected` for a key that an object has twice: JSON's readers take the last."""
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            why = f"{where} has {shown(key[:80])} twice in one object"
+            raise rejected("invalid-argument", why, field=f"$.{key[:80]}", next="put both into one")
+        seen.add(key)
+
+
 def _json_of(text: bytes, where: str) -> Any:
     """Return one JSON value, or a list of values if there is one in each line. Raises `Rejected`."""
+    import json
+
     import msgspec
+
+    def read(text: bytes, at: str) -> Any:
+        value = msgspec.json.decode(text)
+        with contextlib.suppress(ValueError, RecursionError):  # where the two differ, msgspec has the word
+            json.loads(text, object_pairs_hook=partial(_pairs_once, f"{at}{where}"))
+        return value
 
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     try:
-        return msgspec.json.decode(text)
+        return read(text, "")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         wrong: Exception = error
     at, values = "", []
     for number, line in lines if len(lines) > 1 else ():
         try:
-            values.append(msgspec.json.decode(line))
+            values.append(read(line, f"line {number} of "))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             if not values:  # its first line is no value: it was not meant to be one a line
                 break

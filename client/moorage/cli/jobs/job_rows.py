@@ -11,6 +11,7 @@ from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
 from moorage.schemas.errors import is_as_asked
+from moorage.schemas.exit_words import exit_words
 from moorage.schemas.job import QUEUED, RUNNING, TERMINAL
 from moorage.schemas.reasons import SCALED
 from moorage.schemas.units import many
@@ -174,6 +175,7 @@ def asked_rows(request: dict[str, Any], brought: str = "") -> list[tuple[str, An
     apart = (request.get("gpu") or {}).get("distinct_hosts")
     return [
         ("hosts", "one for each replica" if apart else None),
+        ("at once", request.get("max_running")),
         ("time limit", None if limit_s is None else age(limit_s * 1000)),
         ("retries", request.get("retries")),
         ("restart", run.get("restart")),
@@ -189,7 +191,7 @@ def ended_by_itself(state: str, code: int | None, why: str) -> str:
     """
     if not why or is_as_asked(why):
         has_failed = state == "FAILED" or (state == "QUEUED" and not why)  # queued again, with the code of that attempt
-        return f"it ended by itself, with code {shell_code(code)}" if has_failed and code else ""
+        return f"it ended by itself, {exit_words(code)}" if has_failed and code else ""
     return why
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, report
 from moorage.cli.framework.exit_codes import exit_code_of_start
-from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.framework.interrupts import ENDING, PASSED_ON, comes_by_itself
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.local.mps_ends import announce_end
 
@@ -48,7 +47,7 @@ def lease(
     """Run a program of this host on GPUs that its worker lends, without a job; returns the program's exit code.
 
     The program has the variables that name its GPUs. The lease ends with it. If the worker asks for the GPUs, the
-    program gets SIGTERM, and SIGKILL when the time is over. Ctrl-C and other signals reach it.
+    program gets SIGTERM, and SIGKILL when the time is over. Ctrl-C and all other signals that can be caught reach it.
     """
     code = 0
 
@@ -102,12 +101,12 @@ async def _started(command: tuple[str, ...], held: Lease) -> Process | int:
 
 
 class _Signals:
-    """Passes what would end this command on to its program. What comes before the program began, it gets then."""
+    """Passes signals on to the program. What is to end it and comes before it began, it gets then."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
         self._came: list[int] = []
-        for number in ENDING:
+        for number in PASSED_ON:
             asyncio.get_running_loop().add_signal_handler(number, self._come, number)
 
     def go_to(self, process: Process) -> None:
@@ -117,8 +116,8 @@ class _Signals:
 
     def _come(self, number: int) -> None:
         if self._process is None:
-            self._came.append(number)
-        elif number != signal.SIGINT or not sys.stdin.isatty():  # Ctrl-C at a terminal reaches it by itself
+            self._came += [number] if number in ENDING else []
+        elif not comes_by_itself(number):
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 

@@ -379,7 +379,7 @@ def service_words(service: dict[str, Any] | None) -> str:
         calls = f"{service.get('concurrency', 1)} × {many(batch['most'], 'call')}"
     most = (service.get("queue") or {}).get("most")
     waits = "" if most is None else f", {most} may wait for each member"
-    sleeps = f", sleeps after {age(idle_s)} without a call" if (idle_s := service.get("sleep_after_s")) else ""
+    sleeps = f", sleeps after {age(idle_s * 1000)} without a call" if (idle_s := service.get("sleep_after_s")) else ""
     return f"{service['name']}, {calls} at a time{waits}{sleeps}"
 
 

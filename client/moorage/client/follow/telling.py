@@ -21,6 +21,7 @@ from moorage.client.errors import ClientError, NotFound, NotPermitted, Rejected,
 from moorage.client.pages import pages
 from moorage.client.replicas import failed_words
 from moorage.schemas.answers.jobs import HistoryAnswer, JobRow, JobsAnswer
+from moorage.schemas.exit_words import exit_words
 from moorage.schemas.frames import Change
 from moorage.schemas.job import TERMINAL
 
@@ -249,7 +250,7 @@ class Telling:
         replica = -1 if whole or change is None else change.replica
         of_many = row.replicas is not None
         words = [row.job, *([f"replica {replica}"] if replica > 0 or (replica == 0 and of_many) else []), state]
-        words += [f"with code {code}" if code > 0 else f"by signal {-code}"] if code else []
+        words += [exit_words(code)] if code else []
         words += [f"on {change.worker}"] if change is not None and change.worker and not (whole and of_many) else []
         text = ": ".join(filter(None, (" ".join(words), failed_words(row.replicas) if whole else "", why)))
         await self._tell(

@@ -70,6 +70,7 @@ from moorage.scheduler.core.outputs.outputs import (
     slots_of,
     were_simulated,
 )
+from moorage.scheduler.core.request_reader import asked_now
 from moorage.scheduler.history.unpacking import Found, Frame, is_simulated, unsuccessful
 from moorage.schemas import actors
 from moorage.schemas.always import sending, sent
@@ -98,7 +99,7 @@ from moorage.schemas.answers.jobs import (
 from moorage.schemas.answers.operators import Audit, Drift, TenantsAnswer
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
-from moorage.schemas.codec import decode_accepted, decode_request, encode
+from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Problem, Refused, is_as_asked
 from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, Change
 from moorage.schemas.gpu import format_token
@@ -141,7 +142,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
     job = engine.state.job(tenant, name)
     if job is None:
         return finished_row(engine, tenant, name, ShownJob)
-    request = decode_accepted(job.body)
+    request = asked_now(job)
     if follow:
         job.own_subject = True
     return _summary(

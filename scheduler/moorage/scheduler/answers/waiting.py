@@ -51,6 +51,7 @@ from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.always import sending, sent
 from moorage.schemas.answers.jobs import Explained, Fix, Holders, Leave
 from moorage.schemas.errors import Problem, is_as_asked
+from moorage.schemas.exit_words import exit_words
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.names import word_of
@@ -285,8 +286,7 @@ def _in_line(engine: Engine, job: Job, told: Explained) -> Explained:
 def _ended(engine: Engine, job: Job, told: Explained) -> Explained:
     """Add the exit code and the reason of the end; without a reason, the job ended by itself."""
     row = summary(engine, job)
-    ended = f"with code {row.code}" if row.code is None or row.code >= 0 else f"by signal {-row.code}"
-    why = row.why or (f"it ended by itself, {ended}" if row.code else "")
+    why = row.why or (f"it ended by itself, {exit_words(row.code)}" if row.code else "")
     return replace(sent(told, code=row.code, why=why), fixes=_behind_rerun(engine, job, why))
 
 

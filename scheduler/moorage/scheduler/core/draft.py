@@ -41,7 +41,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.schemas.frames import Report, Stalled
-from moorage.schemas.printable import shown
+from moorage.schemas.printable import shortened, shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
 from moorage.schemas.service import Turn
 
@@ -229,7 +229,7 @@ class Draft:
         """
         if not text:
             return 0
-        text = shown(text)[:NOTE_CHARS_MAX]  # texts come from tenants and workers, and are shown in terminals
+        text = shortened(shown(text), NOTE_CHARS_MAX)  # texts come from tenants and workers, and are shown in terminals
         known = self._note_numbers.get(text)
         if known is not None:
             return known

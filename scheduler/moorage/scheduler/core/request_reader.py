@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.state import Job
+from moorage.schemas.codec import decode_accepted
 from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.job import Request
 from moorage.schemas.release import RELEASE
@@ -41,6 +44,17 @@ def workload_of(request: Request) -> str:
         if len(run.argv) > 1 and not run.argv[1].startswith("-"):
             words.append(run.argv[1])
     return " ".join(words)[:WORKLOAD_CHARS_MAX]
+
+
+def asked_now(job: Job) -> Request:
+    """Return the request of an accepted job with what `change` and `priority` have put in its place since.
+
+    It lacks fields that only a later release knows.
+    """
+    request = decode_accepted(job.body)
+    if job.bounds:
+        request = request.with_bounds(*job.bounds_at())
+    return request if job.priority < 0 else msgspec.structs.replace(request, priority=job.priority)
 
 
 def later_words(field: str) -> str:

@@ -25,7 +25,8 @@ from moorage.scheduler.core.ledger.state import (
     Transition,
 )
 from moorage.scheduler.core.outputs.outputs import is_end, slots_of
-from moorage.schemas.codec import decode_accepted, is_json
+from moorage.scheduler.core.request_reader import asked_now
+from moorage.schemas.codec import is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 
 #: of one frame, including the table of its workers; one history always goes in, whatever its size
@@ -201,8 +202,9 @@ def _ended(job: Job) -> dict[int, bytes]:
 
 
 def _request(job: Job) -> msgspec.Raw | None:
-    """Return the request as JSON if it is short, or of several replicas; else None."""
+    """Return the request as JSON, as it was last changed, if it is short or of several replicas; else None."""
     body = job.body
     if len(body) > REQUEST_BYTES_MAX and job.size == 1:
         return None
-    return msgspec.Raw(body if is_json(body) else _encode(decode_accepted(body)))
+    is_as_sent = is_json(body) and not job.bounds and job.priority < 0
+    return msgspec.Raw(body if is_as_sent else _encode(asked_now(job)))

@@ -16,9 +16,10 @@ from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.views import finished_row, request_in
 from moorage.scheduler.arguments import replicas_asked
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.request_reader import asked_now, later_words
 from moorage.scheduler.history.unpacking import unsuccessful
 from moorage.schemas.answers.jobs import ShownJob
-from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
+from moorage.schemas.codec import REQUEST_BYTES_MAX, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import AgainAnswer, AgainAsked
@@ -59,8 +60,14 @@ class Agains:
         """Return the answer; None if it is sent later, once the history was read."""
         job = self._engine.state.job(tenant, asked.job)
         if job is not None:
+            later = self._engine.reader.requests.read_accepted(job.body)[1].later
+            if later:  # what it means would be lost in the new job
+                return problem(
+                    "failed-precondition", f"job {asked.job} cannot be run again: {later_words(later)}", field=later,
+                    job=asked.job, next="run it again once a scheduler of a newer release leads",
+                )  # fmt: skip
             bad = {STATES[state]: numbers for state, numbers in job.unsuccessful}
-            return self._answer(tenant, asked, decode_request(job.body), job.state, bad)
+            return self._answer(tenant, asked, asked_now(job), job.state, bad)
         known = finished_row(self._engine, tenant, asked.job, ShownJob)
         if isinstance(known, Problem):
             return known

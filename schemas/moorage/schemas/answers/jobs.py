@@ -50,7 +50,7 @@ class ReplicaCounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class BoundsNow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What its tenant has put in place of a job's request by `change`; null where the request's holds."""
+    """What its tenant has changed of a job's request by `change`: it stands in `request`, too. Null: not changed."""
 
     max_running: int | None = None
     timeout_s: float | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_job
+from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.ranges import numbers_in, parse_ranges, ranges_of
 from tests.unit.scheduler.driving import wire
 from tests.unit.scheduler.follower.test_ends_of_many import COUNT, busy, play_all
@@ -99,6 +102,35 @@ async def test_a_job_of_one_and_one_of_few_are_run_again_from_their_history(driv
     whole = (await again(drive, "few"))["request"]
     assert whole["replicas"] == 4
     assert "indices" not in whole
+
+
+@scene(Config(ended_max=0))
+async def test_what_a_change_set_holds_for_the_next_run_too_also_from_the_history(drive: Writing) -> None:
+    drive.worker("w0", 8, auto=False)
+    asked(drive, "few", replicas=4, max_running=4, priority=60)
+    drive.engine.offer(ChangeOrder("t", ChangeAsked(job="few", max_running=1, priority=20, timeout_s=7200.0), "", True))
+    drive.tick()
+
+    async def bounds() -> tuple[int, int, float]:
+        request = (await again(drive, "few"))["request"]
+        return request["max_running"], request["priority"], request["run"]["timeout_s"]
+
+    assert await bounds() == (1, 20, 7200.0)
+    drive.cancel("few")
+    run_all(drive, "few", dict.fromkeys(range(4), 3))
+    await drive.written()
+    assert not drive.state.jobs, "it has left memory"
+    assert await bounds() == (1, 20, 7200.0)
+    assert (await drive.asked("show", "few"))["priority"] == 20
+
+
+@scene()
+async def test_a_job_with_a_field_of_a_later_release_is_not_run_again_without_it(drive: Writing) -> None:
+    asked(drive, "later")
+    body = json.loads(drive.job("later").body) | {"moves": "fast"}
+    drive.job("later").body = json.dumps(body).encode()
+    refused = await again(drive, "later")
+    assert (refused.code, refused.field) == ("failed-precondition", "$.moves")
 
 
 @scene()

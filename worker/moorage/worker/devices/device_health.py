@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from moorage.schemas.frames import Device, Unwell
+from moorage.schemas.printable import shortened
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.devices.readers.faults import DETAIL_CHARS_MAX, Fault, Gravity, gravest
 
@@ -150,7 +151,7 @@ class DeviceHealth:
             record.failed_s = now
             self.changed = True
         if record.clean_s >= 0 or not record.kind or (fault.gravity == Gravity.RESET and not record.needs_reset):
-            record.kind, record.detail = fault.kind, fault.detail[:DETAIL_CHARS_MAX]
+            record.kind, record.detail = fault.kind, shortened(fault.detail, DETAIL_CHARS_MAX)
             self.changed = True
         record.clean_s = -1.0
         record.needs_reset |= fault.gravity == Gravity.RESET
@@ -177,7 +178,7 @@ class DeviceHealth:
             if record.clean_s < 0 or record.needs_reset:
                 return Verdict(record.kind, record.detail, ends=True, recorded=True)
             if now < record.clean_s + self.probation_of(slot):
-                return Verdict("probation", f"after {record.detail}"[:DETAIL_CHARS_MAX], recorded=True)
+                return Verdict("probation", shortened(f"after {record.detail}", DETAIL_CHARS_MAX), recorded=True)
         if self._divided[slot]:
             return DIVIDED
         if fault is None or fault.gravity < Gravity.CLOSED:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from moorage.schemas import frames
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
+from moorage.schemas.printable import shortened
 from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame
@@ -41,7 +42,7 @@ class Notes:
         said_s, before = self._said.get(name, (-NOTE_S, ""))
         if note != before and now_s - said_s >= NOTE_S:
             self._said[name] = now_s, note
-            self._send(name, note=note[:NOTE_CHARS_MAX])
+            self._send(name, note=shortened(note, NOTE_CHARS_MAX))
 
     def started(self, name: AttemptName, ports: dict[str, str]) -> None:
         """Record that an attempt has started; publish where it is reached, if it publishes ports."""

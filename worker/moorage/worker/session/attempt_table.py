@@ -32,6 +32,7 @@ from moorage.schemas.frames import (
     sum_known,
     used_detail,
 )
+from moorage.schemas.printable import shortened
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.staying import NOT_READY
 from moorage.worker.attempt.environment import start_failed
@@ -223,7 +224,7 @@ class AttemptTable:
             self._refuse(attempt.name, why)
         for attempt, why in claims.lacking:
             self._unhold(attempt)
-            self.tombstones.report(attempt.name, "refused", CODE_CANNOT_START, why[:DETAIL_CHARS_MAX])
+            self.tombstones.report(attempt.name, "refused", CODE_CANNOT_START, shortened(why, DETAIL_CHARS_MAX))
         for driver, attempts in to_start.items():
             self.commands.append(StartAttempts(driver, attempts))
 
@@ -294,7 +295,7 @@ class AttemptTable:
         self._held_bytes -= HELD_BYTES + len(attempt.tenant) + len(attempt.job)
 
     def _refuse(self, name: AttemptName, why: str) -> None:
-        self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
+        self.tombstones.report(name, "refused", 0, shortened(why, DETAIL_CHARS_MAX))
 
     def start(self, start: Start) -> None:
         """Start a gang's attempt that has claimed its devices. If it is not held, report that, or how it ended."""
@@ -323,7 +324,7 @@ class AttemptTable:
         elif (tombstone := self.tombstones.of(name)) is not None:
             self.tombstones.report_again(name, tombstone)
         else:
-            self.tombstones.report(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
+            self.tombstones.report(name, "withdrawn", 0, shortened(end.why, DETAIL_CHARS_MAX))
 
     def end_all(self, grace_s_max: float, why: str, *, keep: bool) -> None:
         """End all attempts; with `keep`, except those that run and may outlive a partition."""
@@ -396,7 +397,9 @@ class AttemptTable:
 
     def _not_resumed(self, attempt: Attempt, why: str) -> None:
         attempt.refused, attempt.resumes = attempt.resumes, 0
-        self.outbox.gathered.append(Report("not-resumed", *attempt.name, attempt.refused, why[:DETAIL_CHARS_MAX]))
+        self.outbox.gathered.append(
+            Report("not-resumed", *attempt.name, attempt.refused, shortened(why, DETAIL_CHARS_MAX))
+        )
 
     def _freeze(self, attempt: Attempt, *, on: bool, resumes: int = 0) -> None:
         self._freeing.pop(attempt.name, None)
@@ -432,7 +435,7 @@ class AttemptTable:
                 self._end_attempt(attempt, 0.0, LOST)
             elif attempt.phase == "running":
                 kind: ReportKind = "resumed" if attempt.resumes else "not-frozen"
-                self.outbox.gathered.append(Report(kind, *name, attempt.resumes, why[:DETAIL_CHARS_MAX]))
+                self.outbox.gathered.append(Report(kind, *name, attempt.resumes, shortened(why, DETAIL_CHARS_MAX)))
 
     def _look_at_frozen(self, attempt: Attempt, wait_s: float) -> None:
         attempt.probe_at_s, attempt.free_by_s = NEVER_S, self._now + wait_s
@@ -524,7 +527,7 @@ class AttemptTable:
                 self._end_attempt(attempt, attempt.grace_s, f"{NOT_READY}: {why}")
             elif attempt.ready is not is_ready and (is_ready or attempt.was_ready):
                 kind: ReportKind = "ready" if is_ready else "not-ready"
-                self.outbox.gathered.append(Report(kind, *name, 0, why[:DETAIL_CHARS_MAX]))
+                self.outbox.gathered.append(Report(kind, *name, 0, shortened(why, DETAIL_CHARS_MAX)))
                 attempt.ready = is_ready
                 if not attempt.was_ready:
                     attempt.was_ready = True
@@ -549,7 +552,7 @@ class AttemptTable:
                 self.dropped["end-of-nothing"] += 1
                 continue
             self.commands.append(Release([attempt]))
-            self._remove(attempt, "refused", event.code, start_failed(why)[:DETAIL_CHARS_MAX])
+            self._remove(attempt, "refused", event.code, shortened(start_failed(why), DETAIL_CHARS_MAX))
 
     def _exited(self, name: AttemptName, code: int, reason: str) -> None:
         attempt = self.held.get(name)
@@ -564,7 +567,8 @@ class AttemptTable:
         elif reason == ENDED_AS_ASKED and attempt.frozen:
             reason = ENDED_FROZEN
         asked = f"; {MPS_NOT_ASKED}: {attempt.mps_not_asked}" if attempt.mps_not_asked and reason != "exit" else ""
-        attempt.code, attempt.why = code, f"{reason[:DETAIL_CHARS_MAX]}{asked}{behind}{unstored}"[:DETAIL_CHARS_MAX]
+        attempt.code = code
+        attempt.why = shortened(f"{shortened(reason, DETAIL_CHARS_MAX)}{asked}{behind}{unstored}", DETAIL_CHARS_MAX)
         self._judge(name, reason)
         self.outbox.exited(Report("exited", *name, code, attempt.why), round(1000 * (self._now - attempt.began_s)))
         self._await_free(attempt)

@@ -10,7 +10,7 @@ from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
 from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Attempt
 from moorage.schemas.frames import Report
-from moorage.schemas.printable import shown
+from moorage.schemas.printable import shortened, shown
 
 FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "freeze-due", "resume-due"})
 #: a longer time without use is not reported
@@ -41,7 +41,7 @@ def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) ->
                 fleet.freeze(host, attempt)
     elif kind == "not-frozen":
         if state == RUNNING and attempt.freeze:
-            write_freeze(draft, attempt, NOT_FROZEN, shown(report.detail)[:NOTE_CHARS_MAX])
+            write_freeze(draft, attempt, NOT_FROZEN, shortened(shown(report.detail), NOTE_CHARS_MAX))
     elif kind == "freeze-due":
         if state == RUNNING and not attempt.freeze and replica.job.gang == GangPhase.NONE:
             write_freeze(draft, attempt, FREEZE, f"idle for {min(max(report.code, 0), IDLE_S_MAX)} s")

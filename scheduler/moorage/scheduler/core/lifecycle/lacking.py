@@ -16,6 +16,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import STARTING, Attempt, Job
 from moorage.scheduler.core.lifecycle.refusals import avoids_all
+from moorage.schemas.printable import shortened
 
 #: how many of the hosts that refused a job its end names
 NAMED_MAX: Final = 3
@@ -45,7 +46,7 @@ class Lacking:
         more = len(lacking) - NAMED_MAX
         last = ", ".join(draft.state.worker_by_num[num].id for num in lacking[-NAMED_MAX:])[:_NAMES_CHARS_MAX]
         tail = f" (refused by {last}{f' and {more} more' if more > 0 else ''})"
-        return why[: NOTE_CHARS_MAX - len(tail)] + tail
+        return shortened(why, NOTE_CHARS_MAX - len(tail)) + tail
 
     @staticmethod
     def _may_still_start(job: Job, lacking: list[int]) -> bool:

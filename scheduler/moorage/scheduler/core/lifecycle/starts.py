@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.state import Attempt, Job, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.schemas.attempt import name_in
 from moorage.schemas.frames import Report
-from moorage.schemas.printable import shown
+from moorage.schemas.printable import shortened, shown
 from moorage.schemas.reasons import STARTS_FAIL
 
 #: a start that fails later than this after its placement is no evidence against its host
@@ -127,7 +127,7 @@ class Starts:
             return
         times = self.known.times.get(worker.num, 0)
         until_ms = draft.time_ms + min(CLOSED_MS << min(times, 16), CLOSED_MS_MAX)
-        why = shown(self.known.why[worker.num])[:WHY_CHARS_MAX]
+        why = shortened(shown(self.known.why[worker.num]), WHY_CHARS_MAX)
         set_flag(draft, self._fleet, worker, Shut(worker.num, until_ms, why))
         self.known.times[worker.num] = times + 1
         del self.known.failed[worker.num]

@@ -20,6 +20,7 @@ from moorage.schemas.codec import encode, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import AFTER_MAX
+from moorage.schemas.printable import shortened
 from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleDone, ScheduleRan
 
 WHY_CHARS_MAX: Final = 200
@@ -105,7 +106,7 @@ class Schedules:
         for it."""
         row = self.row(event.tenant, event.name)
         assert row is not None
-        why = why[:WHY_CHARS_MAX]
+        why = shortened(why, WHY_CHARS_MAX)
         draft.add(acts.Ran(event.tenant, event.name, event.sequence, why, event.next_ms))
         return self.answer_to(row, event)
 

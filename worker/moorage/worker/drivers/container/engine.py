@@ -23,6 +23,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec
+from moorage.schemas.printable import shortened
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -166,7 +167,7 @@ class Engine(ABC):
         except (EngineDown, EngineError):
             raise
         except Exception as error:  # of what cannot be read, aiohttp and the decoder raise many kinds of errors
-            why = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS_MAX]
+            why = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARS_MAX)
             raise EngineDown(f"the engine's answer cannot be read: {why}") from None
 
     @contextlib.asynccontextmanager
@@ -434,7 +435,7 @@ async def _handed_over(
             status = int(answer.split(" ", 2)[1])
             if status not in (101, 200):
                 text = (await reader.read(_MESSAGE_BYTES_MAX)).decode(errors="replace")
-                raise EngineError(status, text.strip()[:_MESSAGE_CHARS_MAX] or answer.splitlines()[0])
+                raise EngineError(status, shortened(text.strip(), _MESSAGE_CHARS_MAX) or answer.splitlines()[0])
             return reader, writer
     except BaseException as error:
         if writer is not None:
@@ -461,4 +462,4 @@ def _decoded(line: bytes) -> Mapping[str, Any]:
 
 def _message(text: str) -> str:
     """Return the message in an engine's error, cut; the text itself if it has none."""
-    return str(_decoded(text.encode()).get("message", text))[:_MESSAGE_CHARS_MAX]
+    return shortened(str(_decoded(text.encode()).get("message", text)), _MESSAGE_CHARS_MAX)

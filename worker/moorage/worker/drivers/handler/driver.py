@@ -32,7 +32,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import RESULT, ResultLine
 from moorage.schemas.handler import DRIVER, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
-from moorage.schemas.printable import carried
+from moorage.schemas.printable import carried, shortened
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.environment import lay_over
@@ -417,7 +417,7 @@ class HandlerDriver(Driver):
     def _over(self, running: _Running, code: int, reason: str) -> None:
         self._flush_progress(running)
         self._close_run(running)
-        self.report(Ended([(running.context.name, code, carried(reason[:DETAIL_CHARS_MAX]))]))
+        self.report(Ended([(running.context.name, code, carried(shortened(reason, DETAIL_CHARS_MAX)))]))
 
     def _close_run(self, running: _Running, last: str = "") -> None:
         """Cancel the run's timers, end its streams, standard output with the line `last`, and forget the run."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.printable import shortened
 from moorage.worker.drivers.container.engine import Piece, lines_of
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class Cluster:
         except (ClusterDown, ClusterError):
             raise
         except Exception as error:  # lightkube raises many kinds of errors for a program that gives no token
-            why = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS_MAX]
+            why = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARS_MAX)
             raise ClusterDown(f"no answer of the API server, or none that can be read: {why}") from None
 
 
@@ -244,4 +245,4 @@ def _error_of(status: int, content: bytes) -> ClusterError:
         message = str(msgspec.json.decode(content)["message"])
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
         message = content[:_MESSAGE_CHARS_MAX].decode(errors="replace").strip()
-    return ClusterError(status, (message or f"HTTP {status}")[:_MESSAGE_CHARS_MAX])
+    return ClusterError(status, shortened(message or f"HTTP {status}", _MESSAGE_CHARS_MAX))

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED
+from moorage.schemas.printable import shortened
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import NO_IMAGE, start_fault
@@ -136,4 +137,4 @@ def _image(pod: Mapping[str, Any]) -> str:
 
 def _text(said: Mapping[str, Any]) -> str:
     words = [str(said[key]) for key in ("reason", "message") if said.get(key)]
-    return ": ".join(words)[:_TEXT_CHARS_MAX]
+    return shortened(": ".join(words), _TEXT_CHARS_MAX)
