@@ -6,6 +6,8 @@ selected name in `$XDG_CONFIG_HOME/nats/context.txt`. nats-py reads none of it.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
 import ssl
@@ -320,6 +322,16 @@ def _from_url(url: str, source: str) -> Context:
     return context
 
 
+def _bracketed(server: str) -> str:
+    """Return a URL that has a bare IPv6 address as it should be written; "" for any other."""
+    scheme, _, rest = server.rpartition("://")
+    address, _, port = rest.rstrip("/").rpartition(":")
+    for host, end in ((address, f":{port}" if port.isdecimal() else ""), (rest.rstrip("/"), "")):
+        with contextlib.suppress(ValueError):
+            return f"{scheme or SCHEMES[0]}://[{ipaddress.IPv6Address(host)}]{end}"
+    return ""
+
+
 def _check(context: Context, file: Path | None) -> None:
     if not context.servers:
         raise BadContext("no server in url", file=file, key="url", next_step=f"for example {URL_DEFAULT}")
@@ -333,6 +345,8 @@ def _check(context: Context, file: Path | None) -> None:
             # a comma in a password cuts it in two, and the first part looks like a server
             is_whole = "@" in server or "@" not in context.url
             fix = f"{', '.join(SCHEMES)} with a host, for example {URL_DEFAULT}"
+            if bracketed := _bracketed(server):
+                fix = f"an IPv6 address has brackets: {bracketed}"
             raise BadContext(
                 f"{_without_secrets(server) if is_whole else _HIDDEN!r} is not a NATS URL",
                 file=file,

@@ -91,10 +91,13 @@ async def _items_of(
 
 
 async def _last_line(client: Connected, job: str, replica: int, attempt: int) -> str:
-    """Return the last line of an attempt's stderr that is not blank; "" if there is none, or its worker is away."""
+    """Return the last line of an attempt's stderr that has a letter or digit, and is no rule of `=` and `-` alone.
+
+    It is "" if there is none, or its worker is away.
+    """
     try:
         page = await read_page(client.read, job, replica, attempt, "err", -TAIL_BYTES, TAIL_BYTES)
     except ClientError:
         return ""
     text = page.text if page.data is None else page.data.decode(errors="replace")
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return next((line.strip() for line in reversed(text.splitlines()) if any(map(str.isalnum, line))), "")

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from moorage.client.notebook import in_notebook
+from moorage.schemas.errors import MoorageError
 
 #: how long an interrupted call waits for the cancellation of its coroutine
 CANCEL_S_MAX: Final = 5.0
@@ -93,8 +94,9 @@ class LoopThread:
         """Run a coroutine in the private thread, and return its result.
 
         If the wait is interrupted, by Ctrl-C or by any other exception that a signal handler raises, the coroutine is
-        cancelled before this raises.
+        cancelled before this raises. An error of moorage is raised without the frames of that thread.
         """
+        __tracebackhide__ = True  # of IPython and pytest
         try:
             refuse_inside_loop()
             loop = self._checked()
@@ -137,11 +139,15 @@ class LoopThread:
             while not waits.acquire(timeout=LOOK_S):
                 pass
             return done.result()
-        except BaseException:
+        except BaseException as error:
             if not ended:  # it is not the coroutine's own error, but one of a signal handler
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
                     loop.call_soon_threadsafe(give_up)
                     waits.acquire(timeout=CANCEL_S_MAX)
+            elif isinstance(error, MoorageError):  # its text says all, and the frames of the loop say nothing
+                if error.__cause__ is not None:
+                    error.__cause__.__traceback__ = None
+                raise error.with_traceback(None) from error.__cause__
             raise
         finally:
             self._handed.pop(done, None)

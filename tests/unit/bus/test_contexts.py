@@ -10,7 +10,7 @@ import nkeys
 import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.contexts import URL_DEFAULT, Context, list_contexts, resolve, selected_context
+from moorage.bus.contexts import URL_DEFAULT, Context, _from_url, list_contexts, resolve, selected_context
 from moorage.bus.errors import BadContext
 
 
@@ -284,3 +284,18 @@ def test_a_bad_certificate_is_named(home: Home) -> None:
         context.tls()
     assert raised.value.key == "ca"
     assert Context(url="nats://h").tls() is None
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("nats://::1:4222", "nats://[::1]:4222"),
+        ("::1:4222", "nats://[::1]:4222"),
+        ("::1", "nats://[::1]"),
+        ("tls://2001:db8::7:4222", "tls://[2001:db8::7]:4222"),
+    ],
+)
+def test_an_ipv6_address_without_brackets_is_refused_with_what_is_meant(url: str, meant: str) -> None:
+    with pytest.raises(BadContext) as refused:
+        _from_url(url, "--nats")
+    assert f"brackets: {meant}" in str(refused.value.problem.next)

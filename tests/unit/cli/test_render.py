@@ -539,7 +539,7 @@ def test_a_format_may_name_a_field_that_has_its_default() -> None:
     ("state", "code", "why", "shown"),
     [
         ("FAILED", 3, "", "it ended by itself, with code 3"),
-        ("FAILED", -11, "", "it ended by itself, with code 139"),
+        ("FAILED", -11, "", "it ended by itself, by signal 11 (SIGSEGV)"),
         ("FAILED", 1, "start-failed: no program x", "start-failed: no program x"),
         ("CANCELLED", -15, "end", ""),
         ("SUCCEEDED", 0, "", ""),

@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from moorage.schemas.errors import Refused, problem, refuse
-from moorage.schemas.printable import in_one_line, shown
+from moorage.schemas.exit_words import exit_words
+from moorage.schemas.printable import in_one_line, shortened, shown
 from moorage.system.logged import LOG_FORMAT, PrintableFormatter
 
 EVIL = "\x1b[2J\x9b1A\u202eH100\r\n2026-11-21 00:00:00,000 ERROR   moorage.ledger the ledger is lost"
@@ -49,3 +50,21 @@ def test_an_entry_of_a_log_is_one_line() -> None:
         log.exception("a frame on %s could not be handled", EVIL)
     assert not CONTROLS & set(stream.getvalue())
     assert "Traceback" in stream.getvalue()
+
+
+@pytest.mark.parametrize("most", [1, 2, 10, 200])
+def test_a_long_text_keeps_its_beginning_and_its_end(most: int) -> None:
+    text = "no program python in PATH " + "/opt/bin:" * 40 + "; use sh -c"
+    cut = shortened(text, most)
+    assert len(cut) == most
+    head, mark, tail = cut.partition("…")
+    assert (mark, text.startswith(head), text.endswith(tail)) == ("…", True, True)
+    assert shortened(text, len(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "with code 0"), (139, "with code 139"), (-11, "by signal 11 (SIGSEGV)"), (-33, "by signal 33")],
+)
+def test_an_end_by_a_signal_reads_unlike_a_code_of_the_same_number(code: int, words: str) -> None:
+    assert exit_words(code) == words

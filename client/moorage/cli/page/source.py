@@ -258,8 +258,8 @@ class Source:
         return detail
 
     async def _output(self, own: AsyncClient | None, tenant: str, shown: JobInfo) -> list[str]:
-        lines = await tail(own or self.client, tenant, shown)
-        return [OUTPUT_IS_ITS] if lines and lines[0].startswith(OUTPUT_IS_ITS) else lines
+        caption, lines = await tail(own or self.client, tenant, shown)
+        return [OUTPUT_IS_ITS if caption.startswith(OUTPUT_IS_ITS) else caption, *lines]
 
     async def past(self, at: str) -> View:
         """Return the view of a moment of the past: `14:03`, `2h` (ago) or a date with a time, by this machine's clock.

@@ -107,7 +107,8 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
         from moorage.client.reading import as_struct
 
         shown = as_struct(JobInfo, (await wire.answer("show", {"job": job, "events": "tenant"})).data)
-        return {"state": shown.state, "lines": await tail(client, client.tenant, shown)}
+        caption, lines = await tail(client, client.tenant, shown)
+        return {"state": shown.state, "lines": lines, **({} if lines else {"why": caption})}
 
     if operates:
 

@@ -41,7 +41,8 @@ async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -
     parts = [f"{job} of {tenant}: {shown.state}", *_why(why, fixes), job_words(shown)]
     if shown.state not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
-    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, shown))])
+    caption, lines = await tail(client, tenant, shown)
+    return "\n\n".join([*parts, "\n".join([caption, *lines])])
 
 
 def _why(why: Explained, fixes: list[str]) -> list[str]:
@@ -60,8 +61,11 @@ async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> lis
     return [use_table(rows, paper)] if rows else []
 
 
-async def tail(client: AsyncClient, tenant: str, shown: JobInfo) -> list[str]:
-    """Return the last lines of the output, in the order in which they came to each worker."""
+async def tail(client: AsyncClient, tenant: str, shown: JobInfo) -> tuple[str, list[str]]:
+    """Return a caption and the last lines of the output, in the order in which they came to each worker.
+
+    Without lines, the caption says why there are none.
+    """
     from moorage.client.output import Joiner
 
     job, read = shown.job, partial(client._wire.read, tenant=tenant)
@@ -70,10 +74,10 @@ async def tail(client: AsyncClient, tenant: str, shown: JobInfo) -> list[str]:
         async for piece in joiner.kept_of(await joiner.newest(shown, None), None, None):
             text.append(piece.text)
     except NotPermitted:
-        return [f"output is the tenant's: moorage logs {word_of(job)} --tenant {tenant}, with its key"]
+        return f"output is the tenant's: moorage logs {word_of(job)} --tenant {tenant}, with its key", []
     except MoorageError as error:
-        return [f"no output: {error.problem.message}"]
+        return f"no output: {error.problem.message}", []
     lines = "".join(text).splitlines()[-TAIL:]
     if not lines and joiner.trouble is not None:
-        return [f"no output: {joiner.trouble.problem.message}"]
-    return ["its last output:", *lines] if lines else ["it has written nothing so far"]
+        return f"no output: {joiner.trouble.problem.message}", []
+    return ("its last output:", lines) if lines else ("it has written nothing so far", [])

@@ -23,6 +23,7 @@ from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
 from tests.waiting import until
 
 USER: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+NO_FOLDER = "it removed its folder $MOORAGE_SETUP, or put a link in its place"
 SETUP = "(echo $CUDA_VISIBLE_DEVICES.; id -u; date +%N) > $MOORAGE_SETUP/seen"
 READ = "cat $MOORAGE_SETUP/seen; echo $CUDA_VISIBLE_DEVICES"
 
@@ -64,6 +65,9 @@ async def test_other_variables_have_a_setup_of_their_own(nats_url: str, unique: 
         ("kill -9 $$", 126, "not-here: setup: signal 9"),
         ("sh -c 'kill -9 $$'; exit $?", 126, "not-here: setup: exit code 137: Killed"),
         ("sleep 60", 124, "setup-failed: it did not end within 0.3 s"),
+        ("rm -rf $MOORAGE_SETUP", 1, f"setup-failed: {NO_FOLDER}"),
+        ("rm -rf $MOORAGE_SETUP; touch $MOORAGE_SETUP", 1, f"setup-failed: {NO_FOLDER}"),
+        ("rm -rf $MOORAGE_SETUP; ln -s /usr/share $MOORAGE_SETUP", 1, f"setup-failed: {NO_FOLDER}"),
     ],
 )
 async def test_whose_fault_it_is(nats_url: str, unique: str, setup: str, code: int, detail: str) -> None:

@@ -224,12 +224,14 @@ class Setups:
                 if why == ENDED_AS_ASKED:
                     return False
                 raise await self._fault(setup, assignment, code, why)
+            if os.path.islink(folder) or not os.path.isdir(folder):
+                raise SetupFailed(1, "it removed its folder $MOORAGE_SETUP, or put a link in its place")
             await self._complete(folder, assignment)
             return True
         finally:
             del self._running[folder]
             self._folders.filled.pop(folder, None)
-            if not _mark_of(folder).exists() and os.path.isdir(folder):
+            if not _mark_of(folder).exists() and os.path.lexists(folder):
                 gone = self._set_aside(Path(folder))
                 with contextlib.suppress(RuntimeError):  # no thread, or the agent stops: the next one removes it
                     await asyncio.shield(asyncio.to_thread(remove, [gone]))
