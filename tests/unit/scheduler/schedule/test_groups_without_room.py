@@ -224,21 +224,18 @@ def test_a_tenant_to_which_more_is_owed_by_an_end_of_its_own_goes_before_the_job
     ):  # fmt: skip
         run = {"driver": "noop", "timeout_s": timeout_s}
         drive.submit(name, tenant=tenant, gpu={"count": count, "model": model}, run=run)
-    gang = {"count": 2, "model": ["H100", "A100"], "scheduling": "gang"}
-    drive.submit("gang", tenant="big", gpu=gang, replicas=2)
+    drive.submit("whole", tenant="big", gpu={"count": 4, "model": "H100"})
     drive.settle()
     drive.pass_time(40_000, step=5_000)
     drive.submit("mine", gpu={"count": 4, "model": "L40S"})
     drive.settle()
     drive.submit("first", gpu={"count": 2, "model": "H100"})
-    held = drive.reservation
-    assert held.hosts == {0, 1}
+    assert drive.reservation.hosts == {0}
     assert drive.states("first") == ["QUEUED"]
-    _end(drive, "w1", "ends")  # both are told in one record: the gang has room, and comes second
     _end(drive, "w2", "mine")
     drive.settle()
     assert drive.states("first") == ["RUNNING"]
-    assert set(drive.states("gang", tenant="big")) == {"QUEUED"}
+    assert drive.states("whole", tenant="big") == ["QUEUED"]
 
 
 def _end(drive: Driving, name: str, job: str) -> None:

@@ -104,6 +104,16 @@ class Fleet:
             return None
         return [host for num in nums if (host := self.hosts.get(num)) is not None]
 
+    def has_opened(self, changes: int, nums: frozenset[int] | None) -> bool:
+        """Return whether a job may now start on one of these hosts (with None: on any) that could not at that change.
+
+        True if that is no longer known.
+        """
+        count = self._changes - changes
+        if count <= 0 or nums is None or count > len(self._opened):
+            return count > 0
+        return any(num == ANYWHERE or num in nums for num in islice(reversed(self._opened), count))
+
     # ----------------------------------------------------------------------------------- membership
 
     def join(self, worker: Worker, attempts: Iterable[tuple[Attempt, Shape]]) -> Host:

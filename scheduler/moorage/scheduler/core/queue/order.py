@@ -101,6 +101,11 @@ class Turns:
         within = tenant.guaranteed and tenant.gpus + group.shape.gpus <= tenant.guaranteed
         return (0 if within else 1, -priority, points)
 
+    def borrows(self, name: str, shape: Shape) -> int:
+        """Return what the key of such a group of the tenant begins with: 0 if it stays within its guarantee, else 1."""
+        tenant = self._state.read_tenant(name)
+        return 0 if tenant.guaranteed and tenant.gpus + shape.gpus <= tenant.guaranteed else 1
+
     def is_owed(self, name: str, other: str) -> bool:
         """Return whether a tenant has used less for its weight than another tenant."""
         return name != other and self._score(name) < self._score(other)

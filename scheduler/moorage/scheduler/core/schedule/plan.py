@@ -7,8 +7,13 @@ is first once it is overdue itself, and then has the reservation.
 
 `plan` is computed from nothing: from the queue, the fleet, what runs there and the time. So it can be made again at any
 moment and by any leader, and who asks why finds the whole answer here. The answer before it only says which job is
-looked at in any case, and keeps hosts for a minute that cannot hold their job: a worker that restarts, or is cordoned
-for a moment, must not undo what was emptied.
+looked at in any case, which gang keeps what it has, and for how long a job has fitted nowhere.
+
+*A minute for a job that fits nowhere.* A worker that restarts, or a small job of unknown end on an emptied host, must
+not undo what was emptied. So a job keeps the hosts that it had, for a minute, and a later job of its order gets none.
+
+*Gangs keep what they have.* Several hosts are seldom empty together. Under fair share a gang over several hosts would
+lose them each time to a tenant that is owed more at that moment. So it keeps the reservation against all of its class.
 
 *Whole hosts first.* Requests that need whole hosts get room only through a reservation; for smaller ones room appears
 by itself. So of equal jobs those that need whole hosts go first. A smaller one goes before them once it has waited as
@@ -27,7 +32,7 @@ tenants that went before a gang have had more than their share already.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
@@ -48,8 +53,10 @@ STEP_MS_A_HOST: Final = 1
 LATER_PART: Final = 8
 #: under fair share it is looked at again each time usage has decayed by one such part of its half-life
 OWED_PART: Final = 512
-#: hosts that cannot hold their job are kept for so many ms
+#: a job that fits nowhere keeps the hosts that it had, and is not passed over for a later one, for so many ms
 SHORT_MS: Final = 60_000
+#: of a `Key`: before any tenant's score
+MOST_OWED: Final = -1
 #: a smaller job goes before those for whole hosts that came so many ms later
 PASSED_MS: Final = 7 * 86_400_000
 #: the slack of a gang: its wait, times the idle share of the fleet, times 3/2
@@ -75,12 +82,25 @@ class Reservation(NamedTuple):
     start_ms: int
     short_ms: int = 0
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether it is for a gang over several hosts."""
+        return self.shape.together > 1 and len(self.hosts) > 1
+
 
 class Answer(NamedTuple):
-    """A plan: the reservation, and the ledger ms from which on time alone may give another one; infinity for never."""
+    """A plan: the reservation, and the ledger ms from which on time alone may give another one; infinity for never.
+
+    `had` are, by job number, the reservations that waiting jobs had last, and those that fit nowhere, perhaps without
+    hosts. `then` is the claim that comes next, of jobs that are not equal to the reserved one. With `is_held_up`, a job
+    would have got hosts if an earlier one had not been given a minute.
+    """
 
     reservation: Reservation | None
     until_ms: float
+    had: Mapping[int, Reservation] = {}
+    then: Claim | None = None
+    is_held_up: bool = False
 
 
 class Known(NamedTuple):
@@ -110,37 +130,65 @@ class Claim(NamedTuple):
     leaving: frozenset[int]  # hosts that drains exclude for it
 
 
-def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
+NOTHING: Final = Answer(None, math.inf)
+
+
+def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
     """Return the reservation for the first overdue job, in order, that some hosts will hold at a known time.
 
     `last` is the answer before. `QueueOrder` has begun the pass.
     """
     now_ms = draft.time_ms
-    claims, until_ms = _claims(known, draft)
-    searched, in_turns = _searched(known, claims, last, now_ms)
+    claims, until_ms = _claims(known, draft, last.reservation)
+    searched, in_turns = _searched(known, claims, last.reservation, now_ms)
     if draft.state.windows or in_turns:
         until_ms = min(until_ms, now_ms + STEP_MS)
-    for claim in searched:
+    had = {claim.num: last.had[claim.num] for claim in claims if claim.num in last.had}
+    short = set[Key]()  # of claims that fit nowhere, and have their minute
+    for at, claim in enumerate(searched):
         with known.fleet.avoiding(claim.group.shape.avoid):
-            found = _hosts_for(known, claim, last, now_ms)
-        if found is None:
+            found = _hosts_for(known, claim, had.get(claim.num), now_ms)
+        if found.short_ms:
+            had[claim.num] = found
+            if now_ms - found.short_ms >= SHORT_MS:
+                continue
+        elif claim.num in had:
+            had[claim.num] = had[claim.num]._replace(short_ms=0)
+        if not found.hosts:
+            if at < SEARCHES_MAX // 2 or not in_turns:
+                short.add(claim.key)
             continue
+        if claim.key in short:
+            return Answer(None, min(until_ms, now_ms + STEP_MS), had, is_held_up=True)
         due_ms = _due_ms(known, claim)
         if due_ms > now_ms:
-            return Answer(None, min(until_ms, due_ms))
+            return Answer(None, min(until_ms, due_ms), had)
         again_ms = STEP_MS if found.short_ms else max(STEP_MS, (found.start_ms - now_ms) // LATER_PART)
         if known.order.is_shared():
             again_ms = min(again_ms, max(STEP_MS, draft.state.half_life_ms // OWED_PART))
-        return Answer(found, min(until_ms, now_ms + again_ms))
-    return Answer(None, until_ms)
+        had[claim.num] = found
+        return Answer(found, min(until_ms, now_ms + again_ms), had, _next(claims, claim, had, now_ms))
+    return Answer(None, min(until_ms, now_ms + STEP_MS) if short else until_ms, had)
 
 
-def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
-    """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue."""
+def _next(claims: list[Claim], first: Claim, had: Mapping[int, Reservation], now_ms: int) -> Claim | None:
+    """Return the claim that comes after the first one, but those of its equals, and those that are passed over."""
+    for claim in claims:
+        is_equal = claim.group.shape is first.group.shape and claim.group.priority == first.group.priority
+        short_ms = had[claim.num].short_ms if claim.num in had else 0
+        if claim > first and not is_equal and not (short_ms and now_ms - short_ms >= SHORT_MS):
+            return claim
+    return None
+
+
+def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[Claim], float]:
+    """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue.
+
+    `last` is the last reservation: a gang over several hosts goes before those of its class that are owed more.
+    """
     order, found, next_ms = known.order, list[Claim](), math.inf
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
-    least = _smallest_host(known.fleet)
-    for group in _likely(known):
+    for group in _likely(known, last):
         job = draft.state.jobs.get(group.jobs[0]) if order.prune(group) else None
         if job is None:
             continue
@@ -150,7 +198,9 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
             next_ms = min(next_ms, overdue_ms)
         elif order.may(group):
             key, shape = order.key(group), group.shape
-            later = shape.gpus < least or not fills_hosts(known.fleet, shape)
+            if last is not None and last.num == job.num and last.is_wide:
+                key = (*key[:2], MOST_OWED)
+            later = not needs_whole_hosts(known.fleet, shape)
             found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)
@@ -168,20 +218,23 @@ def _has_been_passed(known: Known, claim: Claim, whole_ms: int | None, now_ms: i
     return whole_ms - claim.since_ms > PASSED_MS or waited_ms > len(known.fleet.hosts) * others_ms
 
 
-def _likely(known: Known) -> list[Group]:
+def _likely(known: Known, last: Reservation | None) -> list[Group]:
     """Return the queue groups whose first job may be the first claim.
 
     All of them; if there are more than `GROUPS_MAX`, the first ones in order, plus the first ones that need whole
-    hosts. With as many shapes as jobs, a scan of all groups each second would hold up the leader.
+    hosts, and that of the last reservation. With as many shapes as jobs, a scan of all groups each second would hold up
+    the leader.
     """
-    groups = known.order.queue.groups
-    if len(groups) <= GROUPS_MAX:
-        return list(groups.values())
-    rows = [(known.order.key(group), group.jobs[0], group) for group in groups.values() if group.jobs]
+    queue = known.order.queue
+    if len(queue.groups) <= GROUPS_MAX:
+        return list(queue.groups.values())
+    rows = [(known.order.key(group), group.jobs[0], group) for group in queue.groups.values() if group.jobs]
     least = _smallest_host(known.fleet)
     whole = [row for row in rows if row[2].shape.gpus >= least]
     likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
-    return list({group: None for _, _, group in likely})
+    found = {group: None for _, _, group in likely}
+    had = None if last is None else queue.group_of(last.priority, last.shape, last.tenant)
+    return list(found if had is None else found | {had: None})
 
 
 def _smallest_host(fleet: Fleet) -> int:
@@ -209,16 +262,17 @@ def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_m
     return found[:half] + [claim for claim in rest if claim.num in turn], True
 
 
-def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int) -> Reservation | None:
-    """Return the reservation of a job where it fits soonest; for a moment where it was, if it fits nowhere now."""
+def _hosts_for(known: Known, claim: Claim, had: Reservation | None, now_ms: int) -> Reservation:
+    """Return the reservation of a job where it fits soonest; without a place for it now, where it was, if anywhere."""
     group, shape = claim.group, claim.group.shape
     found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms, claim.num)
-    if found is not None:
-        return Reservation(claim.num, known.order.queue.first(claim.num), group.tenant, group.priority, shape, *found)
-    if last is None or last.num != claim.num or last.shape is not shape or last.priority != group.priority:
-        return None
-    short_ms = last.short_ms or now_ms
-    return last._replace(short_ms=short_ms) if now_ms - short_ms < SHORT_MS else None
+    short_ms = 0
+    if found is None:
+        is_same = had is not None and had.shape is shape and had.priority == group.priority
+        found = (had.hosts, had.start_ms) if had is not None and is_same else (frozenset(), now_ms)
+        short_ms = had.short_ms or now_ms if had is not None and is_same else now_ms
+    first = known.order.queue.first(claim.num)
+    return Reservation(claim.num, first, group.tenant, group.priority, shape, *found, short_ms)
 
 
 def _due_ms(known: Known, claim: Claim) -> int:
@@ -257,6 +311,11 @@ def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
     """Return whether the shape asks for as many GPUs at once as the largest host that could run it has, or more."""
     most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
     return 0 < most <= shape.gpus
+
+
+def needs_whole_hosts(fleet: Fleet, shape: Shape) -> bool:
+    """Return whether a shape needs whole hosts: the smallest host is not too large for it, and `fills_hosts`."""
+    return shape.gpus >= _smallest_host(fleet) and fills_hosts(fleet, shape)
 
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:

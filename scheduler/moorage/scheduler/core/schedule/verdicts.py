@@ -6,8 +6,9 @@ between two passes, and a group's verdict is written and judged here alone.
 *What keeps a job from a host with room for it* is one of four things, and nothing else does:
 
 - The host is reserved for another job (`plan`). The reserved job's equals (same priority and shape) pass it, as do jobs
-  that may preempt it, and under fair share tenants that are owed more. Any job passes it that surely ends before the
-  reserved job is expected to start (`backfill`).
+  that may preempt it, and under fair share tenants that are owed more, but not if it is a gang over several hosts. Who
+  would borrow GPUs passes no job within its tenant's guarantee. Any job passes it that surely ends before the reserved
+  job is expected to start (`backfill`).
 - Jobs were ended there for another job (`preempt`): until that starts, the host is its own.
 - The host is drained before the job surely ends, or the job avoids it (`QueueOrder.kept_from`), or refused jobs of its
   shape (`Shape.refusing`). That is the job's own matter: those behind it in its group are tried.
@@ -16,10 +17,11 @@ between two passes, and a group's verdict is written and judged here alone.
 What counts as room is the host's matter: `Host.open_to` leaves out devices in other use, unwell, or awaited by a frozen
 job.
 
-*When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms). A
-reservation whose job has started or ended is dropped in the next pass, whatever the time; who comes next gets hosts by
-the next plan. If its job waits but may not start any more, that plan is made at once. Hosts that a plan leaves are
-opened, one by one.
+*When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms), and at once
+if room has come free on reserved hosts, or one of them has closed: the plan before would let the wrong job in. A
+reservation whose job has started or ended is dropped in the next pass, whatever the time. If its hosts still have room,
+or its job waits but may not start any more, the next plan is made at once. Hosts that a plan leaves are opened, one by
+one.
 
 *A verdict* says that the first job of a group found no room: at which change of the fleet, and, where reserved hosts
 had room for it, under which plan. It holds
@@ -46,7 +48,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
-from moorage.scheduler.core.schedule.plan import Known, Reservation, plan
+from moorage.scheduler.core.schedule.plan import NOTHING, Known, Reservation, needs_whole_hosts, plan
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 
@@ -63,10 +65,15 @@ class Verdicts:
 
     def __init__(self, known: Known, preempting: Preempting) -> None:
         self.reservation: Reservation | None = None  # of the last plan, while its job may start
+        self._answer = NOTHING  # the last plan
+        self._usable = 0  # how many of the reserved hosts were usable at the last plan
+        self._changes = 0  # the change of the fleet up to which openings were looked at
         self._number = 0  # of the last plan from which on more may pass than before; the first is 1
         self._turn = 0  # how many plans were made
         self._learned = 0  # runs learned before the last plan
-        self._owed = frozenset[str]()  # tenants that were owed more than the reserved job's at the last plan
+        self._let_by_share = frozenset[tuple[str, bool]]()  # see `_owed_or_equal`, as of the last plan
+        #: of tenants with guaranteed GPUs, as of the last plan
+        self._rights: tuple[tuple[str, int, int], ...] = ()
         self._planned_ms = -math.inf  # when it was made
         self._until_ms = math.inf  # when time alone may give another one
         self._seen: tuple[int, int, int] | None = (
@@ -89,18 +96,45 @@ class Verdicts:
 
     def reserve(self, draft: Draft) -> None:
         """Drop a reservation that no longer stands, and plan anew if it is time; `QueueOrder` has begun the pass."""
-        if self.reservation is not None and not self.still_waits():
-            if self._waits(self.reservation):
+        if (held := self.reservation) is not None and not self.still_waits():
+            if self._waits(held) or self._have_room(held.hosts):
                 self._planned_ms = -math.inf
             self._become(None)
-        if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
-            answer = plan(self._known, draft, self.reservation)
+        is_due = draft.time_ms - self._planned_ms >= self._known.step_ms
+        if self._has_changed() or (is_due and not self._is_settled(draft)):
+            last = self._answer if self.reservation is not None else self._answer._replace(reservation=None)
+            answer = self._answer = plan(self._known, draft, last)
             self._turn += 1
             self._number += self._lets_more_pass(answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
+            self._usable = self._count_usable()
             # else the plan saw changes that are in no digest yet
             self._seen = self._view() if draft.empty else None
+
+    def _has_changed(self) -> bool:
+        """Return whether room came free on reserved hosts since the last plan or the last look, or one has closed.
+
+        While a job has its minute and no hosts, that is so with any host.
+        """
+        before, self._changes = self._changes, self._fleet.changes
+        held, is_held_up = self.reservation, self._answer.is_held_up
+        if held is None and not is_held_up:
+            return False
+        if self._fleet.has_opened(before, None if held is None else held.hosts):
+            return True
+        return self._count_usable() < self._usable
+
+    def _count_usable(self) -> int:
+        """Return how many of the reserved hosts are usable."""
+        hosts = self._fleet.hosts
+        nums = () if self.reservation is None else self.reservation.hosts
+        return sum(1 for num in nums if num in hosts and hosts[num].bucket >= 0)
+
+    def _have_room(self, nums: frozenset[int]) -> bool:
+        """Return whether any of these hosts may have room for some job."""
+        hosts = [self._fleet.hosts[num] for num in nums if num in self._fleet.hosts]
+        return any(host.usable and (host.open or host.shared or not host.cls.devices) for host in hosts)
 
     def begin(self, draft: Draft) -> None:
         """Begin a pass; what is to be reserved was planned before."""
@@ -147,22 +181,32 @@ class Verdicts:
 
         With an unchanged start the time until then only becomes shorter, so what was too long for it stays so.
         """
-        old, learned, owed = self.reservation, self._learned, self._owed
-        self._learned, self._owed = self._known.estimates.durations.learned, self._owed_more(new)
+        old, learned, let_in, rights = self.reservation, self._learned, self._let_by_share, self._rights
+        self._learned, self._let_by_share = self._known.estimates.durations.learned, self._owed_or_equal(new)
+        self._rights = self._guaranteed()
         if old is None or new is None or self._state.windows:
             return True
-        if self._learned != learned or not self._owed <= owed:
+        if self._learned != learned or not self._let_by_share <= let_in or self._rights != rights:
             return True
         is_same = new[:6] == old[:6]
         return not is_same or new.start_ms > old.start_ms
 
-    def _owed_more(self, held: Reservation | None) -> frozenset[str]:
-        """Return the waiting tenants that are owed more than that of the reserved job."""
+    def _guaranteed(self) -> tuple[tuple[str, int, int], ...]:
+        """Return the tenants with guaranteed GPUs, with these and how many they lease."""
+        tenants = self._state.tenants.values()
+        return tuple((each.name, each.guaranteed, each.gpus) for each in tenants if each.guaranteed)
+
+    def _owed_or_equal(self, held: Reservation | None) -> frozenset[tuple[str, bool]]:
+        """Return the waiting tenants that are owed more than that of the reserved job, and those whose equals are next.
+
+        The second value tells the two apart.
+        """
         if held is None:
             return frozenset()
-        turns = self._order.turns
-        waiting = {group.tenant for group in self._order.queue.with_jobs()}
-        return frozenset(tenant for tenant in waiting if turns.is_owed(tenant, held.tenant))
+        turns, groups = self._order.turns, self._order.queue.with_jobs()
+        equals = (each for each in groups if each.shape is held.shape and each.priority == held.priority)
+        owed = {(tenant, True) for tenant in {each.tenant for each in groups} if turns.is_owed(tenant, held.tenant)}
+        return frozenset(owed | {(each.tenant, False) for each in equals if self._is_next(each.tenant, held)})
 
     def _become(self, new: Reservation | None) -> None:
         """Replace the reservation; hosts that were kept from somebody who may use them now are noted as opened."""
@@ -211,16 +255,39 @@ class Verdicts:
     def _passes(self, priority: int, shape: Shape, tenant: str, held: Reservation) -> bool:
         """Return whether jobs of this priority, shape and tenant may use the reserved hosts.
 
-        They may if the reserved job has the same priority and shape, if they may preempt it, or if their tenant is owed
-        more and their priority is not lower.
+        They may if they may end the reserved job as soon as it runs. Else who stays within the tenant's guarantee goes
+        before who would borrow. Of equal ones they may if the priority and shape are the same and they come next, or if
+        their tenant is owed more and their priority is not lower: higher, if it is for a gang over several hosts.
         """
-        if held.priority == priority and held.shape is shape:
-            return True
         if held.shape.preemptible and not shape.preemptible and shape.mode <= EXCLUSIVE:
-            return True  # it would end again for them as soon as it runs; for a sharer no job ends
-        if priority >= held.priority and self._order.turns.is_owed(tenant, held.tenant):
-            return True  # the priority comes before the share, here as in the queue's order
-        return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.num)
+            return True  # for a sharer no job ends
+        turns, preempting = self._order.turns, self._preempting
+        borrows, held_borrows = turns.borrows(tenant, shape), turns.borrows(held.tenant, held.shape)
+        if preempting.priority <= priority > self._order.standing_of(held.priority, held.num):
+            return borrows <= held_borrows or not preempting.reclaim  # else it takes no tenant below its guarantee
+        if borrows != held_borrows:
+            return borrows < held_borrows
+        if held.priority == priority and held.shape is shape:
+            return self._is_next(tenant, held)
+        if held.is_wide and priority == held.priority:
+            return False
+        return priority >= held.priority and turns.is_owed(tenant, held.tenant)  # as in the queue's order
+
+    def _is_next(self, tenant: str, held: Reservation) -> bool:
+        """Return whether the first job of a tenant, of the reserved job's priority and shape, may use its hosts.
+
+        It is that job, or comes before the next that claims hosts; a gang over several hosts goes before its equals.
+        """
+        order, then = self._order, self._answer.then
+        group = order.queue.group_of(held.priority, held.shape, tenant)
+        first = group.jobs[0] if group is not None and group.jobs else None
+        if first == held.num:
+            return True
+        if held.is_wide and self._waits(held):
+            return False
+        if then is None or group is None or first is None:
+            return then is None
+        return (order.key(group), not needs_whole_hosts(self._fleet, held.shape), first) < then[:3]
 
     def _let_in(self, group: Group) -> list[Host]:
         """Return the reserved hosts that a queue group may use all the same."""
