@@ -116,12 +116,13 @@ async def running(
     started: int | None = None,
     small: int | None = None,
     room: str = "",
+    pending: int = 0,
     **of: Any,
 ) -> AsyncIterator[RunningSite]:
     """The servers of a site with these settings, and nothing left of them at the end.
 
     With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room; with
-    `room`, each lets its streams reserve so much.
+    `room`, each lets its streams reserve so much. With `pending`, each cuts a client for which so many bytes wait.
     """
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
                    "servers": free_servers(servers, host), **of})  # fmt: skip
@@ -139,6 +140,9 @@ async def running(
             if most := "300MB" if at == small else room:
                 file = folder / server_name(site, at)
                 file.write_text(file.read_text().replace("jetstream {", f"jetstream {{\n  max_file_store: {most}"))
+            if pending:
+                file = folder / server_name(site, at)
+                file.write_text(re.sub(r"max_pending: \d+", f"max_pending: {pending}", file.read_text()))
             log = folder / f"server-{at}.log"
             made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:

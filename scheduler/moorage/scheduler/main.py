@@ -100,9 +100,13 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
     follows = command_of("follower.process", settings, target, *map(str, chain.from_iterable(numbers.items())))
     if target:
         follows.env[NATS_VARIABLE] = target  # the history is in the users' account
+    operators = await connect_logged(target, "moorage-scheduler-operators", log, role=" (for operators)")
+    tenants = await connect_logged(target, "moorage-scheduler-tenants", log, role=" (for tenants)")
     scheduler = Scheduler(
         world,
         ledger_world,
+        operators=operators,
+        tenants=tenants,
         config=settings,
         subjects=Subjects(prefix),
         replicas=replicas,
@@ -129,7 +133,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
                 await task
         if recorder is not None:
             recorder.close()
-        for connection in {world, ledger_world}:
+        for connection in {tenants, operators, world, ledger_world}:
             await connection.close()
 
 

@@ -497,6 +497,10 @@ class Engine:
         flight = self._in_flight
         return flight is not None and any(isinstance(act, acts.Snapshot) for act in flight.draft.acts)
 
+    def unheard(self, ms: int, mono_ms: int) -> None:
+        """Note that no worker could be heard for `ms` more, up to now: a lease does not run out by that."""
+        self.fleet.unheard(ms, mono_ms)
+
     def behind(self, mono_ms: int) -> str:
         """Return why this ledger is an older backup, "" if it is not known to be. Call it after an acknowledgement."""
         return self.stale_ledger.behind(mono_ms)
@@ -679,9 +683,13 @@ class Engine:
 
     def _each_second(self, flight: InFlight, mono_ms: int) -> None:
         draft = flight.draft
-        heard = {host.worker.num for _, _, host in flight.renewed}  # workers whose renewal this record answers
-        for worker in self.sessions.silent(mono_ms):
-            if worker.num in heard:
+        silent = self.sessions.silent(mono_ms)
+        # of workers whose renewal this record answers, or a later one will
+        heard = {(host.worker.id, host.worker.session) for _, _, host in flight.renewed}
+        if silent:
+            heard |= self.pending.renewing()
+        for worker in silent:
+            if (worker.id, worker.session) in heard:
                 continue
             if not draft.empty and draft.bytes + lose_bytes(worker) > FULL_BYTES:
                 break

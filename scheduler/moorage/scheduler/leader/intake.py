@@ -44,8 +44,8 @@ _CALLED: Final = {
     "status": "show", "get": "show", "list": "ls", "jobs": "ls", "run": "submit", "create": "submit",
     **dict.fromkeys(("stop", "kill", "delete"), "cancel"),
 }  # fmt: skip
-#: the most messages of workers and operators that wait for decoding, the same for tenants, and the most of one tenant:
-#: the rest is kept for other tenants
+#: the most messages of workers that wait for decoding, the same for operators and for tenants, and the most of one
+#: tenant: the rest is kept for other tenants
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
@@ -103,7 +103,9 @@ class Intake:
         self._on_read = on_read
         self._on_admin = on_admin
         self._on_calls = on_calls
-        self._raw: deque[Delivery] = deque()  # of workers and operators
+        self._raw: deque[Delivery] = deque()  # of workers
+        self._orders: deque[Delivery] = deque()  # of operators
+        self.frames_came = self.frames_taken = 0  # of workers
         #: tenants take turns: a tenant that sends without pause, or large messages, delays only itself
         self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
         self._array: _Array | None = None  # the batch of requests being read
@@ -148,10 +150,12 @@ class Intake:
                 self.counters["dropped"] += 1
             return
         if subject[skip : skip + 4] != "api.":
-            if len(self._raw) >= WAITING_MAX:
+            waiting = self._orders if subject[skip : skip + 6] == "admin." else self._raw
+            if len(waiting) >= WAITING_MAX:
                 self.counters["dropped"] += 1
-            else:
-                self._raw.append(delivery)
+                return
+            waiting.append(delivery)
+            self.frames_came += waiting is self._raw
             return
         if self._requests.size + self._questions.size >= WAITING_MAX:
             self.counters["dropped"] += 1
@@ -166,7 +170,7 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        return len(self._raw) + self._requests.size + self._questions.size + self._calls.size
+        return len(self._raw) + len(self._orders) + self._requests.size + self._questions.size + self._calls.size
 
     def drain(self, mono_ms: int) -> bool:
         """Handle waiting messages for one turn of the loop; return whether none is left.
@@ -176,7 +180,13 @@ class Intake:
         raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
         for_requests = AT_ONCE // REQUESTS_PART if requests.size or self._array is not None else 0
         while room > for_requests and raw:
+            self.frames_taken += 1
             room -= self._try(raw.popleft(), None, room, mono_ms)
+        ends = time.monotonic() + question_queue.QUESTIONS_S
+        while self._orders:
+            self._try(self._orders.popleft(), None, 1, mono_ms)
+            if time.monotonic() >= ends:
+                break
         while room > 0 and (self._array is not None or requests.size):
             array = self._array
             room -= self._try(requests.take() if array is None else array.delivery, array, room, mono_ms)

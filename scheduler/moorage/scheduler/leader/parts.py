@@ -29,7 +29,10 @@ from moorage.schemas.subjects import Subjects
 class Parts:
     """The connections, streams and settings of a scheduler process.
 
-    `world` is the connection to the users' account, `ledger_world` the one to the schedulers' own account. `leading` is
+    `world` is the connection to the users' account for workers and other schedulers, `ledger_world` the one to the
+    schedulers' own account. `operators` and `tenants` are connections to the users' account, too, by default the one
+    for workers: the server cuts a connection that does not read as fast as is sent to it, so a flood of one sort of
+    clients must not reach the connection of another sort. `leading` is
     set while this process leads, `caught_up` once it has read the ledger to its end: then it leads or stands by.
     """
 
@@ -38,6 +41,8 @@ class Parts:
         world: Connection,
         ledger_world: Connection,
         *,
+        operators: Connection | None = None,
+        tenants: Connection | None = None,
         config: Config | None = None,
         subjects: Subjects | None = None,
         replicas: int = 1,
@@ -67,10 +72,12 @@ class Parts:
         self.subjects = subjects or Subjects()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.world = world
+        self.operators = operators or world
+        self.tenants = tenants or world
         self.ledger_world = ledger_world
         self.replicas = replicas
         self.leader = secrets.randbits(62)
-        self.world_js = JetStream(world)
+        self.world_js = JetStream(self.operators)  # workers wait for nothing that is read from streams
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
         self._ledger_js = JetStream(ledger_world)
         self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas)

@@ -28,6 +28,7 @@ from moorage.scheduler.leader.discovery import Discovery
 from moorage.scheduler.leader.fleet_detail import FleetDetails
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.scheduler.leader.gc_schedule import GcSchedule
+from moorage.scheduler.leader.hearing import Hearing
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.outgoing import coalesced, messages_of
 from moorage.scheduler.leader.parts import Parts
@@ -79,10 +80,12 @@ class Term:
     def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
         self._scheduler = scheduler
         self._world = scheduler.world
+        self._tenants = scheduler.tenants
         self._subjects = scheduler.subjects
         self._config = scheduler.config
         self._began_ms = began_ms
         self._gate = Gate()
+        self._skipped_ms = 0  # time that a simulation skipped
         self._began_time_ms = state.time_ms
         begins = (
             state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms(), self._explain_waiting
@@ -108,6 +111,7 @@ class Term:
         self.questions = Questions(
             self,
             scheduler.world,
+            scheduler.tenants,
             scheduler.world_js,
             scheduler.subjects,
             scheduler.standings,
@@ -133,6 +137,7 @@ class Term:
             self._on_delivery,
             lambda: self.engine.waiting + self.intake.waiting,
         )
+        self.hearing = Hearing(scheduler.world, self.intake, self.mono_ms)
         self.gc_schedule = GcSchedule(scheduler.own_process)
         self._kick = asyncio.Event()
         self._draining = False
@@ -144,7 +149,6 @@ class Term:
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = began_ms  # when the last acknowledged append was sent: the epoch record, before the engine
         self._built_ms = 0
-        self._skipped_ms = 0  # time that a simulation skipped
         self._failed: Exception | None = None
         self.records = 0
         self.recorded_seq = state.seq  # the last record of this term, or before it, that is known to be stored
@@ -168,19 +172,20 @@ class Term:
 
     async def open(self) -> None:
         """Subscribe, then send the roll call, which workers answer with hello and renewal."""
-        for subject in (
-            self._subjects.api_all,
-            self._subjects.admin_all,
-            self._subjects.worker_join_all,
-            self._subjects.worker_renew_all,
-            self._subjects.worker_fact_all,
-            self._subjects.load_all,
-            self._subjects.member_load_all,
+        subjects, world, operators = self._subjects, self._world, self._scheduler.operators
+        for connection, subject in (
+            (world, subjects.worker_join_all),
+            (world, subjects.worker_renew_all),
+            (world, subjects.worker_fact_all),
+            (world, subjects.load_all),
+            (operators, subjects.admin_all),
+            (self._tenants, subjects.api_all),
+            (self._tenants, subjects.member_load_all),
         ):
-            self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+            self._subscriptions.append(await connection.subscribe(subject, self._on_delivery))
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
-        self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        self._subscriptions.append(await self._tenants.subscribe(subjects.request_all, self.queue_reader.hint))
         heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.on_run)
         self._subscriptions.append(await heard)
         self._subscriptions.append(await self._scheduler.standings.listen())
@@ -191,7 +196,7 @@ class Term:
         await self._world.send([roll_call, (self._subjects.events(FLEET), encode(leading), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._stats)
-        self._subscriptions += await discovery.open(self._world)
+        self._subscriptions += await discovery.open(operators)
 
     async def close(self) -> None:
         self.stalled.close()
@@ -330,6 +335,8 @@ class Term:
             self._send_soon(held)
 
     def _build(self, now: int, *, folds: bool) -> bytes:
+        if unheard_ms := self.hearing.take_unheard(now):
+            self.engine.unheard(unheard_ms, now)
         payload = self.engine.build(self._time_ms(now), now, folds=folds)
         self._built_ms = now
         for told in self.engine.containment.take_unlogged():

@@ -151,6 +151,10 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("calls", tenant, service, _encode(frame), mono_ms)
         super().offer_member_load(tenant, service, frame, mono_ms)
 
+    def unheard(self, ms: int, mono_ms: int) -> None:
+        self._recorder.put("unheard", ms, mono_ms)
+        super().unheard(ms, mono_ms)
+
     def build(self, time_ms: int, mono_ms: int, *, folds: bool = True) -> bytes:
         payload = super().build(time_ms, mono_ms, folds=folds)
         self._recorder.put("build", time_ms, mono_ms, payload, folds)
@@ -378,6 +382,8 @@ class _ReplayedTerm:
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
             case "calls":
                 engine.offer_member_load(rest[0], rest[1], _calls(rest[2]), rest[3])
+            case "unheard":
+                engine.unheard(rest[0], rest[1])
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1], folds=rest[3]), rest[2]
             case "prepare":

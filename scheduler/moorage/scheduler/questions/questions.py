@@ -85,6 +85,7 @@ class Questions:
         self,
         leader: Leader,
         world: Connection,
+        tenants: Connection,
         jetstream: JetStream,
         subjects: Subjects,
         standings: Standings,
@@ -101,7 +102,7 @@ class Questions:
         self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
         self._agains = Agains(engine, self._history)
         self._lists = JobLists(jetstream, subjects, engine, self._written, self._answer_read)
-        self._relay = Relay(world, subjects, engine, self._history, leader.answer_now)
+        self._relay = Relay(tenants, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
             engine, leader.time_ms, partial(self._ask, "explain"), leader.send_soon, self._answer_plain, forks=forks

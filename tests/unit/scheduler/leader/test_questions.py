@@ -77,7 +77,7 @@ async def test_a_question_for_output_that_fails_behind_a_record_is_answered_and_
     drive.submit("j")
     leader, nothing = _Leader(drive), cast(Any, None)
     schedules = ScheduleVerb(leader.engine, nothing, leader.answer_now, nothing)
-    questions = Questions(leader, nothing, nothing, SUBJECTS, nothing, nothing, schedules, forks=False)
+    questions = Questions(leader, nothing, nothing, nothing, SUBJECTS, nothing, nothing, schedules, forks=False)
     monkeypatch.setattr(relay, "find_log", _fails)
     questions.read("t", "logs", {"job": "j"}, "_INBOX.1", True)
     drive.tick()  # its commit raised, and the leader's term ended

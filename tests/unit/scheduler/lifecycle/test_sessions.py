@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.core import engine
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.ledger.acts import Gone
 from moorage.scheduler.core.ledger.record import decode_record
@@ -711,3 +712,40 @@ def test_a_worker_that_was_away_through_several_restores_joins() -> None:
     assert drive.state.former_of("ledger-0") == "ledger-0", "so it is told that this one was restored from its own"
     assert drive.state.former_of("foreign") == drive.state.former_of("") == "ledger-3"
     assert [drive.state.follows(name) for name in ("ledger-2", "ledger-1", "")] == [True, False, False]
+
+
+# ----------------------------------------------------------------------------------------------- what could be heard
+
+
+def test_time_in_which_no_worker_could_be_heard_runs_out_no_lease() -> None:
+    drive = Driving.with_hosts(1)
+    lost_ms = drive.engine.config.lost_ms
+    drive.pass_time(lost_ms - 1000, renew=False)
+    drive.engine.unheard(lost_ms // 2, drive.now)
+    drive.pass_time(lost_ms // 2, renew=False)
+    assert drive.state.workers["w0"].session, "it was heard last in the first half of what counts"
+    drive.pass_time(3000, renew=False)
+    assert not drive.state.workers["w0"].session, "silent for all of its time, in which it could be heard"
+
+
+def test_a_worker_is_never_heard_from_in_the_future() -> None:
+    drive = Driving.with_hosts(1)
+    drive.engine.unheard(100 * drive.engine.config.lost_ms, drive.now)
+    drive.pass_time(drive.engine.config.lost_ms + 2000, renew=False)
+    assert not drive.state.workers["w0"].session
+
+
+def test_a_renewal_that_waits_for_the_next_record_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record takes a bounded number of frames, and a leader that is behind has read more."""
+    monkeypatch.setattr(engine, "EVENTS_MAX", 1)
+    drive = Driving.with_hosts(1, 1)
+    drive.pass_time(drive.engine.config.lost_ms - 500, renew=False)
+    for name, worker in drive.workers.items():
+        drive.send(name, worker.renew_frame())
+    drive.tick(1000)
+    assert [worker.session != "" for worker in drive.state.workers.values()] == [True, True]
+    drive.pass_time(drive.engine.config.lost_ms, renew=False)
+    for _ in range(4):  # of a session that is over, and each waits for a record of its own
+        drive.send("w1", Renew("another session", 1))
+    drive.pass_time(3000, renew=False)
+    assert not drive.state.workers["w1"].session

@@ -290,6 +290,13 @@ class Fleet:
             if host.load_ms >= 0:
                 host.load_ms = max(host.load_ms, mono_ms)
 
+    def unheard(self, ms: int, mono_ms: int) -> None:
+        """Take `ms`, in which no worker could be heard, out of the silence of each, up to the present moment (H28)."""
+        for host in self.hosts.values():
+            host.last_ms = max(host.last_ms, min(host.last_ms + ms, mono_ms))
+            if host.load_ms >= 0:
+                host.load_ms = max(host.load_ms, min(host.load_ms + ms, mono_ms))
+
     def refresh(self, host: Host) -> None:
         """Put a host into the bucket of its current state; must be called after any change of a host."""
         self.version += 1

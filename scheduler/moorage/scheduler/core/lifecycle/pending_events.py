@@ -12,6 +12,7 @@ from moorage.scheduler.core.events import (
     Ask,
     Cancel,
     Event,
+    FromWorker,
     Order,
     QueueRead,
     Rest,
@@ -19,6 +20,7 @@ from moorage.scheduler.core.events import (
     Submit,
     is_urgent,
 )
+from moorage.schemas.frames import Renew
 
 #: taken by one record; most write nothing, or one step
 CANCELS_MAX: Final = 1_024
@@ -108,6 +110,14 @@ class PendingEvents:
         """
         self.rest.extendleft(reversed(events))
         self.urgent = sum(map(is_urgent, self.rest))  # `rest` is nearly always empty here
+
+    def renewing(self) -> set[tuple[str, str]]:
+        """Return worker and session of each renewal that waits for a later record."""
+        return {
+            (event.worker, event.frame.session)
+            for event in self.rest
+            if isinstance(event, FromWorker) and isinstance(event.frame, Renew)
+        }
 
     def forget_asks(self) -> None:
         self.rest = deque(event for event in self.rest if not isinstance(event, Ask))
