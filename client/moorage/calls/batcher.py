@@ -65,6 +65,8 @@ class Batcher:
         now_s, member = time.monotonic(), self._messenger.member
         while (self._batches.is_whole or not member.gathers) and (numbers := self._batches.next(now_s)):
             member.on_batch(numbers, now_s)
+            for number in numbers:
+                self._messenger.held.runs(member.running[number].reply)
             *others, last = (self._held.pop(number) for number in numbers)
             more = [(msgspec.structs.replace(head, more=True), body) for head, body in others]
             self._program.send_all([*more, last])

@@ -27,6 +27,7 @@ from moorage.schemas.service import (
     MEMBER_DIED,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
+    ROOM_MAX,
     MemberLoad,
     Turn,
 )
@@ -45,9 +46,8 @@ HAVE_AGAIN_S: Final = 0.1
 QUIET_S: Final = 0.01
 #: after this long without a `have`, nothing waits anywhere, so nothing is asked for
 HAVE_HOLDS_S: Final = 0.3
-#: calls may wait in a room that begin to run within this time, at most so many
+#: calls may wait in a room that begin to run within this time, at most `ROOM_MAX`
 ROOM_MS: Final = 50.0
-ROOM_MAX: Final = 256
 #: the program has the next calls ahead that take no longer than this together, by the mean: a round trip would take as
 #: long. They begin that much later than more urgent ones that come behind them could
 AHEAD_MS: Final = 2.0

@@ -17,6 +17,7 @@ from moorage.bus.errors import BadSubject, BusError, ConnectionClosed, Disconnec
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
+from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import QUIET_S, Call, Member
 from moorage.calls.program import Link
@@ -24,6 +25,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
+from moorage.schemas.held_calls import last_words
 from moorage.schemas.roles import IMPORTED_REPLY, may_answer
 from moorage.schemas.served import is_header, is_name, too_large
 from moorage.schemas.service import (
@@ -186,6 +188,8 @@ class Messenger:
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
+        #: its calls, for who answers them if it is killed
+        self.held = HeldCalls()
         #: by the inbox of the question: calls for a method that the program lacks, until another member says it has it
         self._sought: dict[str, tuple[Call, asyncio.TimerHandle]] = {}
         self._asked = 0
@@ -215,6 +219,13 @@ class Messenger:
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick(), self._confirm())]
+
+    def hold_in(self, path: Path, most: int) -> None:
+        """Keep the calls that are here in this file, at most so many, and answer those that a member which was killed
+        has left in it: one before this in the same attempt."""
+        for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant):
+            body, headers = self._failure(*last_words(ran))
+            self._put(reply, body, "", headers)
 
     async def fetch(self) -> None:
         """Fetch calls that wait at other members, from now on. Raises `PermissionRefused`.
@@ -293,6 +304,7 @@ class Messenger:
         await self._send_load(self.member.load(time.monotonic()))
         with contextlib.suppress(BusError):
             await self._connection.flush()
+        self.held.close()
 
     async def _leave(self) -> None:
         calls, self._calls = self._calls, []
@@ -349,7 +361,7 @@ class Messenger:
             if endpoint and endpoint not in self.endpoints:
                 self._seek(call)
             else:
-                self.member.on_call(call, time.monotonic())
+                self._take(call)
             self._look()
 
     def _on_given(self, delivery: Delivery) -> None:
@@ -363,7 +375,14 @@ class Messenger:
             return
         is_any_open = headers.get(STATUS_HEADER) != "503"
         self.member.on_given(call, time.monotonic(), is_any_open=is_any_open)
+        if call is not None and self.member.room.has(call):
+            self.held.waits(call.reply)
         self._look()
+
+    def _take(self, call: Call) -> None:
+        self.member.on_call(call, time.monotonic())
+        if self.member.room.has(call):
+            self.held.waits(call.reply)
 
     def _method(self, endpoint: str) -> str:
         """Return the subject on which members have a method, and get calls for it from members that lack it."""
@@ -375,6 +394,7 @@ class Messenger:
         reply = f"{self._inbox}.found.{self._asked}"
         timer = asyncio.get_running_loop().call_later(FOUND_S, self._is_not_found, reply)
         self._sought[reply] = call, timer
+        self.held.waits(call.reply)
         self._put(self._method(call.endpoint), b"", reply, None)
 
     def _on_found(self, delivery: Delivery) -> None:
@@ -389,6 +409,7 @@ class Messenger:
             self._fail(call, NO_ENDPOINT, told)
         else:
             waited_ms = call.waited(time.monotonic())
+            self.held.over(call.reply)
             self._put(self._method(call.endpoint), call.data, call.reply, _passed_on(call, waited_ms))
         self._look()
 
@@ -409,7 +430,7 @@ class Messenger:
         call = self._call_of(delivery)
         if call is not None:
             call.endpoint = endpoint
-            self.member.on_call(call, time.monotonic())
+            self._take(call)
             self._look()
 
     def _on_have(self, delivery: Delivery) -> None:
@@ -445,7 +466,9 @@ class Messenger:
             self._put(delivery.reply, self._discovery.answer(delivery.subject, time.monotonic()), "", None)
 
     def _on_cancel(self, delivery: Delivery) -> None:
-        self.member.on_cancel(delivery.data.decode(errors="replace"), time.monotonic())
+        reply = delivery.data.decode(errors="replace")
+        self.member.on_cancel(reply, time.monotonic())
+        self.held.over(reply)
         self._look()
 
     def _on_put(self, delivery: Delivery) -> None:
@@ -461,6 +484,8 @@ class Messenger:
         if coming.is_whole:
             assert self.program is not None
             call = coming.call
+            if self.member.batches is None:
+                self.held.runs(call.reply)
             head = ToProgram(number, 0, call.headers, file_name(coming.path), coming.left_ms, endpoint=call.endpoint)
             self.program.send(head)
             self._look()
@@ -481,6 +506,8 @@ class Messenger:
         call = self.member.running.get(number)
         if call is not None and not call.cancelled:
             self._fail(call, error, why)
+        elif call is not None:
+            self.held.over(call.reply)
         self.member.on_end(number, time.monotonic())
         self._look()
 
@@ -495,6 +522,7 @@ class Messenger:
         now_s = time.monotonic()
         if call.cancelled:
             if not head.part:
+                self.held.over(call.reply)
                 self._parts.pop(number, None)
                 self._inputs.forget(number)
                 self.member.on_end(number, now_s)
@@ -550,18 +578,29 @@ class Messenger:
             except BadPart as bad:
                 # `Member` is in the middle of its own work: the place is free once that is done
                 asyncio.get_running_loop().call_soon(self._end_unrun, number, bad.error, str(bad))
+            else:
+                self.held.waits(call.reply)
             return
+        if self.member.batches is None:
+            self.held.runs(call.reply)
+        else:
+            self.held.waits(call.reply)
         head = ToProgram(number, len(call.data), call.headers, wait_ms=left_ms, endpoint=call.endpoint)
         self.program.send(head, call.data)
 
     def run_next(self, number: int, call: Call, left_ms: int) -> None:
         assert self.program is not None
+        self.held.runs(call.reply)  # it may begin at any time
         head = ToProgram(number, len(call.data), call.headers, wait_ms=left_ms, ahead=True, endpoint=call.endpoint)
         self.program.send(head, call.data)
 
     def take_back(self) -> list[int]:
         assert self.program is not None
-        return self.program.take_back()
+        numbers = self.program.take_back()
+        for call in map(self.member.running.get, numbers):
+            if call is not None and not call.cancelled:
+                self.held.waits(call.reply)
+        return numbers
 
     def stop(self, number: int) -> None:
         assert self.program is not None
@@ -574,6 +613,7 @@ class Messenger:
         if call is None:
             self._put(to, b"", "", None)
         else:
+            self.held.over(call.reply)
             self._put(to, call.data, call.reply, _passed_on(call, waited_ms))
 
     def have(self) -> None:
@@ -602,6 +642,7 @@ class Messenger:
 
     def send_on(self, call: Call, waited_ms: int) -> None:
         subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject
+        self.held.over(call.reply)
         self._put(subject, call.data, call.reply, _passed_on(call, waited_ms))
 
     def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
@@ -713,6 +754,8 @@ class Messenger:
                 out.popleft()
                 if isinstance(item, _Message):
                     self._out_bytes -= len(item.body)
+                    if _is_answer(item):
+                        self.held.answered(item.subject)
                 if self._is_held and len(out) < OUT_MAX // 2 and self._out_bytes < OUT_BYTES_MAX // 2:
                     self._hold(False)
 
@@ -844,6 +887,12 @@ class Messenger:
         except BusError:
             return False
         return True
+
+
+def _is_answer(message: _Message) -> bool:
+    """Return whether a message is the last one that the caller of a call gets."""
+    headers = message.headers
+    return headers is not None and not message.reply and PART not in headers and SEND not in headers
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -90,6 +90,10 @@ class Room(Generic[C]):
             at += 1
         return self._take(at)
 
+    def has(self, call: C) -> bool:
+        """Return whether this call waits here."""
+        return self._by_reply.get(call.reply) is call
+
     def take_expired(self, now_s: float) -> list[C]:
         """Take all calls whose time is over."""
         if now_s < self._expires_s:

@@ -24,6 +24,7 @@ from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import CLOSE_S, Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import AHEAD_MAX, FromProgram
+from moorage.schemas.held_calls import HELD_VARIABLE, most_held
 from moorage.schemas.service import (
     CONCURRENCY_MAX,
     INPUT_BYTES_DEFAULT,
@@ -82,7 +83,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     asked, over, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
     said: list[str] = []
-    variables = os.environ if environment is None else environment
+    variables = dict(os.environ if environment is None else environment)
+    held = variables.pop(HELD_VARIABLE, "")  # its own alone: a member that the program starts has another file
     places = serving.concurrency
 
     refusals = Refusals(log)
@@ -123,6 +125,9 @@ async def serve(
             answered = in_batches(messenger, program, Batches(serving.batch, places))
         with _signals(loop, asked.set):
             await messenger.open()
+            if held:
+                most = most_held(places, serving.batch, serving.queue)
+                messenger.hold_in(Path(held), most)
             await program.start(serving.argv, places, variables)
             try:
                 await _first(ready, asked, over)

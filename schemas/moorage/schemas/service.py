@@ -90,7 +90,9 @@ WAIT_S_MAX: Final = 86_400.0
 SLEEP_AFTER_S_MAX: Final = 2_592_000
 AWAKE_S_MAX: Final = 86_400
 AWAKE_S_DEFAULT: Final = 30
-#: most calls that wait at one member, where its service says how many
+#: most calls that wait at one member, where its service says nothing of it and they begin soon
+ROOM_MAX: Final = 256
+#: the same, where its service says how many
 QUEUE_MAX: Final = 10_000
 
 #: upper bounds of the classes in which a member counts its calls by their times, in milliseconds; one more is above all

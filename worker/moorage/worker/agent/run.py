@@ -32,6 +32,7 @@ from moorage.worker.attempt.attempt_folders import FOLDERS, clear_unknown
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.job_files import JobFiles
 from moorage.worker.attempt.job_items import JobItems
+from moorage.worker.attempt.orphaned_calls import OrphanedCalls
 from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.attempt.secret_files import trouble_with_secrets
 from moorage.worker.devices.readers.base import Inventory
@@ -84,6 +85,7 @@ class Worker:
         self.files: JobFiles | None = None
         self.items: JobItems | None = None
         self.compute_modes: ComputeModes | None = None
+        self.orphans: OrphanedCalls | None = None
 
     def close_unused(self) -> None:
         """After a failed start, close all inventories, and the journals of agents that the host has not taken over."""
@@ -110,7 +112,7 @@ class Worker:
         """
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(self.connection.close)
-            for part in (self.files, self.items, self.host):
+            for part in (self.files, self.items, self.orphans, self.host):
                 if part is not None:
                     closing.push_async_callback(part.close)
             for agent in reversed(self.agents):
@@ -255,6 +257,7 @@ async def _start(
         shares = "time-slice" in settings.modes_offered
         worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares)
     calls = CallKeys(connection.context, settings.prefix, settings.secrets_dir, settings.calls_url)
+    worker.orphans = OrphanedCalls(calls)
     await _put_agents(worker, settings, facts, hosts, drivers, link, worker.items, calls)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if worker.compute_modes is not None:
@@ -473,7 +476,7 @@ def _agent(
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
         files=items.files, nodes=nodes, inventory=inventory, mps=own_mps, freezer=freezer, gpu_nodes=gpu_nodes,
-        calls=calls,
+        calls=calls, orphans=worker.orphans,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal

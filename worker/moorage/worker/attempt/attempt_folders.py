@@ -77,6 +77,7 @@ class _Stored(msgspec.Struct):
     setup: str = ""  # the folder of its setup, which it uses
     goes_on: bool = True  # whether another attempt follows an end with code 0, and needs the checkpoint
     grace_s: float = _GRACE_S  # what storing may take once it was asked to end, at most
+    calls: int = 0  # how many calls it holds at most, as a member of a service
 
 
 class FolderUnavailable(HostAtFault):
@@ -142,6 +143,11 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return stored is not None and stored.goes_on
 
+    def calls(self, name: AttemptName) -> int:
+        """Return how many calls the attempt holds at most; 0 for one that answers none."""
+        stored = self._stored.get(name)
+        return 0 if stored is None else stored.calls
+
     def setups(self) -> set[str]:
         """Return the folders of the setups that living attempts use."""
         return {stored.setup for stored in self._stored.values()}
@@ -165,12 +171,14 @@ class AttemptFolders:
         setup: str = "",
         *,
         goes_on: bool = True,
+        calls: int = 0,
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
-        setup. `goes_on`: another attempt follows an end with code 0, too. Raises FolderUnavailable, NoFolder.
+        setup. `goes_on`: another attempt follows an end with code 0, too. `calls` is how many calls it holds at most.
+        Raises FolderUnavailable, NoFolder.
         """
         path = self.path(name)
         for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
@@ -178,9 +186,9 @@ class AttemptFolders:
         try:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
-            if keep or checkpoint or setup:  # written for the next agent
+            if keep or checkpoint or setup or calls:  # written for the next agent
                 stored = self._stored[name] = _Stored(
-                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s
+                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls
                 )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:

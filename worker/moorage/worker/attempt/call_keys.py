@@ -10,7 +10,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE
+import msgspec
+
+from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE, context_of_key
 from moorage.bus.contexts import Context
 from moorage.schemas.service import (
     BATCH_VARIABLE,
@@ -33,7 +35,10 @@ class CallKeys:
     server, if that is elsewhere."""
 
     def __init__(self, context: Context, prefix: str, secrets_dir: Path | None, url: str | None = None) -> None:
-        self._url = url or ",".join(_without_login(server) for server in context.servers)
+        self._context = context
+        self._own_url = ",".join(_without_login(server) for server in context.servers)
+        self._url = url or self._own_url
+        self.prefix = prefix
         self._subjects = Subjects(prefix)
         self._secrets_dir = secrets_dir
         self._needs_key = bool(any(context.login) or context.creds or context.nkey or context.cert or context.user_seed)
@@ -47,6 +52,16 @@ class CallKeys:
             return read_secret(tenant, folder).encode() + b"\n"
         except SecretRefused as refused:
             raise SecretRefused(call_secret(tenant), refused.fault) from None
+
+    def context(self, tenant: str) -> Context:
+        """Return how the worker itself connects as a member of this tenant's services. Raises SecretRefused,
+        BadContext."""
+        inbox_prefix, own = self._subjects.member_inbox(tenant), self._context
+        if self.key(tenant) is None:
+            return msgspec.structs.replace(own, inbox_prefix=inbox_prefix)
+        assert self._secrets_dir is not None, "a key has come from there"
+        member = context_of_key(self._secrets_dir / CALL_SECRETS / tenant, self._own_url, inbox_prefix)
+        return msgspec.structs.replace(member, ca=member.ca or own.ca, tls_first=own.tls_first)
 
     def variables(self, tenant: str, service: ServiceSpec, grace_s: float, file: str | None) -> JobEnvironment:
         """Return the variables of an attempt; `file` is its copy of the key, None without one."""

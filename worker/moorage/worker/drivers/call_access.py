@@ -1,11 +1,16 @@
-"""What an attempt that answers calls gets, as a process and as a container: its variables, and the file of its key."""
+"""What an attempt that answers calls gets, as a process and as a container: its variables, the file of its key, and
+somebody who answers its calls once it has ended."""
 
 from __future__ import annotations
 
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.held_calls import most_held_of
+from moorage.schemas.job import Request
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.environment import LacksHere
+from moorage.worker.attempt.orphaned_calls import OrphanedCalls
 from moorage.worker.drivers.base import Assignment
 
 
@@ -26,3 +31,14 @@ def call_access(
     key = calls.key(name[0])
     file = "" if key is None else folders.give_key(name, key, user)
     return calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None), file
+
+
+def calls_of(request: Request) -> int:
+    """Return how many calls an attempt of this job holds at most; 0 for one that answers none."""
+    return 0 if request.service is None else most_held_of(request.service)
+
+
+def answer_orphans(orphans: OrphanedCalls | None, folders: AttemptFolders, name: AttemptName) -> None:
+    """Tell the callers of an attempt of which nothing runs any more."""
+    if orphans is not None and (most := folders.calls(name)):
+        orphans.answer(name[0], folders.path(name), most)

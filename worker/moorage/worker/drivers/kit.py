@@ -13,6 +13,7 @@ from moorage.schemas.gpu import Share
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.job_files import JobFiles
+from moorage.worker.attempt.orphaned_calls import OrphanedCalls
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.policy import Policy
@@ -34,7 +35,8 @@ class Kit(NamedTuple):
     the files in /dev that belong to this device alone. `inventory` are the worker's devices. `mps` runs the MPS
     daemons; None if the worker does not run them. `freezer` freezes processes; None if the worker cannot do that.
     `gpu_nodes` says which device nodes the kernel is to refuse to an attempt; None if it refuses none: by the setting
-    `device_fence`, or on a host without GPUs. `calls` gives keys to attempts that answer calls.
+    `device_fence`, or on a host without GPUs. `calls` gives keys to attempts that answer calls,
+    and `orphans` answers their calls once they have ended.
     """
 
     worker: str
@@ -51,6 +53,7 @@ class Kit(NamedTuple):
     freezer: Freezer | None = None
     gpu_nodes: GpuNodes | None = None
     calls: CallKeys | None = None
+    orphans: OrphanedCalls | None = None
 
     def limits(self, driver: str) -> Limits | None:
         """Return the limiter for this driver's jobs; None without the setting `limiter`, or in a simulated worker.

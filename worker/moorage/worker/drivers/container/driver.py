@@ -26,6 +26,7 @@ from moorage.schemas.job import Request, Secret
 from moorage.worker.attempt.attempt_files import AttemptFiles
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
+from moorage.worker.drivers.call_access import answer_orphans
 from moorage.worker.drivers.container.config import (
     MPS,
     ContainerSettings,
@@ -120,6 +121,7 @@ class ContainerDriver(Driver):
         streams = kit.settings.stream_output
         self._notes = Notes(self.publish if streams else None)
         self._policy = kit.policy
+        self._orphans = kit.orphans
         self.joins_mps = own.mps_host_ipc
         self.modes_refused = () if own.mps_host_ipc else (MPS,)
         self.limits = kit.limits(self.name)
@@ -482,6 +484,7 @@ class ContainerDriver(Driver):
     async def _follow(self, attempt: Attempt) -> None:
         """Follow a container until it is over, store the files to be kept of its folder, and report its end."""
         name = attempt.name
+        attempt.over.add_done_callback(lambda _: answer_orphans(self._orphans, self._folders, name))
         ended, code, why = await self._follower.follow(attempt)
         if attempt.terminal is not None:
             attempt.terminal.end(code)

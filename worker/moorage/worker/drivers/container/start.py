@@ -26,7 +26,7 @@ from moorage.worker.attempt.secret_files import resolve_secrets, secret_variable
 from moorage.worker.devices.readers.cdi import Registry, read_registry
 from moorage.worker.devices.readers.cdi_schema import CdiError
 from moorage.worker.drivers.base import Assignment
-from moorage.worker.drivers.call_access import call_access
+from moorage.worker.drivers.call_access import call_access, calls_of
 from moorage.worker.drivers.container.config import (
     CALL_KEY_AT,
     MPS,
@@ -282,7 +282,7 @@ class Starter:
             run = assignment.run
             folder = self._folders.make(
                 assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
-                goes_on=run.restart == "always",
+                goes_on=run.restart == "always", calls=calls_of(assignment.request),
             )  # fmt: skip
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None

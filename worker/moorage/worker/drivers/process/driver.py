@@ -28,6 +28,7 @@ from moorage.schemas.frames import (
     Terminal,
 )
 from moorage.schemas.gpu import Share
+from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
@@ -54,7 +55,7 @@ from moorage.worker.drivers.base import (
     kept_within,
     never_ran,
 )
-from moorage.worker.drivers.call_access import call_access
+from moorage.worker.drivers.call_access import answer_orphans, call_access, calls_of
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
@@ -151,6 +152,7 @@ class ProcessDriver(Driver):
         self._gpu_nodes = kit.gpu_nodes
         self._must_fence = settings.device_fence == "require"
         self._calls = kit.calls
+        self._orphans = kit.orphans
         self.limits = kit.limits(self.name)
         self._freezing: FreezableAttempts | None = None
         if kit.freezer is not None:
@@ -192,6 +194,7 @@ class ProcessDriver(Driver):
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
                 event = self._reported_end(name, event)
+                answer_orphans(self._orphans, self._folders, name)
                 if self._store(name, event):
                     living.append(Living(name, "running"))
                     continue
@@ -350,6 +353,7 @@ class ProcessDriver(Driver):
             self._known.discard(name)
             self._processes.ended(name)
             self._output.end(name, event)
+            answer_orphans(self._orphans, self._folders, name)
             if self._store(name, event):
                 return
             mark = self._mark_of(name, event)
@@ -545,7 +549,7 @@ class ProcessDriver(Driver):
         resources = request.resources
         folder = self._folders.make(
             assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
-            goes_on=run.restart == "always",
+            goes_on=run.restart == "always", calls=calls_of(request),
         )  # fmt: skip
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
@@ -559,6 +563,8 @@ class ProcessDriver(Driver):
         ours |= call_access(self._calls, self._folders, assignment, user)[0]
         if run.ready is not None and run.ready.call:
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
+        if request.service is not None:
+            ours[HELD_VARIABLE] = f"{folder}/{HELD_FILE}"
         limit = self.limits and self.limits.of_process(assignment.name, *assignment.part, user)
         if limit and self._mps is None:
             ours.pop(MPS_MEMORY_LIMIT, None)  # the limiter's can be changed while the job runs
