@@ -213,7 +213,13 @@ BODIES: Final[dict[str, str]] = {
         return SyncJob(self._thread, self._thread.call(mapped))
         """,
     "Service.map": """
-        more: dict[str, Any] = {"timeout": timeout, "idempotent": idempotent, "return_exceptions": return_exceptions}
+        more: dict[str, Any] = {
+            "timeout": timeout,
+            "start_within": start_within,
+            "try_timeout": try_timeout,
+            "idempotent": idempotent,
+            "return_exceptions": return_exceptions,
+        }
         if isinstance(items, AsyncIterable | Collection):
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
         return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
@@ -312,11 +318,19 @@ def _method(of: str, node: Function, source: str) -> str:
         value = f"self._thread.call({call})" if isinstance(node, ast.AsyncFunctionDef) else call
         body = value if returned == "None" else f"return {_handled(returned, value)}"
     if len(body) > WIDTH - 8:
-        inner = call if len(call) <= WIDTH - 12 else call.replace("(", "(\n        ", 1)[:-1] + "\n    )"
+        inner = call if len(call) <= WIDTH - 12 else _cut(call.partition("(")[0], list(_passed(node.args)))
         body = f"{body.removesuffix(f'{call})')}\n    {inner}\n)"
     body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
     signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
     return signature + "\n" + textwrap.indent(f"{_doc(member, node)}\n{body}\n", " " * 8)
+
+
+def _cut(called: str, passed: list[str]) -> str:
+    """Return a call cut into lines, as ruff does."""
+    inner = ", ".join(passed)
+    if len(inner) > WIDTH - 16:
+        inner = ",\n        ".join(passed) + ","
+    return f"{called}(\n        {inner}\n    )"
 
 
 def _handled(returned: str, value: str) -> str:

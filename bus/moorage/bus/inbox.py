@@ -108,14 +108,15 @@ class Answers:
         *,
         is_kept: bool = True,
         in_all: bool = False,
+        first_s: float | None = None,
     ) -> tuple[int, asyncio.Future[list[Delivery]]]:
         """Await an answer to a request on `subject` for `timeout_s` seconds.
 
         Return the token and the future of the replies: one, or with `is_last` all up to the one for which it is
         true, at most `REPLIES_MAX`. `timeout_s` then is the longest silence before a reply, or with `in_all` the time
-        for all of them. Without `is_kept` the future has the last reply alone, and there may be any number: `is_last`
-        has seen the others. The future fails with `RequestTimeout`, `NoResponders`, or as `fail_all` says. Raises
-        `TooManyWaiting`.
+        for all of them. `first_s` is that before the first one, if it is another. Without `is_kept` the future has the
+        last reply alone, and there may be any number: `is_last` has seen the others. The future fails with
+        `RequestTimeout`, `NoResponders`, or as `fail_all` says. Raises `TooManyWaiting`.
         """
         waiting = self._waiting
         if len(waiting) >= self.waiting_max:
@@ -125,7 +126,7 @@ class Answers:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future(), is_last, is_kept, in_all)
-        self._look_at(loop, loop.time() + timeout_s, token)
+        self._look_at(loop, loop.time() + (timeout_s if first_s is None else first_s), token)
         return token, entry.future
 
     def reply_subject(self, token: int) -> str:

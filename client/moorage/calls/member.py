@@ -67,7 +67,8 @@ REST_HOLDS_S: Final = 25.0
 
 class Call(msgspec.Struct, eq=False, gc=False):
     """A call as a member holds it. `came_s` is when it came here; until then it had waited `waited_ms` in other rooms
-    and was sent on `hops` times. Its caller lets it wait `wait_ms` in all; 0 lets it run only if a place is free."""
+    and was sent on `hops` times. Its caller lets it wait `wait_ms` in all; 0 lets it run only if a place is free. It
+    wants the answer within `time_ms`; 0 where it does not say."""
 
     reply: str
     data: bytes
@@ -77,6 +78,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     waited_ms: int = 0
     hops: int = 0
     priority: int = PRIORITY_DEFAULT
+    time_ms: int = 0
     endpoint: str = ""
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     is_ahead: bool = False  # it went to the program before it had a place: it may be taken back though it has begun
@@ -437,6 +439,12 @@ class Member:
             self.meter.expired += 1
             self._outside.refuse(call, EXPIRED, 0)
             return True
+        if self._ends_too_late(call, waited_ms):
+            self.meter.expired += 1
+            left, run = max(0, call.time_ms - waited_ms), round(self._mean_ms)
+            why = f"the call waited for {waited_ms} ms: {left} ms of its caller's time are left, a run takes {run} ms"
+            self._outside.refuse(call, EXPIRED, run, why)
+            return True
         is_full = self._is_full
         if is_full and not self._goes_ahead(call, now_s):
             return False
@@ -453,6 +461,13 @@ class Member:
             self.meter.began(waited_ms)
         self._outside.run(self._number, call, max(0, left_ms))
         return True
+
+    def _ends_too_late(self, call: Call, waited_ms: int) -> bool:
+        """Return whether a call has waited until its caller's time is shorter than a run takes, by the mean.
+
+        A caller that gives less time from the first knows its call to be a short one.
+        """
+        return 0 < self._mean_ms <= call.time_ms and call.time_ms - waited_ms < self._mean_ms
 
     def _goes_ahead(self, call: Call, now_s: float) -> bool:
         """Return whether the program may have a call before it has a place.

@@ -58,6 +58,7 @@ from moorage.schemas.service import (
     ROOM_QUEUE,
     SEND,
     SEND_TO,
+    TIME_MS,
     TOO_LARGE,
     WAIT_MS,
     WAIT_S_MAX,
@@ -94,7 +95,8 @@ LISTENS_S: Final = 2.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
-_WAIT_MS, _WAITED_MS, _HOPS, _PRIORITY = WAIT_MS.lower(), WAITED_MS.lower(), HOPS.lower(), PRIORITY.lower()
+_WAIT_MS, _TIME_MS, _PRIORITY = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower()
+_WAITED_MS, _HOPS = WAITED_MS.lower(), HOPS.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
 
@@ -337,6 +339,8 @@ class Messenger:
                 known = name.lower()
                 if known == _WAIT_MS:
                     call.wait_ms = min(_checked(WAIT_MS, value), _WAIT_MS_MAX)
+                elif known == _TIME_MS:
+                    call.time_ms = min(_checked(TIME_MS, value), _WAIT_MS_MAX)
                 elif known == _PRIORITY:
                     call.priority = _checked(PRIORITY, value, PRIORITY_MAX)
                 elif known == _WAITED_MS:
@@ -540,7 +544,8 @@ class Messenger:
             asks = now_s - asked_s >= LISTENS_S and not call.reply.startswith(f"{IMPORTED_REPLY}.")
             self._parts[number] = before + 1, now_s if asks else asked_s
             reply = f"{self._inbox}.part.{number}" if asks else ""
-            self._put(call.reply, body, reply, {**_foreign(head.headers), PART: str(before + 1)})
+            first = {} if before else {MEMBER: self.id, WAITED_MS: str(call.waited(call.started_s))}
+            self._put(call.reply, body, reply, {**_foreign(head.headers), **first, PART: str(before + 1)})
             return
         parts, _ = self._parts.pop(number, (0, 0.0))
         self._inputs.forget(number)
@@ -800,7 +805,7 @@ class Messenger:
                 headers = {**headers, WAITED_MS: str(int(before) + waited_ms)}
         self._lost_s = 0.0
         # a call that is passed on runs at most once, and who counts parts would count one more
-        if not message.reply and MEMBER in headers:
+        if not message.reply and MEMBER in headers and PART not in headers:
             if not self._unconfirmed:
                 self._some_unconfirmed.set()
             self._unconfirmed.append((self._connection.reconnects, message))

@@ -621,13 +621,17 @@ class AsyncClient:
         data: Any = None,
         *,
         timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
         idempotent: bool = False,
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
         called = self.service(service, priority=priority, headers=headers)
-        return await called.call(data, timeout=timeout, idempotent=idempotent)
+        return await called.call(
+            data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
+        )
 
     def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`.

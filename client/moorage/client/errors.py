@@ -51,7 +51,8 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
     "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
-    "no-service": ("fleet", "no member of the service took the call, so it did not start"),
+    "no-service": ("fleet", "no job has the service, so the call did not start"),
+    "no-member": ("fleet", "a job has the service, and no member of it was there in time, so the call did not start"),
     "service-busy": ("fleet", "all members of the service that were asked are full, so the call did not start"),
     "call-expired": ("fleet", "no member of the service had a free place in the caller's time, so it did not start"),
     "member-died": ("fleet", "the process that ran the call ended before it answered"),
@@ -187,7 +188,9 @@ class TimedOut(ClientError, TimeoutError):
 
 
 class CallRefused(ClientError):
-    """The call of a service did not start: `code` is no-service, service-busy or call-expired. It may be sent again."""
+    """The call of a service did not start: `code` is no-service, no-member, service-busy or call-expired.
+
+    It may be sent again."""
 
     @property
     def retry_after_s(self) -> float:

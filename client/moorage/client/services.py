@@ -21,7 +21,7 @@ from collections.abc import (
     Mapping,
 )
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ from moorage.client.errors import (
     NotFound,
     NotPermitted,
     Rejected,
+    TimedOut,
     Unreachable,
     client_problem,
     read_answer,
@@ -71,6 +72,7 @@ from moorage.schemas.service import (
     PRIORITY_MAX,
     SEND,
     SEND_TO,
+    TIME_MS,
     WAIT_MS,
     CallErrorBody,
 )
@@ -92,13 +94,17 @@ PART_BYTES: Final = 1024
 AGAIN_S_MIN: Final = 0.01
 AGAIN_S_MAX: Final = 0.25
 #: a try that has less time than this left is not made: it would be told as a call that may have run
-TRY_S_MIN: Final = 0.05
+TRY_S_MIN: Final = 0.15
+#: so much before its caller gives up, a call that still waits is refused, and its caller knows that it did not run; of
+#: a short time, half
+REFUSED_S: Final = 0.2
 #: while nobody serves, the scheduler is asked this often for a member, and whether a job is there at all
 WAKE_AGAIN_S: Final = 2.0
 #: how long a call that gives up waits for the reason, and for how long one reason is that of others
 WHY_S: Final = 2.0
 WHY_AGAIN_S: Final = 10.0
 NO_SERVICE: Final = "no-service"
+NO_MEMBER: Final = "no-member"
 _DIGITS_MAX: Final = 9
 #: of the largest message, how much a part of a call's data has: the headers need some
 INPUT_PART: Final = 0.5
@@ -242,6 +248,27 @@ async def _opened(link: Link, on_late: Callable[[Delivery], None]) -> Answers:
     return answers
 
 
+class _Time(NamedTuple):
+    """The time of one try, in seconds: for its whole answer, or where it `streams` for each part; and until it has a
+    place."""
+
+    answer_s: float
+    start_s: float
+    streams: bool = False
+
+    @property
+    def first_s(self) -> float:
+        """How long the answer, or its first part, is waited for."""
+        return self.start_s + self.answer_s if self.streams and self.start_s != self.answer_s else self.answer_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the member is told of it: it refuses a call that waits for too long before its caller gives up."""
+        wait_s = min(self.start_s, self.first_s - min(REFUSED_S, self.first_s / 2))
+        told = {WAIT_MS: str(max(1, round(wait_s * 1000)))}
+        return told if self.streams else {**told, TIME_MS: str(max(1, round(self.answer_s * 1000)))}
+
+
 class _UnderWay:
     """A call that was sent: the future of its answer, and whether there is nothing to cancel any more."""
 
@@ -252,9 +279,10 @@ class _UnderWay:
         self.is_over = False
         self._input = input
 
-    def value(self, delivery: Delivery) -> Any:
-        """Return the value of an answer, or of a part of it. Raises CallFailed, CallRefused, Rejected."""
-        value = _value(delivery)
+    def value(self, delivery: Delivery, *, raw: bool = False) -> Any:
+        """Return the value of an answer, or of a part of it; its bytes, if it is to be `raw`. Raises CallFailed,
+        CallRefused, Rejected."""
+        value = _value(delivery, raw=raw)
         if self._input.was_overlooked:
             problem = client_problem(
                 "call-failed",
@@ -274,12 +302,14 @@ class Service:
     each call; a `Content-Type` among them replaces that of the data.
 
     `timeout` of each method bounds a call with all its tries: the wait for a place, and the run. It defaults to the
-    client's. Data and answers are bytes as they are, text, or anything that JSON can hold.
+    client's. `start_within` bounds the wait for a place alone, with all tries that found none, and `try_timeout` each
+    try; both are as long as `timeout` by default. Data and answers are bytes as they are, text, or anything that JSON
+    can hold.
 
-    All methods raise `CallRefused` (the call did not start: nobody serves, all members are full, or none had a place in
-    time), `CallFailed` (it started: the function raised, or its process ended), `TimedOut` (it may have run),
-    `Unreachable` (the connection was lost meanwhile: it may have run), `NotPermitted`, and `Rejected` for data that are
-    too large or that JSON cannot hold.
+    All methods raise `CallRefused` (the call did not start: no job has the service, or none of its members is there in
+    time; all are full, or none had a place in time), `CallFailed` (it started: the function raised, or its process
+    ended), `TimedOut` (it may have run), `Unreachable` (the connection was lost meanwhile: it may have run),
+    `NotPermitted`, and `Rejected` for data that are too large or that JSON cannot hold.
     """
 
     def __init__(
@@ -320,26 +350,49 @@ class Service:
     def __repr__(self) -> str:
         return f"<Service {self.name} of {self._client.tenant}>"
 
-    async def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+    async def call(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> Any:
         """Call the service once, and return its answer; one in parts as a list of them.
 
         What did not start is tried again within the time-out. With `idempotent` also what may have run, unless its
-        function failed: then the call may run more than once. If nobody serves, the scheduler is asked for a member
-        (`replicas` with `min` 0); if it says that no job has the service, the call is refused at once.
+        function failed, so also a try without an answer within `try_timeout`: then the call may run more than once. If
+        nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it says that no job has the
+        service, the call is refused at once.
         """
-        return (await self.answer(data, timeout=timeout, idempotent=idempotent)).value
+        answer = await self.answer(
+            data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
+        )
+        return answer.value
 
-    async def answer(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Answer:
+    async def answer(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> Answer:
         """Call the service once as `call`, and return its answer with the headers; those of its end, if it has parts.
 
         They are the service's own, and those of the member: how long the call waited (`Moorage-Waited-Ms`), for one.
         """
         payload, kind = _encoded(data)
-        tries = _Tries(self._calls, self._service, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
+        timeout_s = self._timeout_s(timeout)
+        start_s = timeout_s if start_within is None else min(seconds(start_within), timeout_s)
+        try_s = timeout_s if try_timeout is None else seconds(try_timeout)
+        tries = _Tries(self._calls, self._service, timeout_s, start_s, idempotent=idempotent)
         while True:
             try:
-                return await self._once(payload, kind, tries.ends_s)
-            except (CallRefused, CallFailed, Unreachable) as error:
+                return await self._once(payload, kind, tries.time(try_s))
+            except (CallRefused, CallFailed, Unreachable, TimedOut) as error:
                 await tries.again(error)
 
     async def map(
@@ -348,6 +401,8 @@ class Service:
         *,
         at_once: int = 64,
         timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
         idempotent: bool = False,
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
@@ -359,14 +414,15 @@ class Service:
         """
         _check_at_once(at_once)
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(at_once)
+        call = partial(self.call, timeout=timeout, start_within=start_within, try_timeout=try_timeout)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()  # None behind the last one
 
         async def begin() -> None:
             try:
                 async for item in _each(items):
                     await room.acquire()
-                    call = self._answer(item, timeout, idempotent=idempotent, or_error=return_exceptions)
-                    begun.put_nowait(loop.create_task(call))
+                    answering = _answered(partial(call, item, idempotent=idempotent), or_error=return_exceptions)
+                    begun.put_nowait(loop.create_task(answering))
             finally:
                 begun.put_nowait(None)
 
@@ -388,39 +444,56 @@ class Service:
             await asyncio.gather(*ending, return_exceptions=True)
 
     def _each(
-        self, items: Iterable[Any], at_once: int, *, timeout: Duration | None, idempotent: bool, return_exceptions: bool
+        self,
+        items: Iterable[Any],
+        at_once: int,
+        *,
+        timeout: Duration | None,
+        start_within: Duration | None,
+        try_timeout: Duration | None,
+        idempotent: bool,
+        return_exceptions: bool,
     ) -> Iterator[Callable[[], Coroutine[Any, Any, Any]]]:
         """Yield what calls the service with each item, for who awaits it elsewhere."""
         _check_at_once(at_once)
+        call = partial(self.call, timeout=timeout, start_within=start_within, try_timeout=try_timeout)
         for item in items:
-            yield partial(self._answer, item, timeout, idempotent=idempotent, or_error=return_exceptions)
+            yield partial(_answered, partial(call, item, idempotent=idempotent), or_error=return_exceptions)
 
-    async def _answer(self, item: Any, timeout: Duration | None, *, idempotent: bool, or_error: bool) -> Any:
-        """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
-        try:
-            return await self.call(item, timeout=timeout, idempotent=idempotent)
-        except ClientError as error:
-            if not or_error:
-                raise
-            return error
-
-    async def stream(self, data: Any = None, *, timeout: Duration | None = None) -> AsyncIterator[Any]:
+    async def stream(
+        self, data: Any = None, *, timeout: Duration | None = None, start_within: Duration | None = None
+    ) -> AsyncIterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part.
 
-        `timeout` bounds the wait for each part. What did not start is tried again within it.
+        `timeout` bounds the wait for each part, and without `start_within` also the wait for a place. What did not
+        start is tried again within that.
         """
-        async with contextlib.aclosing(self.answers(data, timeout=timeout)) as answers:  # type: ignore[type-var]
+        answering = self.answers(data, timeout=timeout, start_within=start_within)
+        async with contextlib.aclosing(answering) as answers:  # type: ignore[type-var]
             async for answer in answers:
                 yield answer.value
 
-    async def answers(self, data: Any = None, *, timeout: Duration | None = None) -> AsyncIterator[Answer]:
-        """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
+    async def answers(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        raw: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Call the service once as `stream`, and yield each part of its answer with the part's headers.
+
+        The first one names the member and how long the call waited. With `raw` each value is the part's bytes, whatever
+        its `Content-Type` says.
+        """
         payload, kind = _encoded(data)
         timeout_s = self._timeout_s(timeout)
-        tries = _Tries(self._calls, self._service, time.monotonic() + timeout_s)
+        start_s = timeout_s if start_within is None else seconds(start_within)
+        tries = _Tries(self._calls, self._service, start_s, start_s)
         while True:
+            time_s = _Time(timeout_s, tries.left_s if start_within is not None else timeout_s, streams=True)
             try:
-                async with contextlib.aclosing(self._parts(payload, kind, timeout_s)) as parts:
+                async with contextlib.aclosing(self._parts(payload, kind, time_s, raw=raw)) as parts:
                     async for part in parts:
                         yield part
                 return
@@ -429,9 +502,9 @@ class Service:
 
     # -- within
 
-    async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Answer, None]:
+    async def _parts(self, payload: bytes, kind: str, time_s: _Time, *, raw: bool) -> AsyncGenerator[Answer, None]:
         parts = _Parts()
-        async with self._under_way(payload, kind, timeout_s, parts.put_last, streams=True) as call:
+        async with self._under_way(payload, kind, time_s, parts.put_last) as call:
             seen = 0
             while True:
                 if parts.is_overrun:
@@ -452,54 +525,60 @@ class Service:
                 parts.bytes -= len(delivery.data) + PART_BYTES
                 if not _is_part(delivery):
                     call.is_over = True
-                    value = call.value(delivery)
+                    value = call.value(delivery, raw=raw)
                     if not _all_there(delivery, seen):
                         yield Answer(value, delivery.headers or {})
                     return
                 seen += 1
-                yield Answer(call.value(delivery), delivery.headers or {})
+                yield Answer(call.value(delivery, raw=raw), delivery.headers or {})
 
     def _timeout_s(self, timeout: Duration | None) -> float:
         return self._client.timeout_s if timeout is None else seconds(timeout)
 
     @contextlib.asynccontextmanager
     async def _under_way(
-        self, payload: bytes, kind: str, timeout_s: float, is_last: Callable[[Delivery], bool], *, streams: bool = False
+        self, payload: bytes, kind: str, time_s: _Time, is_last: Callable[[Delivery], bool]
     ) -> AsyncIterator[_UnderWay]:
         """Send a call. A call that is left before its answer was whole is cancelled.
 
-        `timeout_s` bounds the whole answer; where it `streams`, the wait for each part, of which none is kept here.
-        Raises CallRefused, CallFailed, TimedOut, Unreachable, also in place of what the body lets through of the bus.
+        Of the parts of a stream none is kept here. Raises CallRefused, CallFailed, TimedOut, Unreachable, also in place
+        of what the body lets through of the bus.
         """
         try:
             answers = await self._calls.inbox()
         except BusError as error:
-            raise self._error(error, timeout_s) from None
+            raise self._error(error) from None
         sending = _Input(self._client.link, f"{self._subject}.put.", payload)
 
         def is_last_of_all(delivery: Delivery) -> bool:
             return not sending.is_asked(delivery) and is_last(delivery)
 
-        token, answer = answers.open(self._called, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
+        token, answer = answers.open(
+            self._called,
+            time_s.answer_s,
+            is_last_of_all,
+            is_kept=not time_s.streams,
+            in_all=not time_s.streams,
+            first_s=time_s.first_s,
+        )
         reply, call = answers.reply_subject(token), _UnderWay(answer, sending)
         with caller_span(f"call {self.name}", self._attributes) as headers:
             try:
-                sending.is_announced = await self._send(payload, kind, reply, timeout_s, headers)
+                sending.is_announced = await self._send(payload, kind, reply, headers | time_s.headers)
                 yield call
             except BusError as error:
                 # a call that was sent may run on, and its member cannot know that the connection was lost
                 call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Disconnected)
-                raise self._error(error, timeout_s) from None
+                raise self._error(error) from None
             finally:
                 sending.stop()
                 answers.abandon(token)
                 if not call.is_over:
                     self._calls.cancel(self._subject, reply)
 
-    async def _once(self, payload: bytes, kind: str, ends_s: float) -> Answer:
+    async def _once(self, payload: bytes, kind: str, time_s: _Time) -> Answer:
         """Send the call, and return the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
-        timeout_s = max(ends_s - time.monotonic(), 0.001)
-        async with self._under_way(payload, kind, timeout_s, _is_last) as call:
+        async with self._under_way(payload, kind, time_s, _is_last) as call:
             *parts, last = [each for each in await call.answer if SEND not in (each.headers or ())]
             if _is_part(last):
                 raise CallFailed(
@@ -511,9 +590,8 @@ class Service:
             value, values = call.value(last), [call.value(part) for part in parts]
         return Answer(values if _all_there(last, len(parts)) else value, last.headers or {})
 
-    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float, headers: dict[str, str]) -> bool:
+    async def _send(self, payload: bytes, kind: str, reply: str, headers: dict[str, str]) -> bool:
         """Send the call, and return whether its data are still to come, in parts."""
-        headers = headers | {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
         if kind:
             headers[CONTENT_TYPE] = kind
         headers |= self.headers
@@ -531,7 +609,7 @@ class Service:
             raise NotSent(self._subject)
         return in_parts
 
-    def _error(self, error: BusError, timeout_s: float) -> ClientError:
+    def _error(self, error: BusError) -> ClientError:
         """Return the exception for what the bus says."""
         where = f"service {self.name} of {self._client.tenant}"
         if isinstance(error, NoResponders | NotSent):
@@ -540,7 +618,7 @@ class Service:
             problem = client_problem(NO_SERVICE, f"{where}: {told}", next_step="see that its job runs: moorage ls")
             return CallRefused(problem)
         if isinstance(error, RequestTimeout):
-            return timed_out(f"{where}: no answer within {timeout_s:.3g} s; the call may have run")
+            return timed_out(f"{where}: no answer within {error.timeout_s:.3g} s; the call may have run")
         if isinstance(error, Disconnected):
             return Unreachable(error.problem)
         if isinstance(error, PermissionRefused):
@@ -557,40 +635,60 @@ class Service:
 
 
 class _Tries:
-    """The tries of one call until `ends_s`, with pauses between them; a member is asked for where nobody serves."""
+    """The tries of one call within `timeout_s`, with pauses between them: what did not start is tried for `start_s`. A
+    member is asked for where nobody serves."""
 
-    def __init__(self, calls: Calls, service: str, ends_s: float, *, idempotent: bool = False) -> None:
-        self.ends_s = ends_s
+    def __init__(
+        self, calls: Calls, service: str, timeout_s: float, start_s: float, *, idempotent: bool = False
+    ) -> None:
         self._began_s = time.monotonic()
+        self._ends_s = self._began_s + timeout_s
+        self._start_s = start_s
+        self._starts_s = self._began_s + start_s
         self._calls = calls
         self._service = service
         self._idempotent = idempotent
         self._wait_s = AGAIN_S_MIN
 
-    async def again(self, error: CallRefused | CallFailed | Unreachable) -> None:
+    @property
+    def left_s(self) -> float:
+        """For how long the next try may wait for a place."""
+        return max(self._starts_s - time.monotonic(), 0.001)
+
+    def time(self, try_s: float) -> _Time:
+        """Return the time of the next try, at most `try_s`."""
+        answer_s = min(max(self._ends_s - time.monotonic(), 0.001), try_s)
+        return _Time(answer_s, min(self.left_s, answer_s))
+
+    async def again(self, error: CallRefused | CallFailed | Unreachable | TimedOut) -> None:
         """Wait until the next try. Raises the error if there is none."""
-        may_again = isinstance(error, CallRefused) or (self._idempotent and error.code not in _FAILS_AGAIN)
-        after_s = max(self._wait_s, error.retry_after_s) if isinstance(error, CallRefused) else self._wait_s
-        after_s *= random.uniform(0.5, 1.5)
-        if not may_again or time.monotonic() + after_s >= self.ends_s:
+        is_refused, now_s = isinstance(error, CallRefused), time.monotonic()
+        may_again = is_refused or (self._idempotent and error.code not in _FAILS_AGAIN)
+        if not is_refused:  # the next try waits for a place anew
+            self._starts_s = min(now_s + self._start_s, self._ends_s)
+        told_s = error.retry_after_s if isinstance(error, CallRefused) else 0.0
+        after_s = max(self._wait_s, told_s) * random.uniform(0.5, 1.5)
+        if not may_again or now_s + max(after_s, told_s) >= self._starts_s:
             raise await self._with_why(error) from None
         if error.code == NO_SERVICE and (refused := self._calls.wake(self._service, self._began_s)) is not None:
             problem = msgspec.structs.replace(refused, code=NO_SERVICE, fault=error.problem.fault)
             raise CallRefused(problem) from None
         await asyncio.sleep(after_s)
-        if self.ends_s - time.monotonic() < TRY_S_MIN:
+        if self._starts_s - time.monotonic() < TRY_S_MIN:
             raise await self._with_why(error) from None
         self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
 
     async def _with_why(self, error: ClientError) -> ClientError:
-        """Return the error of a call that gives up; of one that nobody served, with the job that has the service."""
+        """Return the error of a call that gives up; of one that nobody served, as `no-member` with the job that has the
+        service."""
         if error.code != NO_SERVICE:
             return error
         job, why = await self._calls.why_none(self._service)
         if not job:
             return error
         told = error.problem.message + (f" yet; of its job {job}: {why}" if why else f" yet, though job {job} has it")
-        return CallRefused(msgspec.structs.replace(error.problem, message=told, next=f"moorage explain {job}"))
+        problem = msgspec.structs.replace(error.problem, code=NO_MEMBER, message=told, next=f"moorage explain {job}")
+        return CallRefused(problem)
 
 
 class _Input:
@@ -670,6 +768,16 @@ def _check_at_once(at_once: int) -> None:
         raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
 
 
+async def _answered(call: Callable[[], Coroutine[Any, Any, Any]], *, or_error: bool) -> Any:
+    """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
+    try:
+        return await call()
+    except ClientError as error:
+        if not or_error:
+            raise
+        return error
+
+
 async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
     if isinstance(items, AsyncIterable):
         async for item in items:
@@ -739,10 +847,12 @@ def _is_part(delivery: Delivery) -> bool:
     return delivery.headers is not None and PART in delivery.headers
 
 
-def _value(delivery: Delivery) -> Any:
+def _value(delivery: Delivery, *, raw: bool = False) -> Any:
     """Return the value of an answer. Raises CallFailed, CallRefused, Rejected."""
     if (error := _error_of(delivery)) is not None:
         raise error
+    if raw:
+        return delivery.data
     kind = "" if delivery.headers is None else delivery.headers.get(CONTENT_TYPE, "")
     try:
         return decode_result(Result(kind, delivery.data))

@@ -395,15 +395,39 @@ class SyncService(Handle["Service"]):
         """Same as `Service.name`."""
         return self._twin.name
 
-    def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+    def call(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> Any:
         """Call the service once, and return its answer; one in parts as a list of them."""
-        return self._thread.call(self._twin.call(data, timeout=timeout, idempotent=idempotent))
+        return self._thread.call(
+            self._twin.call(
+                data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
+            )
+        )
 
-    def answer(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Answer:
+    def answer(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> Answer:
         """Call the service once as `call`, and return its answer with the headers; those of its end, if it has
         parts.
         """
-        return self._thread.call(self._twin.answer(data, timeout=timeout, idempotent=idempotent))
+        return self._thread.call(
+            self._twin.answer(
+                data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
+            )
+        )
 
     def map(
         self,
@@ -411,24 +435,41 @@ class SyncService(Handle["Service"]):
         *,
         at_once: int = 64,
         timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
         idempotent: bool = False,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """Call the service with each item, and yield the answers in the order of the items. Items that are read one
         by one are read in this thread, which meanwhile yields no answers.
         """
-        more: dict[str, Any] = {"timeout": timeout, "idempotent": idempotent, "return_exceptions": return_exceptions}
+        more: dict[str, Any] = {
+            "timeout": timeout,
+            "start_within": start_within,
+            "try_timeout": try_timeout,
+            "idempotent": idempotent,
+            "return_exceptions": return_exceptions,
+        }
         if isinstance(items, AsyncIterable | Collection):
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
         return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
 
-    def stream(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Any]:
+    def stream(
+        self, data: Any = None, *, timeout: Duration | None = None, start_within: Duration | None = None
+    ) -> Iterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""
-        return self._thread.iterate(self._twin.stream(data, timeout=timeout))
+        return self._thread.iterate(self._twin.stream(data, timeout=timeout, start_within=start_within))
 
-    def answers(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Answer]:
+    def answers(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        raw: bool = False,
+    ) -> Iterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
-        return self._thread.iterate(self._twin.answers(data, timeout=timeout))
+        return self._thread.iterate(self._twin.answers(data, timeout=timeout, start_within=start_within, raw=raw))
 
 
 class SyncSchedules(Handle["Schedules"]):
@@ -806,13 +847,24 @@ class Client(ClientBase):
         data: Any = None,
         *,
         timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        try_timeout: Duration | None = None,
         idempotent: bool = False,
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
         return self._thread.call(
-            self._twin.call(service, data, timeout=timeout, idempotent=idempotent, priority=priority, headers=headers)
+            self._twin.call(
+                service,
+                data,
+                timeout=timeout,
+                start_within=start_within,
+                try_timeout=try_timeout,
+                idempotent=idempotent,
+                priority=priority,
+                headers=headers,
+            )
         )
 
     def service(

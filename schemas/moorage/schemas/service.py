@@ -32,6 +32,9 @@ ERROR_CODE: Final = "Nats-Service-Error-Code"
 ERROR: Final = "Nats-Service-Error"
 #: of a call: the milliseconds after which its caller no longer waits for it to start
 WAIT_MS: Final = "Moorage-Wait-Ms"
+#: of a call: the milliseconds after which its caller waits no longer for the answer. A call that has waited until less
+#: than a run takes is left does not begin
+TIME_MS: Final = "Moorage-Time-Ms"
 #: of a call for one of the service's methods that a member hands to another: which one
 ENDPOINT: Final = "Moorage-Endpoint"
 #: words behind a service's name in a subject that are no methods of it
@@ -151,7 +154,7 @@ RESERVED_HEADERS: Final = frozenset(
 )
 
 #: headers of a call, in small letters, that follow from how it is called: from its time, priority and data
-OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, PRIORITY, INPUT))
+OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, TIME_MS, PRIORITY, INPUT))
 
 
 class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

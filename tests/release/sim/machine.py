@@ -235,6 +235,7 @@ class MachineFolders(AttemptFolders):
         setup: str = "",
         *,
         goes_on: bool = True,
+        calls: int = 0,
     ) -> str:
         return self.path(name)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import stat
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError, PermissionRefused
+from moorage.bus.errors import BusError, NoResponders, PermissionRefused
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, JobFailed, Rejected
 from moorage.client.job import Job
+from moorage.schemas.held_calls import HELD_FILE, HeldCall, held_in
 from tests.sites import settled
 from tests.system.deploy.test_roles_live import everybody
-from tests.system.services.members import FUNCTIONS, error_of
+from tests.system.services.members import FUNCTIONS, Gate, error_of
 from tests.waiting import NeverHappened, until
 
 ANSWER_S: Final = 90.0
@@ -99,6 +104,48 @@ async def test_a_job_answers_its_tenants_calls_and_publishes_for_no_caller(site:
         await job.cancel()
         assert (await end_of(job))[0] == "CANCELLED"
         await until(lambda: not key.exists(), ANSWER_S, "the key is gone with its attempt")
+
+
+@pytest.mark.slow
+async def test_the_calls_of_a_killed_member_are_answered_by_its_worker() -> None:
+    """With the rights of a site: by the key of the tenant's members, and by no right of the worker."""
+    async with (
+        everybody(calls=True) as made,
+        made.client("submitter.acme") as acme,
+        await made.site.connect("submitter.acme") as caller,
+    ):
+        gate = Gate(made.folder)
+        job = await serving(acme, "aheld", service={"name": "aheld", "concurrency": 2})
+        subject = "moorage.call.acme.aheld"
+
+        async def ask() -> Delivery:
+            while True:
+                with contextlib.suppress(NoResponders):
+                    return await caller.request(subject, gate.data, ANSWER_S)
+                await asyncio.sleep(0.05)
+
+        calls = [asyncio.create_task(ask()) for _ in range(5)]
+        await until(lambda: gate.begun >= 2, ANSWER_S, "two calls run")
+        await until(lambda: len(_held(made.folder)) == 5, ANSWER_S, "three calls wait")
+        words = {pid: _read(pid / "cmdline") for pid in Path("/proc").iterdir() if pid.name.isdigit()}
+        [service] = [int(pid.name) for pid, argv in words.items() if b"\0serve\0functions:aheld\0" in argv]
+        os.kill(service, signal.SIGKILL)
+        told = Counter(error_of(each) for each in await asyncio.gather(*calls))
+        assert told == {"member-died": 2, "busy": 3}
+        assert (await end_of(job))[0] == "FAILED"
+
+
+def _held(folder: Path) -> list[HeldCall]:
+    """The calls that members hold."""
+    files = [path.read_bytes() for path in folder.rglob(HELD_FILE)]
+    return [call for data in files for call in held_in(data, 100, "moorage", "acme")]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.slow

@@ -124,5 +124,5 @@ async def test_a_call_that_nobody_will_answer_is_told_so_at_once_and_one_that_a_
                 await client.submit(request)
                 with pytest.raises(CallRefused, match=f"nobody serves it yet; of its job {job}: .*{why}") as waiting:
                     await client.call(name, b"1", timeout="5s")
-                assert waiting.value.problem.next == f"moorage explain {job}"
+                assert (waiting.value.code, waiting.value.problem.next) == ("no-member", f"moorage explain {job}")
             assert (mistyped.value.code, mistyped.value.problem.allowed) == ("no-service", "echo")

@@ -761,3 +761,21 @@ def test_a_call_that_a_program_begins_while_those_before_it_are_taken_back_is_an
     m.tick(1.001 + 2 * QUIET_S)
     assert [(each.reply, each.started_s >= 0) for each in m.running.values()] == [("c", True), ("d", False)]
     assert [each.reply for each in m.room] == ["b"]
+
+
+def test_a_call_that_waited_until_a_run_takes_longer_than_its_time_does_not_begin() -> None:
+    m, outside = member(room=3)
+    m.on_call(call("a"), 0.0)
+    m.on_end(1, 0.5)  # a run takes 500 ms
+    m.on_call(call("b", 1.0), 1.0)
+    m.on_call(call("late", 1.0, time_ms=550), 1.0)
+    m.on_call(call("in time", 1.0, time_ms=1000), 1.0)
+    m.on_call(call("short", 1.0, time_ms=410), 1.0)
+    outside.take()
+    m.on_end(2, 1.1)  # now 460 ms, by the mean
+    [refused, begun] = [done for done in outside.take() if done[0] in ("run", "refuse")]
+    assert refused == ("refuse", "late", EXPIRED, 460)
+    assert "450 ms of its caller's time are left" in outside.whys[-1]
+    assert begun[2] == "in time"
+    m.on_end(3, 1.11)
+    assert ran(outside) == ["short"], "its caller knows better than the mean how long it takes"
