@@ -29,7 +29,7 @@ from moorage.schemas.frames import Answer
 from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.ranges import Ranges, format_ranges
 from moorage.schemas.roles import operator_of
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import READ_VERBS, Subjects
 
 if TYPE_CHECKING:
     from moorage.bus.own_fleets import Fleet
@@ -88,6 +88,7 @@ class Connected:
         self._following: Histories | None = None
         self.context: Context | None = None
         self.found: Fleet | None = None  # taken because nothing is named, and nothing answers at the default address
+        self.reads_found = False  # whether such a fleet is only read, as of a command
         self._target = target
         self._transport = transport
         self._connect_timeout_s = seconds(connect_timeout)
@@ -315,7 +316,19 @@ class Connected:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
     def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
-        return self._asking.ask(self._opened(), subject, payload, decode, self._timeout_s(subject.rpartition(".")[2]))
+        verb = subject.rpartition(".")[2]
+        if verb not in READ_VERBS:
+            self.refuse_found()
+        return self._asking.ask(self._opened(), subject, payload, decode, self._timeout_s(verb))
+
+    def refuse_found(self) -> None:
+        """Raise `Rejected` where the fleet was not named and is not this folder's, and may only be read."""
+        if self.reads_found and self.found is not None:
+            raise rejected(
+                "failed-precondition",
+                f"no fleet is named, and the only one of yours that runs is that of {self.found.folder}",
+                next=f"name it: --nats {self.found.up.url}; or type this in its folder",
+            )
 
     def _opened(self) -> Mux:
         """Return the inbox for requests. Raises RuntimeError if this client is not open in this event loop."""

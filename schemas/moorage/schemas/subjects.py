@@ -31,6 +31,13 @@ API_VERBS: Final = (
     "wake",
     "exec",
 )
+#: the verbs that change nothing, of submitters and of operators; those of `schedule` and `dlq` list and show as well
+READ_VERBS: Final = frozenset(
+    (
+        *("show", "ls", "explain", "plan", "history", "again", "logs", "use", "usage"),
+        *("fleet", "audit", "acts", "tenants", "schedule", "dlq"),
+    )
+)
 #: the verb that only some submitters may use where keys are configured: it runs commands in running jobs
 EXEC: Final = "exec"
 #: in the table of subjects, a submitter that may use it

@@ -266,6 +266,21 @@ sys.exit(main())
 """
 
 
+#: of the commands that change something, one for each way to the scheduler
+CHANGING = (
+    ["submit", "--", "true"],
+    ["cancel", "all"],
+    ["change", "j", "--priority", "5"],
+    ["exec", "j", "--", "true"],
+    ["schedule", "remove", "nightly"],
+    ["call", "embed", "x"],
+    ["drain", "sim-0000"],
+    ["admin", "limit", "--tenant", "default", "--gpus", "1"],
+    ["dlq", "drop", "1"],
+    ["api", "cancel", '{"job": "j"}'],
+)
+
+
 @pytest.mark.slow
 async def test_the_only_one_of_this_user_is_found_from_another_folder_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -281,6 +296,15 @@ async def test_the_only_one_of_this_user_is_found_from_another_folder_while_it_r
         out, err = await process.communicate()
         assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
         assert err.decode() == f"using the moorage up of {folder}; to name it: --nats {node.url}\n"
+        for words in CHANGING:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", ELSEWHERE, *words, cwd=elsewhere, env=environment(),
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, err = await process.communicate()
+            assert (process.returncode, out) == (1, b""), words
+            assert f"the only one of yours that runs is that of {folder}" in err.decode(), words
+            assert f"--nats {node.url}" in err.decode()
         lost = await moorage("fleet", "--nats", "nats://127.0.0.1:1", env={}, cwd=elsewhere)
         assert f"fix: for the moorage up of {folder}: --nats {node.url}" in lost.err
         assert "start one" not in lost.err

@@ -121,7 +121,7 @@ def resend(
             )
         return await _each(chosen, lambda each: client.admin.resend(each, body=body, why=why), options, _resent)
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def drop(
@@ -137,7 +137,7 @@ def drop(
             chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not found"
         )
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- inside

@@ -152,7 +152,8 @@ Work = Callable[["AsyncClient"], Awaitable[int | None]]
 def with_client(options: Options, work: Work, *, sends: bool = False) -> int:
     """Connect, do the work, close the connection; print a `MoorageError` if one is raised. Returns the exit code.
 
-    `sends` says that the work submits or cancels: it then waits as long as a takeover takes, unless told otherwise.
+    `sends` says that the work submits or changes something: it then waits as long as a takeover takes, unless told
+    otherwise. A fleet that is not named and not of this folder is read, and never changed.
     """
 
     def act() -> int | None:
@@ -267,7 +268,11 @@ def whose_key(options: Options) -> tuple[str, str]:
 
 
 async def _connected(options: Options, work: Work, *, sends: bool) -> int | None:
-    async with client_of(options, sends=sends) as client:
+    client = client_of(options, sends=sends)
+    client._wire.reads_found = True
+    async with client:
+        if sends:
+            client._wire.refuse_found()  # before files are stored
         if (found := client._wire.found) is not None:
             console.print_err(f"using the moorage up of {found.folder}; to name it: --nats {found.up.url}")
         return await work(client)

@@ -95,7 +95,7 @@ def call(
         nonlocal sent, headers
         headers = dict(pairs("header", header or []))
         sent = _sent(data, kind)  # before there is a connection, and a loop that a slow writer would hold up
-        return with_client(options, lambda client: detachable(work(client), lambda: None))
+        return with_client(options, lambda client: detachable(work(client), lambda: None), sends=True)
 
     return guarded(options, act)
 

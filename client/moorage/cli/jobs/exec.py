@@ -56,7 +56,7 @@ def exec_(
     async def work(client: AsyncClient) -> int:
         return await _run(client, job, command, options, is_terminal=tty)
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def shell(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
@@ -70,7 +70,7 @@ def shell(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
     async def work(client: AsyncClient) -> int:
         return await _run(client, job, SHELL, options, is_terminal=sys.stdin.isatty())
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def attach(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
@@ -92,7 +92,7 @@ def attach(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
             return 0
         return code
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 async def hold(client: AsyncClient, job: str, replica: int = 0) -> int | None:

@@ -92,7 +92,7 @@ def add(
                 print_err(f"its runs: moorage schedule show {word}; one at once: moorage schedule run-now {word}")
             return None
 
-        return with_client(options, work)
+        return with_client(options, work, sends=True)
 
     return guarded(options, act)
 
@@ -167,7 +167,7 @@ def pause(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             print_err(f"undo: moorage schedule resume {name}{here()}")
         return None
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def resume(name: _Name, /, *, options: RowOptions = ROWS) -> int:
@@ -179,7 +179,7 @@ def resume(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             print_out(f"{name}\truns again")
         return None
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def run_now(name: _Name, /, *, options: RowOptions = ROWS) -> int:
@@ -195,7 +195,7 @@ def run_now(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             print_out(job.job)
         return None
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def remove(name: _Name, /, *, options: RowOptions = ROWS) -> int:
@@ -207,7 +207,7 @@ def remove(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             print_out(f"{name}\tremoved")
         return None
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def _frame(row: ScheduleRow) -> dict[str, Any]:

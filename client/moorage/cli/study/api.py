@@ -40,6 +40,7 @@ def api(
     async def work(client: AsyncClient) -> int | None:
         from moorage.bus.errors import BusError
         from moorage.bus.inbox import Mux
+        from moorage.schemas.subjects import READ_VERBS
 
         wire, admin = client._wire, verb.startswith(ADMIN)
         subject = (
@@ -47,6 +48,8 @@ def api(
             if admin
             else wire.subjects.api(wire.tenant, verb)
         )
+        if verb.removeprefix(ADMIN) not in READ_VERBS:
+            wire.refuse_found()
         mux = await Mux.open(wire.link)
         try:
             answer = await mux.request(subject, payload, wire.timeout_s)
