@@ -77,7 +77,8 @@ def test_each_act_is_read_folded_and_written_as_ever() -> None:
             if row["kind"] == "act":
                 shown[row["act"]] = tuple(row)[5:]
     assert state.digest == state.full_digest() == digest
-    assert found == set(get_args(AnyAct)), "each act is in the file"
+    of_level_1 = {each for each in get_args(AnyAct) if each.LEVEL == 1}
+    assert found == of_level_1, "each act is in the file"
     assert shown == SHOWN
 
 

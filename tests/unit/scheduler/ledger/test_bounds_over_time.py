@@ -86,7 +86,8 @@ TABLES = {
 }
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
-    "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Attempt.name",
+    "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.shape",
+    "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",
     "Attempt.runs_as",
 }  # fmt: skip

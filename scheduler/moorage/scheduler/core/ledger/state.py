@@ -876,6 +876,8 @@ class State:
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.on_hold: dict[int, Job] = {}  # soft, by number: jobs with a hold of their own that are not over
+        #: soft: job number, workers and ledger ms of the reservation that the ledger tells
+        self.reserved: tuple[int, tuple[int, ...], int] | None = None
         self.preemptibles = 0  # soft: the number of attempts that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them

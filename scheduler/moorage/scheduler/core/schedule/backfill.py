@@ -39,6 +39,7 @@ class Backfilling:
             num = tried.popleft()
             if not self._surely_ends(shape, num, held.start_ms - draft.time_ms):
                 continue
+            self._verdicts.tell(draft)  # the start for which it is let in
             if self._placing.place(draft, shape, num, taken) is None:
                 if self._order.kept_from(draft, num, shape):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit

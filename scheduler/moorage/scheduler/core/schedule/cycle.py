@@ -221,7 +221,7 @@ class Planner:
         self.serving, self._unprepared = None, False
         if self.queue.is_empty:
             self.queue.groups.clear()
-            self.verdicts.give_up()
+            self.verdicts.give_up(draft)
             if not self.fleet.with_frozen:
                 return False
         self.order.begin()

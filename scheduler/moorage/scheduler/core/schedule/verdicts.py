@@ -46,6 +46,7 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.acts import Reserves
 from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
 from moorage.scheduler.core.schedule.plan import NOTHING, Known, Reservation, needs_whole_hosts, plan
@@ -55,6 +56,8 @@ from moorage.scheduler.core.schedule.runtime import DEPTH_MAX
 #: (change of the fleet at the verdict, priority, shape): groups of one kind all find room, or none does
 _Kind = tuple[int, int, int]
 _NO_HOSTS: Final[frozenset[int]] = frozenset()
+#: the ledger tells a start anew once it has moved by more than so many ms
+TOLD_MS: Final = 60_000
 
 
 class Verdicts:
@@ -102,7 +105,8 @@ class Verdicts:
             self._become(None)
         is_due = draft.time_ms - self._planned_ms >= self._known.step_ms
         if self._has_changed() or (is_due and not self._is_settled(draft)):
-            last = self._answer if self.reservation is not None else self._answer._replace(reservation=None)
+            before = self.reservation if self._turn else self._told(draft)
+            last = self._answer._replace(reservation=before)
             answer = self._answer = plan(self._known, draft, last)
             self._turn += 1
             self._number += self._lets_more_pass(answer.reservation)
@@ -111,6 +115,31 @@ class Verdicts:
             self._usable = self._count_usable()
             # else the plan saw changes that are in no digest yet
             self._seen = self._view() if draft.empty else None
+        self.tell(draft, TOLD_MS)
+
+    def _told(self, draft: Draft) -> Reservation | None:
+        """Return the reservation of the leader before, if the ledger tells it and its job still waits."""
+        if draft.state.reserved is None:
+            return None
+        num, workers, start_ms = draft.state.reserved
+        job, hosts = draft.state.jobs.get(num), frozenset(workers)
+        if job is None or not self._order.waits(num) or not hosts <= self._fleet.hosts.keys():
+            return None
+        shape, priority = self._known.estimates.shape_of(job), self._known.priority_of(job)
+        return Reservation(num, self._order.queue.first(num), job.tenant, priority, shape, hosts, start_ms)
+
+    def tell(self, draft: Draft, late_ms: int = 0) -> None:
+        """Write the reservation into the record if the ledger tells another, or a start that is off by `late_ms`."""
+        held, told = self.reservation, draft.state.reserved
+        if not draft.may(Reserves) or (held is None and told is None):
+            return
+        if held is None:
+            if told is not None:
+                draft.add(Reserves(told[0], [], 0))
+        elif (
+            told is None or told[:2] != (held.num, tuple(sorted(held.hosts))) or abs(held.start_ms - told[2]) > TOLD_MS
+        ):
+            draft.add(Reserves(held.num, sorted(held.hosts), held.start_ms))
 
     def _has_changed(self) -> bool:
         """Return whether room came free on reserved hosts since the last plan or the last look, or one has closed.
@@ -149,9 +178,10 @@ class Verdicts:
         """Return the ledger ms of the next plan if nothing more happens; infinity for none."""
         return self._planned_ms + self._known.step_ms if self._view() != self._seen else self._until_ms
 
-    def give_up(self) -> None:
+    def give_up(self, draft: Draft) -> None:
         """Open the reserved hosts to all jobs."""
         self._become(None)
+        self.tell(draft, TOLD_MS)
 
     def still_waits(self) -> bool:
         """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""

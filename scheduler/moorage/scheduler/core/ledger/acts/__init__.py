@@ -28,6 +28,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Priority,
     Relocate,
     Relocated,
+    Reserves,
     Resize,
     Scale,
     Stays,

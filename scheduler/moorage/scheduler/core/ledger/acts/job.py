@@ -98,6 +98,24 @@ class Preempt(OfJob, tag="preempt"):
         folding.out.jobs[job.num] = job
 
 
+class Reserves(OfJob, tag="reserves"):
+    """Workers are reserved for a job, which is expected to start there at `start_ms`; without workers, none are.
+
+    Written when the job or the workers change, and when the start moves by more than a minute.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    workers: list[int]
+    start_ms: int
+
+    def fold(self, folding: Folding) -> None:
+        found = None
+        if self.workers:  # else the job may have left memory
+            found = folding.job(self.job, "reserves for").num, tuple(self.workers), self.start_ms
+        folding.state.reserved = found
+
+
 class Stays(OfJob, tag="stays"):
     """A member of a service that ends for a job goes on until another one serves, at the latest until `by_ms`."""
 
@@ -380,6 +398,6 @@ class Used(OfJob, tag="used"):
 
 
 JobAct = (
-    Avoid | Lacks | Preempt | Stays | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated | Met | Exec
-    | Compact | Expire | Used
+    Avoid | Lacks | Preempt | Reserves | Stays | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated
+    | Met | Exec | Compact | Expire | Used
 )  # fmt: skip
