@@ -29,6 +29,7 @@ import msgspec
 from moorage.calls.ahead import Given
 from moorage.calls.wire import (
     AHEAD_MAX,
+    ANSWER_BYTES_MAX,
     BODY_BYTES_MAX,
     FromProgram,
     ToProgram,
@@ -191,6 +192,8 @@ def answer_frame(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
     if isinstance(value, Answer):
         value, own = value.value, checked_headers(value.headers)
     result = encode_result(value)
+    if len(result.data) > ANSWER_BYTES_MAX:
+        raise ValueError(f"the answer has {len(result.data)} bytes, allowed are {ANSWER_BYTES_MAX}")
     headers = {CONTENT_TYPE: result.content_type, **own}
     return frame(FromProgram(answer=answer, part=part, bytes=len(result.data), headers=headers), result.data)
 

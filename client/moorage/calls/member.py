@@ -79,6 +79,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     hops: int = 0
     priority: int = PRIORITY_DEFAULT
     time_ms: int = 0
+    output_max: int | None = None  # bytes of an answer in parts that its caller takes; None for any number
     endpoint: str = ""
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     is_ahead: bool = False  # it went to the program before it had a place: it may be taken back though it has begun

@@ -14,12 +14,14 @@ from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BadSubject, BusError, ConnectionClosed, Disconnected, PayloadTooLarge, RequestTimeout
+from moorage.bus.framing import headers_size_bytes
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
 from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import QUIET_S, Call, Member
+from moorage.calls.outputs import Outputs
 from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
@@ -44,8 +46,11 @@ from moorage.schemas.service import (
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
+    MEMBER_DIED,
     NO_ENDPOINT,
     NOT_ENDPOINTS,
+    OUTPUT,
+    OUTPUT_BYTES_DEFAULT,
     OWN_CODES,
     PART,
     PARTS_AHEAD,
@@ -95,7 +100,7 @@ LISTENS_S: Final = 2.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
-_WAIT_MS, _TIME_MS, _PRIORITY = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower()
+_WAIT_MS, _TIME_MS, _PRIORITY, _OUTPUT = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower(), OUTPUT.lower()
 _WAITED_MS, _HOPS = WAITED_MS.lower(), HOPS.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
@@ -156,6 +161,7 @@ class Messenger:
         input_bytes: int = INPUT_BYTES_DEFAULT,
         folder: Path | None = None,
         queue: QueueSpec | None = None,
+        output_bytes: int = OUTPUT_BYTES_DEFAULT,
     ) -> None:
         self.name = name
         self.id = secrets.token_hex(8)
@@ -188,6 +194,8 @@ class Messenger:
         self._all_sent = asyncio.Event()
         self._parts: dict[int, tuple[int, float]] = {}  # of each answer in parts: how many, and when one asked last
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
+        self._output_bytes = output_bytes
+        self._outputs = Outputs(self._put_answer, self._on_not_asked)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
         #: its calls, for who answers them if it is killed
@@ -278,6 +286,8 @@ class Messenger:
         """Answer what still waits or runs with an error."""
         for reply in list(self._sought):
             self._is_not_found(reply)
+        for call in self._outputs.drop():
+            self._fail(call, MEMBER_DIED, "the member ended before its caller had asked for the whole answer")
         self.member.give_up(time.monotonic(), self._inputs.drop_incomplete())
 
     async def close(self, within_s: float = CLOSE_S) -> None:
@@ -316,7 +326,7 @@ class Messenger:
 
     @property
     def _is_empty(self) -> bool:
-        return self.member.is_empty and not self._sought
+        return self.member.is_empty and not self._sought and not self._outputs
 
     async def _emptied(self) -> None:
         while not self._is_empty:
@@ -341,6 +351,8 @@ class Messenger:
                     call.wait_ms = min(_checked(WAIT_MS, value), _WAIT_MS_MAX)
                 elif known == _TIME_MS:
                     call.time_ms = min(_checked(TIME_MS, value), _WAIT_MS_MAX)
+                elif known == _OUTPUT:
+                    call.output_max = _checked(OUTPUT, value)
                 elif known == _PRIORITY:
                     call.priority = _checked(PRIORITY, value, PRIORITY_MAX)
                 elif known == _WAITED_MS:
@@ -473,11 +485,16 @@ class Messenger:
         reply = delivery.data.decode(errors="replace")
         self.member.on_cancel(reply, time.monotonic())
         self.held.over(reply)
+        self._outputs.drop(reply)
         self._look()
 
     def _on_put(self, delivery: Delivery) -> None:
-        """A part of a call's data."""
+        """A part of a call's data, or what asks for more parts of an answer."""
         number = number_of(delivery.subject.rpartition(".")[2]) or 0
+        if (upto := (delivery.headers or {}).get(SEND)) is not None:
+            self._outputs.send(number, number_of(upto) or 0)
+            self._look()
+            return
         try:
             coming = self._inputs.take(number, number_of((delivery.headers or {}).get(PART)), delivery.data)
         except BadPart as bad:
@@ -556,9 +573,34 @@ class Messenger:
         elif head.error:
             self._fail_by_program(call, head)
         else:
-            end = {END: str(parts)} if parts or head.in_parts else {}
-            self._answer(call, body, {**_foreign(head.headers), **headers, **end})
+            headers = {**_foreign(head.headers), **headers}
+            if parts or head.in_parts:
+                self._answer(call, body, {**headers, END: str(parts)})
+            else:
+                self._answer_whole(number, call, body, headers)
         self.member.on_end(number, now_s)
+        self._look()
+
+    def _answer_whole(self, number: int, call: Call, body: bytes, headers: dict[str, str]) -> None:
+        """Answer a call with one value: in parts, if it is too large for a message."""
+        most = self._connection.max_payload_bytes
+        if len(body) + headers_size_bytes(headers) <= most:
+            self._answer(call, body, headers)
+            return
+        allowed = self._output_bytes if call.output_max is None else min(self._output_bytes, call.output_max)
+        if len(body) > allowed:
+            takes = "its caller takes" if allowed < self._output_bytes else "the service gives"
+            self._fail(call, TOO_LARGE, f"the answer has {len(body)} bytes, {takes} at most {max(allowed, most)}")
+            return
+        ask_at = self.name.subjects.call_put(self.name.tenant, self.name.service, self.id, number)
+        self._outputs.begin(number, call, body, headers, most, ask_at)
+        self._hold_if_full()
+
+    def _put_answer(self, reply: str, body: bytes, headers: dict[str, str]) -> None:
+        self._put(reply, body, "", headers)
+
+    def _on_not_asked(self, call: Call) -> None:
+        self._fail(call, TOO_LARGE, "its caller asked for no more parts of the answer")
         self._look()
 
     def _on_no_responders(self, delivery: Delivery) -> None:
@@ -714,7 +756,11 @@ class Messenger:
                 return
             made_s = asyncio.get_running_loop().time()
         self._let_out(_Message(subject, body, reply, headers, made_s))
-        if not self._is_held and (len(self._out) > OUT_MAX or self._out_bytes > OUT_BYTES_MAX):
+        self._hold_if_full()
+
+    def _hold_if_full(self) -> None:
+        waiting = self._out_bytes + (self._outputs.waiting_bytes if self._outputs else 0)
+        if not self._is_held and (len(self._out) > OUT_MAX or waiting > OUT_BYTES_MAX):
             self._hold(True)
 
     def _let_out(self, item: _Message | Callable[[], Awaitable[None]]) -> None:
@@ -761,7 +807,11 @@ class Messenger:
                     self._out_bytes -= len(item.body)
                     if _is_answer(item):
                         self.held.answered(item.subject)
-                if self._is_held and len(out) < OUT_MAX // 2 and self._out_bytes < OUT_BYTES_MAX // 2:
+                if (
+                    self._is_held
+                    and len(out) < OUT_MAX // 2
+                    and self._out_bytes + self._outputs.waiting_bytes < OUT_BYTES_MAX // 2
+                ):
                     self._hold(False)
 
     async def _send(self, message: _Message) -> None:
@@ -913,6 +963,8 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
     """Return the headers of a call for another member: the caller's that can be sent, and what it has been through."""
     own = {ENDPOINT: call.endpoint} if call.endpoint else {}
+    if call.output_max is not None:
+        own[OUTPUT] = str(call.output_max)
     theirs = {name: value for name, value in call.headers.items() if is_name(name)}
     return {**theirs, **own, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
 

@@ -28,6 +28,7 @@ from moorage.schemas.held_calls import HELD_VARIABLE, most_held
 from moorage.schemas.service import (
     CONCURRENCY_MAX,
     INPUT_BYTES_DEFAULT,
+    OUTPUT_BYTES_DEFAULT,
     READY_VARIABLE,
     BatchSpec,
     QueueSpec,
@@ -51,6 +52,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 1
     grace_s: float | None = None
     input_bytes: int = INPUT_BYTES_DEFAULT
+    output_bytes: int = OUTPUT_BYTES_DEFAULT
     batch: BatchSpec | None = None
     queue: QueueSpec | None = None
 
@@ -103,7 +105,16 @@ async def serve(
     async with connection:
         attempt = attempt_of(variables)
         folder = None if attempt is None else Path(variables.get("HOME", ""))  # the attempt's own, which goes with it
-        messenger = Messenger(connection, serving.name, places, attempt, serving.input_bytes, folder, serving.queue)
+        messenger = Messenger(
+            connection,
+            serving.name,
+            places,
+            attempt,
+            serving.input_bytes,
+            folder,
+            serving.queue,
+            serving.output_bytes,
+        )
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready and ready.is_set():

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.schemas.service import OUTPUT_BYTES_MAX
 from moorage.schemas.unreadable import UNREADABLE
 
 #: a longer line is no frame; the server's max_payload bounds the bytes behind it
@@ -18,6 +19,8 @@ LINE_BYTES_MAX: Final = 256 * 1024
 #: calls that a program may have ahead of the one that runs
 AHEAD_MAX: Final = 16
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+#: of a frame of the program: an answer may be split for its caller
+ANSWER_BYTES_MAX: Final = OUTPUT_BYTES_MAX
 
 
 class ToProgram(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,8 +92,8 @@ class Frames:
                     head = decode_from_program(bytes(buffer[:end]))
                 except UNREADABLE as error:
                     raise BadFrame(f"a line is no frame: {error}") from None
-                if not 0 <= head.bytes <= BODY_BYTES_MAX:
-                    raise BadFrame(f"bytes must be 0..{BODY_BYTES_MAX}, found {head.bytes}")
+                if not 0 <= head.bytes <= ANSWER_BYTES_MAX:
+                    raise BadFrame(f"bytes must be 0..{ANSWER_BYTES_MAX}, found {head.bytes}")
                 del buffer[: end + 1]
                 self._head = head
             head = self._head

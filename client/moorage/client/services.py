@@ -66,8 +66,10 @@ from moorage.schemas.service import (
     NO_ENDPOINT,
     NOT_ENDPOINTS,
     OF_A_CALL,
+    OUTPUT,
     OWN_HEADERS_BYTES_MAX,
     PART,
+    PARTS_AHEAD,
     PRIORITY,
     PRIORITY_MAX,
     SEND,
@@ -505,7 +507,7 @@ class Service:
     async def _parts(self, payload: bytes, kind: str, time_s: _Time, *, raw: bool) -> AsyncGenerator[Answer, None]:
         parts = _Parts()
         async with self._under_way(payload, kind, time_s, parts.put_last) as call:
-            seen = 0
+            seen, pieces = 0, list[Delivery]()
             while True:
                 if parts.is_overrun:
                     raise _too_slow()
@@ -525,11 +527,17 @@ class Service:
                 parts.bytes -= len(delivery.data) + PART_BYTES
                 if not _is_part(delivery):
                     call.is_over = True
+                    if pieces and _error_of(delivery) is None:
+                        yield Answer(call.value(_joined(pieces, delivery)), delivery.headers or {})
+                        return
                     value = call.value(delivery, raw=raw)
                     if not _all_there(delivery, seen):
                         yield Answer(value, delivery.headers or {})
                     return
                 seen += 1
+                if _is_whole(delivery) and not raw:
+                    pieces.append(delivery)
+                    continue
                 yield Answer(call.value(delivery, raw=raw), delivery.headers or {})
 
     def _timeout_s(self, timeout: Duration | None) -> float:
@@ -551,6 +559,7 @@ class Service:
         sending = _Input(self._client.link, f"{self._subject}.put.", payload)
 
         def is_last_of_all(delivery: Delivery) -> bool:
+            sending.ask_for_more(delivery)
             return not sending.is_asked(delivery) and is_last(delivery)
 
         token, answer = answers.open(
@@ -587,6 +596,8 @@ class Service:
                     )
                 )
             call.is_over = True
+            if _is_whole(last):
+                return Answer(call.value(_joined(parts, last)), last.headers or {})
             value, values = call.value(last), [call.value(part) for part in parts]
         return Answer(values if _all_there(last, len(parts)) else value, last.headers or {})
 
@@ -703,6 +714,7 @@ class _Input:
         self._upto = 0
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._asking: list[asyncio.Task[None]] = []
 
     @property
     def was_overlooked(self) -> bool:
@@ -722,9 +734,18 @@ class _Input:
                 self._task = asyncio.get_running_loop().create_task(self._send(to))
         return True
 
+    def ask_for_more(self, delivery: Delivery) -> None:
+        """Let the member send more parts of an answer, if this one says so."""
+        headers = delivery.headers or {}
+        to, part = headers.get(SEND_TO, ""), headers.get(PART, "")
+        if to.startswith(self._subjects) and part.isdecimal() and len(part) <= _DIGITS_MAX:
+            asking = self._link.publish(to, b"", "", {SEND: str(int(part) + PARTS_AHEAD)})
+            self._asking.append(asyncio.get_running_loop().create_task(_quietly(asking)))
+            self._asking = [task for task in self._asking if not task.done()]
+
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for task in [*self._asking, *([] if self._task is None else [self._task])]:
+            task.cancel()
 
     async def _send(self, to: str) -> None:
         size = int(self._link.max_payload_bytes * INPUT_PART)
@@ -830,6 +851,27 @@ def _encoded(data: Any) -> tuple[bytes, str]:
 
 def _is_last(delivery: Delivery) -> bool:
     return not _is_part(delivery)
+
+
+def _is_whole(delivery: Delivery) -> bool:
+    """Return whether a message belongs to an answer that is one value, and has come in parts for its size."""
+    return delivery.headers is not None and OUTPUT in delivery.headers and ERROR not in delivery.headers
+
+
+def _joined(parts: list[Delivery], last: Delivery) -> Delivery:
+    """Return the message that these parts are for. Raises CallFailed if some are missing, or come out of order."""
+    _all_there(last, len(parts))
+    data, said = b"".join(part.data for part in parts), (last.headers or {}).get(OUTPUT)
+    if [(part.headers or {}).get(PART) for part in parts] != [str(at) for at in range(1, len(parts) + 1)]:
+        raise CallFailed(client_problem("call-failed", "the parts of the answer came out of order"))
+    if said != str(len(data)):
+        raise CallFailed(client_problem("call-failed", f"{len(data)} of {said} bytes of the answer arrived"))
+    return Delivery(last.subject, last.reply, data, last.headers, last.received_monotonic_s)
+
+
+async def _quietly(sending: Coroutine[Any, Any, bool]) -> None:
+    with contextlib.suppress(BusError, RuntimeError):
+        await sending
 
 
 def _all_there(last: Delivery, seen: int) -> bool:

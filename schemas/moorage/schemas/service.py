@@ -60,12 +60,19 @@ INPUT: Final = "Moorage-Input"
 #: of a message to such a caller: the subject for the parts, and the number of the last one that it may send now
 SEND: Final = "Moorage-Send"
 SEND_TO: Final = "Moorage-Send-To"
+#: of an answer that comes in parts and is one value: how many bytes it has in all. Of a call: how many bytes its caller
+#: takes in parts, 0 for none
+OUTPUT: Final = "Moorage-Output"
 #: parts of data that may be under way to a member
 PARTS_AHEAD: Final = 16
 #: most bytes of data of a call in parts: by default, and what a service may allow
 INPUT_BYTES_DEFAULT: Final = 64 << 20
 INPUT_BYTES_MAX: Final = 1 << 30
 INPUT_VARIABLE: Final = "MOORAGE_CALL_INPUT_BYTES"
+#: the same of answers that are one value
+OUTPUT_BYTES_DEFAULT: Final = 64 << 20
+OUTPUT_BYTES_MAX: Final = 1 << 30
+OUTPUT_VARIABLE: Final = "MOORAGE_CALL_OUTPUT_BYTES"
 #: the variable of how many calls wait and how long, as `200,30`
 QUEUE_VARIABLE: Final = "MOORAGE_CALL_QUEUE"
 #: variables of an attempt that answers calls: how many it runs at the same time, how they make batches, as `32,5`, and
@@ -125,7 +132,7 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
     NO_ENDPOINT: (404, False, "the service has no method of this name"),
     BAD_HEADER: (400, False, "a header of the call has a value that it cannot have"),
-    TOO_LARGE: (500, True, "the answer is larger than the server's max_payload, or its headers are too large"),
+    TOO_LARGE: (500, True, "the answer, a part of it or its headers are larger than they may be"),
 }
 #: codes that a service may give its own errors
 OWN_CODES: Final = range(400, 600)
@@ -145,6 +152,7 @@ RESERVED_HEADERS: Final = frozenset(
         RAN_MS,
         PART,
         END,
+        OUTPUT,
         SEND,
         SEND_TO,
         ERROR,
@@ -154,7 +162,7 @@ RESERVED_HEADERS: Final = frozenset(
 )
 
 #: headers of a call, in small letters, that follow from how it is called: from its time, priority and data
-OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, TIME_MS, PRIORITY, INPUT))
+OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, TIME_MS, PRIORITY, INPUT, OUTPUT))
 
 
 class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -213,6 +221,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     concurrency: int = 1  # calls, or batches of them, that one attempt runs at the same time, 1..4096
     pack: bool = False  # attempts go where the ranker puts other jobs', not to the hosts with the fewest of them
     input_bytes: int = INPUT_BYTES_DEFAULT  # most bytes of data of a call that come in parts, 1..1073741824
+    output_bytes: int = OUTPUT_BYTES_DEFAULT  # most bytes of an answer that is one value, 1..1073741824
     batch: BatchSpec | None = None  # calls are taken together, as `{"most": 32, "wait_ms": 5}`; null: each by itself
     #: calls that wait for a place, as `{"most": 200, "wait_s": 30}`; null is the same as {}
     queue: QueueSpec | None = None
@@ -233,6 +242,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         if not 1 <= self.input_bytes <= INPUT_BYTES_MAX:
             message = f"input_bytes must be 1..{INPUT_BYTES_MAX}"
             return Trouble("service.input_bytes", message, self.input_bytes, f"1..{INPUT_BYTES_MAX}")
+        if not 1 <= self.output_bytes <= OUTPUT_BYTES_MAX:
+            message = f"output_bytes must be 1..{OUTPUT_BYTES_MAX}"
+            return Trouble("service.output_bytes", message, self.output_bytes, f"1..{OUTPUT_BYTES_MAX}")
         if not 0 <= self.sleep_after_s <= SLEEP_AFTER_S_MAX:
             message = f"sleep_after_s must be 0..{SLEEP_AFTER_S_MAX}"
             return Trouble("service.sleep_after_s", message, self.sleep_after_s, f"0..{SLEEP_AFTER_S_MAX}")

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import os
+import random
 import signal
 from collections import Counter
 from pathlib import Path
@@ -17,10 +18,10 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, CallFailed, CallRefused, Client, Rejected, TimedOut, services
-from moorage.schemas.service import INPUT_VARIABLE
+from moorage.schemas.service import INPUT_VARIABLE, MEMBER, OUTPUT_VARIABLE
 from tests.release.chaos.proxy import Proxy
 from tests.servers import MortalServer, Server
-from tests.system.services.members import Gate, member, waiting
+from tests.system.services.members import Gate, error_of, member, waiting
 from tests.waiting import skip_time, until
 
 
@@ -281,3 +282,31 @@ async def test_a_call_that_ends_while_its_member_is_cut_off_is_answered_once_tha
             await until(lambda: "closed" in two.said, what="the endless call is over")
     finally:
         await proxy.close()
+
+
+async def test_an_answer_larger_than_a_message_is_one_value_and_who_takes_no_parts_is_told(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    env = {OUTPUT_VARIABLE: "30000000"}
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique, env=env) as one,
+        await connect(nats_url, "bare") as bare,
+    ):
+        await one.ready()
+        data = random.Random(3).randbytes(20_000_000)
+        echo = moorage.service("echo")
+        assert await echo.call(data, timeout=60) == data, "more than 16 parts"
+        assert [each async for each in echo.stream(data[:3_000_000], timeout=60)] == [data[:3_000_000]]
+        raw = [each async for each in echo.answers(data[:3_000_000], timeout=60, raw=True)]
+        assert b"".join(each.value for each in raw) == data[:3_000_000]
+        assert raw[0].headers[MEMBER]
+        text = "ü" * 1_000_000
+        assert await echo.call(text, timeout=60) == text
+        with pytest.raises(CallFailed, match="the answer has 31000000 bytes, the service gives at most 30000000"):
+            await echo.call(bytes(31_000_000), timeout=60)
+        whole = bytes(bare.max_payload_bytes - 60)  # with its headers it is too large
+        answered = await bare.request(f"{unique}.call.default.echo", whole, 60, {"Moorage-Output": "0"})
+        assert error_of(answered) == "too-large"
+        parts = await bare.request_many(f"{unique}.call.default.echo", whole, 60, is_last=lambda each: not each.data)
+        assert b"".join(each.data for each in parts) == whole

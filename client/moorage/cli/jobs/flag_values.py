@@ -99,25 +99,30 @@ def max_failed(text: str) -> int | None:
     return int(text[:8])
 
 
+#: sizes that --service names, with their fields
+_SIZES: Final = {"input": "input_bytes", "answer": "output_bytes"}
+
+
 def service(text: str) -> dict[str, Any]:
     """Return the service of --service. Raises `Rejected`."""
-    head, comma, more = text.partition(",")
+    head, *sizes = text.split(",")
     name, colon, places = head.partition(":")
-    word, equals, size = more.partition("=")
-    if (colon and not (places.isascii() and places.isdigit())) or (comma and (word, equals) != ("input", "=")):
+    said = dict(each.partition("=")[::2] for each in sizes)
+    is_number = places.isascii() and places.isdigit()
+    if (colon and not is_number) or len(said) < len(sizes) or not said.keys() <= _SIZES.keys():
         raise rejected(
             "invalid-argument",
-            "--service: a number of calls must follow the colon, and the size of their data the comma",
+            "--service: a number of calls must follow the colon, and the size of their data or answers a comma",
             found=text,
-            allowed="NAME, NAME:N or NAME:N,input=SIZE",
+            allowed="NAME, NAME:N or NAME:N,input=SIZE,answer=SIZE",
             next="for example --service embed:8, or embed:8,input=256MiB",
         )
     made: dict[str, Any] = {"name": name}
     if colon:
         made["concurrency"] = int(places[:8])
-    if comma:
+    for word, size in said.items():
         try:
-            made["input_bytes"] = size_bytes(size)
+            made[_SIZES[word]] = size_bytes(size)
         except ValueError as error:
             raise rejected(
                 "invalid-argument", f"--service: {error}", found=text, next="for example --service embed:8,input=256MiB"

@@ -333,8 +333,8 @@ class JobFlags:
         str | None,
         Flag(
             help="The job answers the calls of this service, as moorage serve does: N of them at a time, 1 by default, "
-            "each with data of at most SIZE, 64 MiB by default.",
-            value="NAME[:N][,input=SIZE]",
+            "each with data and an answer of at most SIZE, 64 MiB by default.",
+            value="NAME[:N][,input=SIZE][,answer=SIZE]",
             of="service",
         ),
     ] = None

@@ -119,6 +119,8 @@ def serving_of(
         GRACE_VARIABLE,
         INPUT_BYTES_DEFAULT,
         INPUT_VARIABLE,
+        OUTPUT_BYTES_DEFAULT,
+        OUTPUT_VARIABLE,
         QUEUE_VARIABLE,
         BatchSpec,
         QueueSpec,
@@ -150,6 +152,7 @@ def serving_of(
             concurrency=int(environment.get(CONCURRENCY_VARIABLE, "1")) if concurrency is None else concurrency,
             grace_s=None if said is None else seconds(said),
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
+            output_bytes=int(environment.get(OUTPUT_VARIABLE, OUTPUT_BYTES_DEFAULT)),
             queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
         )
     except ValueError as error:

@@ -44,6 +44,7 @@ def test_a_tenants_key_is_its_own_file_and_the_servers_address_has_no_login(secr
         "MOORAGE_CALL_BATCH": "32,5",
         "MOORAGE_CALL_GRACE": "10s",
         "MOORAGE_CALL_INPUT_BYTES": "67108864",
+        "MOORAGE_CALL_OUTPUT_BYTES": "67108864",
     }
     waiting = ServiceSpec("embed", queue=QueueSpec(200, 10.0))
     assert keys.variables("acme", waiting, 10.0, None)["MOORAGE_CALL_QUEUE"] == "200,10"
