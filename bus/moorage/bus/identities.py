@@ -68,7 +68,7 @@ def certificates(folder: Path, site: Site) -> None:
     The authority's own key stays in `ca.key`: take it off the servers, and bring it back to make another certificate.
     Raises OSError, MoorageError.
     """
-    optional("cryptography", "cryptography")
+    optional("cryptography", extra="nats-config")
     wanted = [
         (f"server.{at + 1}", ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)
     ]

@@ -154,9 +154,10 @@ def _pickle(function: Callable[[Any], Any], folder: Path) -> None:
     try:
         cloudpickle: Any = importlib.import_module("cloudpickle")
     except ImportError:
-        raise rejected(
-            "failed-precondition", "cloudpickle is not installed here", next="pip install cloudpickle"
-        ) from None
+        from moorage.schemas.optional import pip_install
+
+        install = pip_install("cloudpickle")
+        raise rejected("failed-precondition", "cloudpickle is not installed here", next=install) from None
     try:
         (folder / map_runner.PICKLE).write_bytes(cloudpickle.dumps(function))
     except Exception as error:  # of whatever the function refers to

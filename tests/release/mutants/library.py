@@ -6,7 +6,7 @@ file's folder. Some of its mutants change nothing that a test could see. So the 
 survivors are printed, and only a run that could not be made is a failure.
 
 It runs in a copy of the tree. Without FILE it takes all files of `core/`, for `--minutes` each: 5 minutes are a night.
-It needs `pip install -e '.[mutants]'`.
+It needs the dependency group `mutants`, which `make release-check` installs.
 """
 
 from __future__ import annotations

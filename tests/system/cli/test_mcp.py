@@ -98,7 +98,8 @@ def test_without_the_package_it_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from moorage.cli.study import agents
+    from moorage.schemas.optional import install_extra
 
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert agents.mcp() == 1
-    assert "fix: pip install 'moorage[mcp]'" in capsys.readouterr().err
+    assert f"fix: {install_extra('mcp')}" in capsys.readouterr().err

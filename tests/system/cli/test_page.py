@@ -37,6 +37,7 @@ from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Answer, Device
+from moorage.schemas.optional import install_extra
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
 from tests.system.cli.top_view import a_view
@@ -494,7 +495,7 @@ async def test_what_it_cannot_do_is_said_before_it_serves(
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert verb.page() == 1
-    assert "fix: pip install 'moorage[page]'" in capsys.readouterr().err
+    assert f"fix: {install_extra('page')}" in capsys.readouterr().err
 
 
 async def test_while_nobody_leads_the_page_says_so_and_keeps_what_it_had(tmp_path: Path) -> None:

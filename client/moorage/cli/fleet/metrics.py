@@ -79,7 +79,7 @@ def metrics(
 
     def act() -> int:
         where = None if listen is None else host_and_port(listen)
-        library = optional("prometheus_client", "'moorage[metrics]'")
+        library = optional("prometheus_client", extra="metrics")
 
         async def work(client: AsyncClient) -> None:
             if where is None:

@@ -217,7 +217,7 @@ def _yaml_of(text: bytes, where: str) -> tuple[Any, Any]:
     """Return what YAML says, and the same with each scalar as it is written, so that `no` is no false."""
     from moorage.schemas.optional import optional
 
-    yaml = optional("yaml", "pyyaml")
+    yaml = optional("yaml", distribution="pyyaml")
     try:
         _name_each_once(yaml.compose(text, yaml.SafeLoader), where)
         return yaml.safe_load(text), yaml.load(text, yaml.BaseLoader)

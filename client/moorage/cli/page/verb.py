@@ -91,7 +91,7 @@ def page(
         _check_proxy(trusted_proxy or (), proxy_secret_file, public)
         outputs = dict(map(_of_tenant, output_of or ()))
         for package in ("starlette", "uvicorn", "jinja2"):
-            optional(package, "'moorage[page]'")
+            optional(package, extra="page")
 
         begin_log("INFO", log_format)
         logging.getLogger("uvicorn").setLevel("WARNING")

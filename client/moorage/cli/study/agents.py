@@ -49,7 +49,7 @@ def mcp(
     def act() -> int:
         from moorage.schemas.optional import optional
 
-        optional("mcp", "'moorage[mcp]'")
+        optional("mcp", extra="mcp")
         return with_client(options, work)
 
     return guarded(options, act)

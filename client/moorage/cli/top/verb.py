@@ -105,7 +105,7 @@ def _need_a_screen() -> None:
             "failed-precondition", "the live screen needs a terminal", next="print one picture: moorage top --once"
         )
     if find_spec("textual") is None:  # it is loaded behind the first picture
-        optional("textual", "'moorage[top]'")
+        optional("textual", extra="top")
 
 
 @contextlib.contextmanager

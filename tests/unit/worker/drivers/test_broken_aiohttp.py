@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.errors import Refused
+from moorage.schemas.optional import install_extra
 from moorage.system.lazy_imports import import_when_used
 from moorage.worker.drivers.container.docker import Docker
 
@@ -25,4 +26,4 @@ def test_an_engine_says_why_its_library_cannot_be_imported(
     with pytest.raises(Refused) as refused:
         Docker(tmp_path / "socket")
     assert refused.value.problem.message == "a driver of containers needs aiohttp: libssl.so.3: no such file"
-    assert refused.value.problem.next == "pip install 'moorage[containers]'"
+    assert refused.value.problem.next == install_extra("containers")

@@ -23,6 +23,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec
+from moorage.schemas.optional import install_extra
 from moorage.schemas.printable import shortened
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Engine(ABC):
             raise refuse(
                 "failed-precondition",
                 f"a driver of containers needs aiohttp: {error}",
-                next="pip install 'moorage[containers]'",
+                next=install_extra("containers"),
             ) from None
         self.socket = socket
         self._aiohttp = aiohttp

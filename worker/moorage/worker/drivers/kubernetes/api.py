@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.optional import install_extra
 from moorage.schemas.printable import shortened
 from moorage.worker.drivers.container.engine import Piece, lines_of
 
@@ -66,7 +67,7 @@ class Cluster:
             raise refuse(
                 "failed-precondition",
                 f"the driver kubernetes needs lightkube: {error}",
-                next="pip install 'moorage[kubernetes]'",
+                next=install_extra("kubernetes"),
             ) from None
         try:
             read = KubeConfig.from_file(kubeconfig) if kubeconfig is not None else KubeConfig.from_env(SERVICE_ACCOUNT)
