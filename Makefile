@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
+RUNS   := $(VENV)/.runs
+FLEET  ?= 4x8xH100
 SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas system bus scheduler ranking worker client testing tests bench tools docs findings
@@ -13,16 +16,27 @@ unexport PYTHONDONTWRITEBYTECODE
 # what CI runs beyond `make test`: the system layer, the slow ones of the unit layer, the short ones of the release layer
 BEYOND := not image and not (unit and not slow) and not (release and slow)
 
-.PHONY: help test test-system types lint check demo dist docs site sim mutants bench release-check clean
+.PHONY: help up test test-system types lint check demo dist docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
 
-$(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c \
+$(STAMP): pyproject.toml constraints.txt tools/group.py worker/build_hook.py worker/build_launcher.py worker/moorage/worker/supervisor/launcher.c \
 		worker/moorage/worker/drivers/container/entry.c worker/moorage/worker/sharing/limiter/limiter.c worker/moorage/worker/sharing/limiter/limiter.h
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python tools/group.py test dev >$(VENV)/group.txt
+	$(PIP) -e '.[all]' -r $(VENV)/group.txt
+	@touch $(RUNS) $@
+
+# what `make up` needs, which is a part of what the tests need
+$(RUNS): pyproject.toml constraints.txt
+	@echo "installing moorage into $(VENV): server, top and page"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-compile -e '.[server,top,page]'
 	@touch $@
+
+up: $(RUNS)  ## a server, a scheduler and simulated GPUs until Ctrl-C: make up FLEET=2x4xL40S
+	@exec $(BIN)/moorage up --simulate $(FLEET)
 
 test: $(STAMP)  ## the unit layer and one smoke of real processes, in some three minutes on two cores (no GPU needed)
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" tests/unit tests/system/test_smoke.py
@@ -51,7 +65,8 @@ docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate
 
 site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
-	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/python tools/group.py docs >$(VENV)/docs.txt
+	@test -x $(BIN)/zensical || $(PIP) -r $(VENV)/docs.txt
 	$(BIN)/python -m tools.generate --schemas
 	$(BIN)/zensical build --strict --clean
 
@@ -80,7 +95,8 @@ release-check: test test-system types lint site  ## what a release needs beyond 
 	$(BIN)/python -m tests.release.fuzz.many --frames 1000000
 	$(BIN)/python -m tests.release.fuzz.live --frames 100000
 	$(BIN)/python -m tests.release.mutants
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev,mutants]'
+	@$(BIN)/python tools/group.py mutants >$(VENV)/mutants.txt
+	$(PIP) -r $(VENV)/mutants.txt
 	$(BIN)/python -m tests.release.mutants.library --minutes 2
 
 clean:  ## remove what the targets made

@@ -58,7 +58,7 @@ SHOTS: Final = (
     Shot("page-queue-phone", "/queue", PHONE, "dark"),
 )
 #: the ones that the docs show
-SHOWN: Final = frozenset({"page-fleet", "page-phone", "page-job"})
+SHOWN: Final = frozenset({"page-fleet", "page-fleet-dark", "page-phone", "page-job"})
 
 
 async def take(node: Node, folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -269,6 +270,9 @@ class Node:
             "",
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]
+        beside = Path(sys.executable).with_name("moorage")
+        if beside.exists() and shutil.which("moorage") != str(beside):  # as after `make up`
+            lines.append(f"  export PATH={shlex.quote(str(beside.parent))}:$PATH")
         if not self._is_default_folder:
             lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
         largest = max(live, key=lambda worker: worker.gpus)
