@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -106,7 +107,7 @@ def test_the_pip_of_this_python_is_named_whatever_the_path_has(prefix: Path, mon
     assert pip_install("a") == f"{prefix}/bin/pip install a"
     (prefix / "bin" / "pip").unlink()
     assert pip_install("a") == f"{prefix}/bin/python -m pip install a"
-    found = optional.find_spec
+    found = importlib.util.find_spec
 
     def without_pip(name: str) -> ModuleSpec | None:
         return None if name == "pip" else found(name)

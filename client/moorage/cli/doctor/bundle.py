@@ -31,7 +31,7 @@ _SECRETS: Final = re.compile(
     r"(?<=://)[^\s/@\"\\]+(?=@)"
     r"|\bS[ACNOUX][A-Z2-7]{56}\b"
     r"|\beyJ[\w-]+\.[\w-]+\.[\w-]+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----"
+    r"|-{5}BEGIN [A-Z ]*PRIVATE KEY-{5}.*?-{5}END [A-Z ]*PRIVATE KEY-{5}"
     r"|(?<=password=)[^\s\"\\&]+|(?<=token=)[^\s\"\\&]+",
     re.DOTALL | re.IGNORECASE,
 )
