@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ceilings import NO_HISTORY, worlds_with
 from tests.release.workloads import new_leader
-from tests.release.workloads.__main__ import failure, made, shrink
+from tests.release.workloads.__main__ import failure, made, shrink, world_of
 from tests.release.workloads.many import Passed
 from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
@@ -56,6 +57,27 @@ FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544,
 def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.release.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("first", [0, ADDED_FROM, RANGES_FROM, RESERVING_FROM])
+@pytest.mark.parametrize("at", seeds(2, 10))
+def test_without_histories_all_is_decided_alike(first: int, at: int) -> None:
+    plan = made(first + at)
+    usual = world_of(plan)
+    with worlds_with(NO_HISTORY):
+        without = world_of(plan)
+    assert [failure(plan, world=usual), failure(plan, world=without)] == ["", ""]
+    assert without.drive.records == usual.drive.records
+
+
+@pytest.mark.parametrize("seed", seeds(2, 10, SERVICES_FROM))
+def test_without_histories_members_move_alike(seed: int) -> None:
+    usual = Services(seed)
+    with worlds_with(NO_HISTORY):
+        without = Services(seed)
+    usual.run()
+    without.run()
+    assert without.records == usual.records
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, BEHIND_FROM))

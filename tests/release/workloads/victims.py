@@ -71,17 +71,15 @@ def attempts_of(world: World, num: int) -> list[Attempt]:
     return [attempt for attempt in attempts if STATES[attempt.replica.state] == "ENDING"]
 
 
-def began_ms(attempt: Attempt, now_ms: int) -> int:
+def began_ms(world: World, attempt: Attempt) -> int:
     """When it was started first, also if it has been frozen since; else when it was placed."""
-    rows = [row for row in attempt.replica.job.history if row[2] == attempt.replica.index and row[9] == attempt.fence]
-    started = [row[1] for row in rows if STATES[row[4]] == RUNNING]
-    placed = [row[1] for row in rows if STATES[row[4]] == "PLACED"]
-    return min(started or placed or [row[1] for row in rows], default=now_ms)
+    key = (attempt.replica.job.num, attempt.replica.index, attempt.fence)
+    return world.drive.started.get(key, world.drive.placed[key])
 
 
 def defended(world: World, attempt: Attempt) -> int:
     """The priority of a running job; with its age as it was when it began, where jobs age."""
-    job, state = attempt.replica.job, world.drive.state
+    job = attempt.replica.job
     if attempt.preemptible:
         return -1
     priority = as_waiting(job).priority
@@ -89,7 +87,7 @@ def defended(world: World, attempt: Attempt) -> int:
     if ages is None:
         return priority
     peers = [each.attempt for each in job.replicas if each.attempt is not None] if job.gang else [attempt]
-    began = min(began_ms(peer, state.time_ms) for peer in peers)
+    began = min(began_ms(world, peer) for peer in peers)
     return ages.of(priority, began - job.may_start_ms)
 
 
@@ -112,7 +110,7 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Attempt]:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or attempt.mode > 1:
             continue
-        began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
+        began = max(began_ms(world, peer) for peer in peers if peer is not None)
         if state.time_ms - began < config.preempt_after * 1000 or defended(world, attempt) >= who.priority:
             continue
         found.append(attempt)

@@ -24,6 +24,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
@@ -75,8 +76,12 @@ class CheckedEngine(Engine):
 class Driving:
     """One leader at a time over one ledger kept in memory; `records` are the ledger's bytes."""
 
+    #: those of each world that is made, see `tests.ceilings`
+    ceilings: Ceilings = CEILINGS
+
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
+        self.ceilings = type(self).ceilings
         self.now = 1_000_000
         self.records: list[bytes] = []
         self.snapshot: bytes | None = None
@@ -92,8 +97,8 @@ class Driving:
         self.json_workers = False  # whether workers send JSON, else msgpack
         #: why a new job waits, for the answer to its submit
         self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
-        self.state = State()
-        self.shadow = State()
+        self.state = State(self.ceilings)
+        self.shadow = State(self.ceilings)
         self.usage = Usage(self.shadow)  # what a follower of the ledger counts
         self.engine: Engine
         self.lead()
@@ -110,7 +115,8 @@ class Driving:
 
     def lead(self) -> None:
         """A new term, in which nobody counts as heard: the ledger is folded, from the snapshot if there is one."""
-        state = State() if self.snapshot is None else snapshots.load(self.snapshot)
+        snapshot, ceilings = self.snapshot, self.ceilings
+        state = State(ceilings) if snapshot is None else snapshots.load(snapshot, ceilings)
         for seq, payload in enumerate(self.records[state.seq :], state.seq + 1):
             fold(state, decode_record(payload), seq)
         if self.records:
@@ -137,8 +143,9 @@ class Driving:
     def another(self) -> Driving:
         """A new leader over a copy of the state, with the same workers; nothing that it does reaches this one."""
         new = Driving(self.config)
+        new.ceilings = self.ceilings
         new.now, new.records, new.snapshot = self.now, list(self.records), snapshots.dump(self.state)
-        new.shadow = snapshots.load(new.snapshot)
+        new.shadow = snapshots.load(new.snapshot, self.ceilings)
         new.usage = Usage(new.shadow)
         new.workers = {name: copy(worker) for name, worker in self.workers.items()}
         new.checks = False
@@ -151,7 +158,7 @@ class Driving:
     def take_snapshot(self) -> None:
         """The state as bytes; the next leader begins there."""
         self.snapshot = snapshots.dump(self.state)
-        again = snapshots.load(self.snapshot)
+        again = snapshots.load(self.snapshot, self.ceilings)
         validate(again)
         assert snapshots.dump(again) == self.snapshot
 

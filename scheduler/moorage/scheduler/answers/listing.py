@@ -240,9 +240,7 @@ class Then:
         states: dict[int, str] = {}
         held: dict[int, tuple[str, int]] = {}
         for time_ms, replica, name, worker, slots in moves:
-            if time_ms > at_ms:
-                break
-            if name not in STATE_NUMBER:
+            if time_ms > at_ms or name not in STATE_NUMBER:
                 continue
             if replica < 0:  # of a gang as a whole
                 states = dict.fromkeys(states, name)

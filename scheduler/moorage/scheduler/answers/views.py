@@ -16,6 +16,7 @@ from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.fairshare import usage_milli
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.records import GOODBYE, MODE_NAMES
@@ -29,7 +30,6 @@ from moorage.scheduler.core.ledger.state import (
     CODE,
     EXEC,
     FENCE,
-    HISTORY_MAX,
     HISTORY_WORDS,
     IS_TERMINAL,
     LISTED_MAX,
@@ -269,7 +269,7 @@ def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> Kept:
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     """Return, by worker, when it deletes the job's newest output or result, unless it runs out of room before."""
     until: dict[str, int] = {}
-    for row in job.history[-HISTORY_MAX:] if job.size > LISTED_MAX else job.history:
+    for row in job.history[-CEILINGS.history :] if job.size > LISTED_MAX else job.history:
         if row[WORKER] < 0:
             continue
         worker = engine.state.worker_by_num[row[WORKER]]

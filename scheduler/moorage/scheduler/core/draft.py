@@ -221,6 +221,14 @@ class Draft:
 
     # ------------------------------------------------------------------------------------------ steps
 
+    def names(self, job: Job, index: int) -> bool:
+        """Return whether the record has a step of this replica so far."""
+        flat = iter(self.steps)
+        for op, num, first, _, last, _ in zip(flat, flat, flat, flat, flat, flat, strict=True):
+            if num == job.num and (first == index or (op == Op.MOVE_FRESH and first <= index <= last)):
+                return True
+        return False
+
     def note(self, text: str, *, always: bool = False) -> int:
         """Add a note to this record, unless it has it already; return its number from 1 on, or 0 if there is none.
 

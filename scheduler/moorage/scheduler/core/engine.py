@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -41,6 +42,7 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.shape import Shapes
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
@@ -83,7 +85,7 @@ from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.core.schedule.preempt import Preempting
-from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
+from moorage.scheduler.core.schedule.runtime import LEARNED_A_RECORD, LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained, Woken
@@ -153,6 +155,8 @@ class Engine:
         self._hurry = False  # the last record had no room for all events offered
         #: what failed, and is set aside: empty unless this is a `ContainedEngine`
         self.containment = Containment()
+        #: what was learned of run times, by shapes: both stay as all else is made anew
+        self.durations, self._shapes = Durations(), Shapes()
         self._make_parts()
         self.indexing.resume(mono_ms)
 
@@ -161,8 +165,7 @@ class Engine:
         state, config = self.state, self.config
         self.fleet = Fleet()
         self.queue = Queue(self.fleet.distinguish)
-        reader = self.reader = RequestReader(self.fleet)
-        self.durations = Durations()
+        reader = self.reader = RequestReader(self.fleet, self._shapes)
         self.timers = Timers(state, reader, self.containment, lambda num: self.room.time_came(num))
         self.lifecycle = Lifecycle(
             self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
@@ -773,19 +776,14 @@ class Engine:
                 self.room.on_end(changed)
             if (waiting := several.get(changed.num)) is not None:
                 self.indexing.follow(changed, waiting)
-            if changed.size > 1 and (shape := self.reader.shape_of(changed)).together == 1:
-                new = changed.rev - changed.told
-                self.durations.learn_some(changed, shape, self.reader.workload_of(changed), new)
         for num in flight.draft.avoided:
             if (job := state.jobs.get(num)) is not None:
                 self.indexing.reshape(job)
                 self.sessions.health.avoids(job)
         if flight.draft.left_queue:
             self.indexing.ended(folded.ended)
-        for job in folded.ended[:LEARNED_MAX]:
-            shape = self.reader.shape_of(job)
-            if job.size == 1 or shape.together > 1:  # all others were learned from as their replicas ended
-                self.durations.learn(job, shape, self.reader.workload_of(job))
+        for job, runs in islice(folded.ran.items(), LEARNED_MAX):
+            self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job), runs[:LEARNED_A_RECORD])
         wanted = WantedFrames(state, self.subjects, self._frames_failed)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)

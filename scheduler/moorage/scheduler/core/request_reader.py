@@ -64,12 +64,12 @@ def later_words(field: str) -> str:
 
 
 class RequestReader:
-    """Decodes requests; `fleet` knows which tenants the rules of some worker name."""
+    """Decodes requests into `shapes`; `fleet` knows which tenants the rules of some worker name."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, shapes: Shapes) -> None:
         self.fleet = fleet
         self.requests = RequestCache()
-        self.shapes = Shapes()
+        self.shapes = shapes
         #: by number, jobs whose request has a field that only a later release knows: they are not placed, as that
         #: field may be about where or how. It is filled as their shape is made
         self.later: dict[int, str] = {}

@@ -20,7 +20,7 @@ from moorage.bus.jetstream_answers import StreamInfo
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import HISTORY_PART, HISTORY_PART_REPLICA, LISTED_MAX, PARTS_MAX, Job, State
+from moorage.scheduler.core.ledger.state import LISTED_MAX, PARTS_MAX, Job, State
 from moorage.scheduler.follower.saves import Overtaken
 from moorage.scheduler.history.packing import Packing, Parts
 from moorage.scheduler.history.unpacking import Frame, range_in, read_frame
@@ -179,11 +179,10 @@ class History:
 
         That is so for a long history, of which the fold drops the oldest transitions.
         """
-        is_long = False
+        is_long, ceilings = False, self._state.ceilings
         for job in folded.jobs.values():
-            if not job.over and job.rev - self._written(job) >= HISTORY_PART + HISTORY_PART_REPLICA * min(
-                job.size, LISTED_MAX
-            ):
+            part = ceilings.part + ceilings.part_each * min(job.size, LISTED_MAX)
+            if not job.over and job.rev - self._written(job) >= part:
                 self._add(job)
                 is_long = True
         for job in folded.ended:

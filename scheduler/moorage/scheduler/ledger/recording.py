@@ -58,7 +58,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 #: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -135,7 +135,7 @@ class RecordedEngine(ContainedEngine):
         self._recorder = recorder
         state, config, subjects, leader, mono_ms, _ = begins
         said = {name: getattr(config, name) for name in Config.__struct_fields__}
-        recorder.put("reign", FORMAT, snapshot.dump(state), said, subjects.prefix, leader, mono_ms)
+        recorder.put("reign", FORMAT, snapshot.dump(state, with_facts=True), said, subjects.prefix, leader, mono_ms)
         super().__init__(*begins)
 
     def offer(self, event: Event) -> None:
@@ -412,6 +412,8 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
                 " moorage.scheduler.ledger.recording.replay"
             )
         ranker_class(ranker)
-        return ContainedEngine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
+        return ContainedEngine(
+            snapshot.load(state, with_facts=True), Config(**config), Subjects(prefix), leader, mono_ms
+        )
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.ledger import facts, fairshare, records
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
 from moorage.scheduler.core.ledger.records import FORMAT_MIN
 from moorage.scheduler.core.ledger.schedules import Schedule
@@ -62,12 +63,12 @@ class OtherSnapshot(BadSnapshot):
     """The snapshot has the format of another release."""
 
 
-def dump(state: State) -> bytes:
-    """Return the whole ledger state as msgpack, without soft fields."""
-    level = state.level
+def dump(state: State, *, with_facts: bool = False) -> bytes:
+    """Return the whole ledger state as msgpack, without soft fields; `with_facts` those of the next level, too."""
+    level = max(state.level, facts.LEVEL) if with_facts else state.level
     job_of, replica_of, worker_of = Job.LASTING.dump, Replica.LASTING.dump, Worker.LASTING.dump
     snapshot = _Snapshot(
-        FORMAT_ABOVE_LEVEL + level,
+        FORMAT_ABOVE_LEVEL + state.level,
         State.LASTING.dump(state, level),
         [(job_of(job, level), [replica_of(row, level) for row in job.rows.values()]) for job in state.jobs.values()],
         list(state.ended),
@@ -88,10 +89,10 @@ def snapshot_digest(snapshot: bytes) -> str:
     return hashlib.blake2b(snapshot, digest_size=16).hexdigest()
 
 
-def load(snapshot: bytes) -> State:
-    """Return the state in a snapshot. Raises `BadSnapshot` for other bytes, or if the rows do not have their digest.
+def load(snapshot: bytes, ceilings: Ceilings = CEILINGS, *, with_facts: bool = False) -> State:
+    """Return the state in a snapshot, which was written `with_facts` or not.
 
-    `OtherSnapshot` is one of these.
+    Raises `BadSnapshot` for other bytes, or if the rows do not have their digest; `OtherSnapshot` is one of these.
     """
     try:
         format_ = _decode_format(_parts_of(snapshot)[0])
@@ -101,14 +102,13 @@ def load(snapshot: bytes) -> State:
             next_ = "use a newer release" if newer else "begin with a new ledger (0.3 is unreleased)"
             reads = " to ".join(str(FORMAT_ABOVE_LEVEL + each) for each in sorted({FORMAT_MIN, records.FORMAT}))
             raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {reads}: {next_}")
-        return _loaded(_decode(snapshot))
+        return _loaded(_decode(snapshot), State(ceilings), with_facts=with_facts)
     # any damage is possible, as rows refer to each other by number
     except (*UNREADABLE, LookupError, TypeError) as error:
         raise BadSnapshot(f"not a snapshot that this release can read: {error!r}") from None
 
 
-def _loaded(found: Any) -> State:
-    state = State()
+def _loaded(found: Any, state: State, *, with_facts: bool) -> State:
     State.LASTING.fill(state, found.state)
     digest = state.digest
     for values in found.tenants:
@@ -126,7 +126,7 @@ def _loaded(found: Any) -> State:
         state.wishes = max(state.wishes, schedule.wish)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
-    if state.level < facts.LEVEL:
+    if state.level < facts.LEVEL and not with_facts:
         facts.find_all(state)
     _digest_rows(state)
     if state.digest != digest:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
@@ -97,7 +96,7 @@ class Future(Play):
             self.end_attempt(held)
             return
         if attempt.phase == AT_RUNNING:
-            self._after[held.name] = max(0, self.time_ms - began_ms(attempt, job.accepted_ms))
+            self._after[held.name] = max(0, self.time_ms - attempt.began_ms)
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
             if replica.state == FROZEN and attempt.mask:

@@ -21,9 +21,9 @@ from moorage.scheduler.answers.history_reader import QUESTIONS_MAX_TENANT, Histo
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
-from moorage.scheduler.core.ledger.state import HISTORY_MAX, HISTORY_MAX_REPLICA
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower, Position, Question
 from moorage.scheduler.history import packing
@@ -428,7 +428,7 @@ async def test_a_long_history_is_kept_in_parts_and_read_without_gap_or_double(dr
     for _ in range(20):
         refused_often(drive, "a", 15)
         await drive.written()
-        assert len(drive.job("a").history) <= HISTORY_MAX + HISTORY_MAX_REPLICA
+        assert len(drive.job("a").history) <= CEILINGS.history + CEILINGS.history_each
     job = drive.job("a")
     assert len((await drive.where("t", "a"))[0]) >= 4
     expected = told(drive, "a")
@@ -458,7 +458,7 @@ async def test_a_long_history_that_cannot_be_written_yet_is_bounded_in_memory_an
     drive.worker("w0", 1, auto=False)
     drive.submit("a", gpu={})
     refused_often(drive, "a", 400)
-    assert len(drive.job("a").history) <= HISTORY_MAX + HISTORY_MAX_REPLICA
+    assert len(drive.job("a").history) <= CEILINGS.history + CEILINGS.history_each
     assert (await drive.asked("history", "a")).code == "behind"
     drive.link.restore()
     await drive.written(60)

@@ -15,10 +15,9 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder, QueueRead
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
-    HISTORY_MAX,
-    HISTORY_MAX_REPLICA,
     POOLS_MAX,
     State,
 )
@@ -68,7 +67,7 @@ TABLES = {
     "Job.rows": Table("PLACE", "the end of the replica", 4),
     "Job.bad": Table("the end of a replica that did not succeed, by state", "Compact of the job", 8, 8),
     "Job.history": Table(
-        "a transition", "the fold, beyond HISTORY_MAX", HISTORY_MAX + 4 * HISTORY_MAX_REPLICA + 64, 200
+        "a transition", "the fold, beyond Ceilings.history", CEILINGS.history + 4 * CEILINGS.history_each + 64, 200
     ),
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import json
+from pathlib import Path
+from typing import Final
+
 import pytest
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger import fold as fold_module
 from moorage.scheduler.core.ledger.acts.ledger import Level
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.invariants import validate
 from tests.levels import NEXT, know_next, raise_level
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.faulty_world import FaultyWorld
+
+CORE: Final = Path(fold_module.__file__).parents[1]
+FILE: Final = Path(__file__).parents[1].joinpath("level_1.jsonl")
 
 READY = {"driver": "process", "argv": ["serve"], "ready": {"file": "ok"}}
 
 
 def facts_of(state: State) -> dict[object, tuple[int, bool]]:
     return {attempt.name: (attempt.began_ms, attempt.ever_ready) for attempt in state.attempts()}
+
+
+def every_fact(state: State) -> list[tuple[object, ...]]:
+    """All that lasts from the next level on, of all rows."""
+    found: list[tuple[object, ...]] = []
+    for row in state.rows():
+        fields = getattr(row.LASTING, "later", {}).get(NEXT, {})
+        found.append((type(row).__name__, *(getattr(row, name) for name in fields)))
+    return found
 
 
 def serving() -> Driving:
@@ -92,3 +113,67 @@ def test_a_raise_that_is_taken_back_has_changed_nothing(monkeypatch: pytest.Monk
     assert facts_of(drive.state) != found
     draft.take_back()
     assert (facts_of(drive.state), snapshots.dump(drive.state)) == (found, before)
+
+
+def test_a_ledger_of_before_is_folded_led_on_raised_and_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`level_1.jsonl` was written by code that knows no facts: a snapshot of its middle, and all of its records."""
+    head, *lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    drive = Driving(FaultyWorld(14).drive.config)
+    drive.records = [base64.b64decode(line) for line in lines]
+    drive.shadow = State()
+    for seq, payload in enumerate(drive.records, 1):
+        fold(drive.shadow, decode_record(payload), seq)
+    drive.usage = Usage(drive.shadow)
+    assert drive.shadow.digest == head["digest"]
+    middle = snapshots.load(base64.b64decode(head["snapshot"]))
+    assert middle.seq == head["at"]
+    for seq, payload in enumerate(drive.records[middle.seq :], middle.seq + 1):
+        fold(middle, decode_record(payload), seq)
+    assert middle.digest == head["digest"]
+
+    drive.now = drive.shadow.time_ms + 1_000
+    drive.lead()
+    drive.worker("new", 2)
+    drive.submit("led-on", gpu={}, run=READY)
+    assert drive.state.level == 1
+    for seq, payload in enumerate(drive.records[middle.seq :], middle.seq + 1):
+        fold(middle, decode_record(payload), seq)
+    know_next(monkeypatch)
+    at = len(drive.records)
+    raise_level(drive)
+    drive.pass_time(5_000)
+    for seq, payload in enumerate(drive.records[at:], at + 1):
+        fold(middle, decode_record(payload), seq)
+    assert (middle.digest, middle.level) == (drive.state.digest, NEXT)
+    assert every_fact(middle) == every_fact(drive.state)
+    drive.lead()  # from the first record on
+    drive.lead_from_snapshot()
+    validate(drive.state)
+
+
+def test_what_is_found_in_a_history_is_what_was_folded() -> None:
+    drive = serving()
+    drive.submit("sweep", replicas=4)
+    drive.reports([("exited", "a", 1, 1, "exit"), ("freed", "a", 1, 0, "")])
+    for index in range(2):
+        drive.reports([(kind, "sweep", index, 0, "") for kind in ("claimed", "started")])
+        drive.now += 5_000
+        drive.reports([("exited", "sweep", index, index, "exit"), ("freed", "sweep", index, 0, "")])
+    assert (drive.job("sweep").ran, drive.job("sweep").left_ms > 0) == ((5_001, 5_001), True)
+    assert every_fact(snapshots.load(snapshots.dump(drive.state))) == every_fact(drive.state)
+
+
+def test_the_history_is_for_answers_alone() -> None:
+    """Who reads it in the core: the fold that writes it, what is found in it once, and what is told of it."""
+    readers = {
+        file.relative_to(CORE).as_posix()
+        for file in CORE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "history" and not isinstance(node.ctx, ast.Store)
+        if getattr(node.value, "id", getattr(node.value, "attr", "")) != "ceilings"
+    }
+    assert readers == {
+        "ledger/facts.py", "ledger/folding.py", "ledger/state.py", "ledger/undo.py",
+        "lifecycle/forgetting.py",  # a worker that an answer would name stays known
+        "outputs/outputs.py",
+    }  # fmt: skip

@@ -8,9 +8,9 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.began import began_ms, begins_of
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.schedule.runtime import groups_of
+from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import ReportKind
 from moorage.schemas.operate import act_of
@@ -116,13 +116,13 @@ def test_the_time_in_which_a_job_was_frozen_counts_as_time_in_which_it_runs(driv
     """Its limits go on, so what is left of them is counted from its first start; so do a standby's estimates."""
     running(drive, run={"driver": "noop", "timeout_s": 7200})
     (attempt,) = drive.state.attempts()
-    began = began_ms(attempt, 0)
+    began = attempt.began_ms
     drive.pass_time(100_000)
     ordered(drive, "freeze")
     drive.pass_time(100_000)
     ordered(drive, "resume")
     assert drive.states("j") == ["RUNNING"]
-    assert began_ms(attempt, 0) == began
+    assert attempt.began_ms == began
     left = [drive.engine.estimates.end_ms(attempt, drive.state.time_ms)]
     drive.lead()
     (attempt,) = drive.state.attempts()
@@ -131,11 +131,13 @@ def test_the_time_in_which_a_job_was_frozen_counts_as_time_in_which_it_runs(driv
 
 def test_of_all_replicas_at_once_the_first_start_counts_too(drive: Driving) -> None:
     running(drive, gpus=2, replicas=2)
-    began = {(attempt.replica.index, attempt.fence): began_ms(attempt, -1) for attempt in drive.state.attempts()}
+    began = {(attempt.replica.index, attempt.fence): attempt.began_ms for attempt in drive.state.attempts()}
     drive.pass_time(100_000)
     ordered(drive, "freeze")
     ordered(drive, "resume")
-    assert begins_of(drive.job("j")) == began
+    again = snapshots.load(snapshots.dump(drive.state))  # the history tells it so, too
+    for state in (drive.state, again):
+        assert {(each.replica.index, each.fence): each.began_ms for each in state.attempts()} == began
 
 
 def test_a_run_that_was_ever_frozen_is_not_learned(drive: Driving) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.scheduler.core.lifecycle.suspects import DEATHS_MAX, WITH_SUPERVISOR
+from moorage.scheduler.core.ledger.records import WITH_SUPERVISOR
+from moorage.scheduler.core.lifecycle.suspects import DEATHS_MAX
 from moorage.schemas.frames import SUSPECT_S
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker

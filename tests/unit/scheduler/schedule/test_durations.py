@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
-from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.request_reader import WORKLOAD_CHARS_MAX, workload_of
 from moorage.scheduler.core.schedule import runtime
 from moorage.scheduler.core.schedule.runtime import (
@@ -185,7 +184,7 @@ def test_when_an_attempt_ends_is_told_by_what_it_is_by_now() -> None:
     assert end_ms(attempt, placed_ms + 1_000) is None
     drive.now += 5_000
     drive.settle()
-    running_ms = began_ms(attempt, job.accepted_ms)
+    running_ms = attempt.began_ms
     assert running_ms > placed_ms
     assert end_ms(attempt, running_ms + 90_000) is None
     engine.durations.observe("t", engine.reader.workload_of(job), engine.reader.shape_of(job), 100_000, job.accepted_ms)

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.schedule.victims import Preemption, _Begins, _Read
+from moorage.scheduler.core.schedule.victims import Preemption, _Read
 from tests.turns import turns
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.schedule.test_preemption import ON, urgent
@@ -42,9 +42,9 @@ def test_another_priority_has_only_the_hosts_of_its_job_read_again(monkeypatch: 
     policy, read = policy_of(drive), set[str]()
     read_anew = policy._read_anew
 
-    def noted(host: Host, begins: _Begins) -> _Read:
+    def noted(host: Host) -> _Read:
         read.add(host.worker.id)
-        return read_anew(host, begins)
+        return read_anew(host)
 
     monkeypatch.setattr(policy, "_read_anew", noted)
     drive.order("priority", job="j2", priority=60)

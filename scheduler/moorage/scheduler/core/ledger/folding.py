@@ -15,6 +15,7 @@ from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
     ENDS,
     MODE_BITS,
+    MOVED,
     NO_JOB,
     NOTICE_BITS,
     PREEMPTIBLE,
@@ -22,6 +23,7 @@ from moorage.scheduler.core.ledger.records import (
     STATE_BITS,
     STATE_MASK,
     STEP_WIDTH,
+    WITH_SUPERVISOR,
     Count,
     GangPhase,
     Op,
@@ -32,27 +34,31 @@ from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
+    AVOID_MAX,
+    CANCELLED,
+    CANCELLING,
     CLAIMED,
+    ENDING,
     FAILURES,
     FREEZES,
     FROZEN,
-    HISTORY_MAX,
-    HISTORY_MAX_REPLICA,
-    HISTORY_PART,
-    HISTORY_PART_REPLICA,
     IS_TERMINAL,
     LEGAL,
     LISTED_MAX,
     LOST_KEPT,
     NOT_READY,
+    ON_WORKER,
     PLACED,
     QUEUED,
+    RAN_MAX,
     RANGE,
     READY,
     RUNNING,
     SUCCEEDED,
     TELLS_READY,
+    WORKED,
     Attempt,
+    Ended,
     Job,
     Replica,
     State,
@@ -61,6 +67,7 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
     new_job,
 )
+from moorage.schemas.frames import ABOUT_THE_JOB
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import ONE, Ranges, both, count_of, first_numbers, is_in, joined, without
 
@@ -89,6 +96,8 @@ class Folded:
     compacted: list[Job] = field(default_factory=list)  # ended ones that left memory
     workers: list[Worker] = field(default_factory=list)  # joined, left or changed
     was_out: dict[Worker, int] = field(default_factory=dict)  # of those, `out` before the record
+    #: for how many ms attempts ran that ended by themselves and were never frozen
+    ran: dict[Job, list[int]] = field(default_factory=dict)
     forgotten: list[Worker] = field(default_factory=list)
 
 
@@ -175,12 +184,12 @@ class Folding:
     def _renew_digest(self) -> None:
         """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""
         state, out = self.state, self.out
-        digest, ended = state.digest, state.ended
+        digest, ended, history = state.digest, state.ended, state.ceilings.history
         for row, new in zip(self._weighed, self._numbers, strict=True):
             digest += new - row.row
             row.row = new
         for job in out.jobs.values():
-            if len(job.history) >= HISTORY_MAX:
+            if len(job.history) >= history:
                 self.shorten_history(job)
             job.folded = job.rev
             # a job may leave memory only once all replicas have ended and all devices were reported free
@@ -246,11 +255,11 @@ class Folding:
 
         What this record adds stays, and so much before it as a follower of the ledger may still have to write.
         """
-        history, replicas = job.history, min(job.size, LISTED_MAX)
-        most = HISTORY_MAX + HISTORY_MAX_REPLICA * replicas
-        if len(history) >= most:
+        history, replicas, ceilings = job.history, min(job.size, LISTED_MAX), self.state.ceilings
+        most = ceilings.history + ceilings.history_each * replicas
+        if len(history) >= most:  # three quarters stay, as `facts` expects
             said = len(history) - (job.rev - job.folded)  # each revision is a row
-            unwritten = HISTORY_PART + HISTORY_PART_REPLICA * replicas
+            unwritten = ceilings.part + ceilings.part_each * replicas
             del history[: max(0, min(len(history) - most * 3 // 4, said - unwritten))]
 
     # --------------------------------------------------------------------------------------- accepts
@@ -393,6 +402,7 @@ class Folding:
             attempt.preemptible = True
             state.preemptibles += 1
         attempt.began_ms = self.time
+        replica.ended = None
         replica.attempt = worker.attempts[name] = attempt
         if c > _MODE_MASK:
             attempt.rate_milli = c >> MODE_BITS
@@ -406,6 +416,7 @@ class Folding:
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
+        job.placed_many, job.left_ms = len(job.rows) - job.back, 0
         history.append((rev, self.time, index, no, PLACED, a, b, 0, "", seq, by))
         self.attempts[attempt] = None
         self.out.placed.append(attempt)
@@ -432,9 +443,11 @@ class Folding:
         job.rev = rev + 3
         job.started = True
         self._linger(job, replica, attempt)
+        self._learn(job, self.time - began)
         replica.state = to
         del job.rows[index]
-        job.end(index, index, to, 0)
+        job.left_ms = job.left_ms or self.time
+        self._end_replicas(job, index, index, to, 0)
         self.state.transitions += 2
 
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -447,11 +460,12 @@ class Folding:
 
     def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
-        attempt.phase = AT_RUNNING
+        began = self._began(attempt, a)
+        if attempt.phase < AT_RUNNING:  # else it was kept through a partition
+            attempt.phase, attempt.began_ms = AT_RUNNING, began
         self.attempts[attempt] = None
         job.started = True
         attempt.address = self._note(c)
-        attempt.began_ms = began = self._began(attempt, a)
         self._move(job, replica, RUNNING, 0, attempt.address, attempt, by, began)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -459,7 +473,7 @@ class Folding:
         if replica.state not in TELLS_READY or a not in (0, 1) or attempt.ready is bool(a):
             raise self._illegal(replica, replica.state)
         attempt.ready = bool(a)
-        attempt.ever_ready = True  # a worker reports one that is not ready only after it was
+        attempt.ever_ready = job.ever_ready = True  # none is reported not ready before it was
         self.attempts[attempt] = None
         job.rev = rev = job.rev + 1  # it stays in its state
         told = (rev, self.time, replica.index, replica.attempt_no, READY if a else NOT_READY, -1, 0, 0)
@@ -471,6 +485,7 @@ class Folding:
             raise self._illegal(replica, a)
         if a == FROZEN:
             self._hold(attempt, 0)
+            attempt.has_frozen, attempt.leased_ms = True, 0
         self._move(job, replica, a, 0, "", attempt, by)
 
     def _resume(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -481,6 +496,7 @@ class Folding:
         job.rev = rev = job.rev + 1  # it stays frozen, and holds other devices from now on
         told = (rev, self.time, replica.index, replica.attempt_no, FROZEN, attempt.worker.num, attempt.mask)
         job.history.append((*told, 0, self._note(c), attempt.fence, by))
+        attempt.leased_ms = self.time if a else 0
         if a:
             attempt.leased = self.seq
             self.out.touched.append(attempt)
@@ -496,8 +512,8 @@ class Folding:
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
-        self._linger(job, replica, attempt)
         self._move(job, replica, a & STATE_MASK, b, self._note(c), attempt, by, -1, _result(a))
+        self._linger(job, replica, attempt)
 
     def _linger(self, job: Job, replica: Replica, attempt: Attempt) -> None:
         """Take an attempt from its replica: it is over, and its devices were not seen free yet."""
@@ -513,26 +529,40 @@ class Folding:
 
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
-        attempt = self._held(replica, op)
+        attempt, why = self._held(replica, op), self._note(c)
         if a != LOST_KEPT:
             replica.attempt = None
             self._remove(attempt)
-        self._move(job, replica, a, b, self._note(c), attempt, by)
+        if op == Op.REFUSE and why.startswith(ABOUT_THE_JOB):
+            num = attempt.worker.num
+            if any(num == avoided for avoided, _ in job.avoid):
+                job.refused = (*(other for other in job.refused if other != num), num)[-AVOID_MAX:]
+        self._move(job, replica, a, b, why, attempt, by)
 
     # ------------------------------------------------------------------- what the scheduler or an actor decides
 
     def _end(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
+        why = self._note(c)
+        self._notes_move(job, replica, a, why)
         replica.after = b & _NOTICE_MASK
         notice_s = b >> NOTICE_BITS
         if attempt.notice_s != notice_s:
             attempt.notice_s = notice_s
             self.attempts[attempt] = None
-        self._move(job, replica, a, 0, self._note(c), attempt, by)
+        self._move(job, replica, a, 0, why, attempt, by)
         self.out.touched.append(attempt)
 
     def _moved(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        self._move(job, replica, a, b, self._note(c), None, by)
+        why = self._note(c)
+        self._notes_move(job, replica, a, why)
+        self._move(job, replica, a, b, why, None, by)
+
+    @staticmethod
+    def _notes_move(job: Job, replica: Replica, to: int, why: str) -> None:
+        """Note that a replica is cancelled because another one serves in its place, if it is."""
+        if job.relocating is not None and job.relocating[0] == replica.index and to in (CANCELLING, CANCELLED):
+            job.has_moved |= why.startswith(MOVED)
 
     def _backoff(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         replica.not_before = a
@@ -554,7 +584,7 @@ class Folding:
         job.fresh = without(job.fresh, moved)
         self.state.tenants[job.tenant].waits -= count_of(moved)
         for first, last in moved:
-            job.end(first, last, to, code)
+            self._end_replicas(job, first, last, to, code)
             if job.size <= LISTED_MAX:
                 for number in range(first, last + 1):
                     job.rev += 1
@@ -610,9 +640,25 @@ class Folding:
             self.state.tenants[job.tenant].waits += back
         was, replica.state = replica.state, to
         job.rev = rev = job.rev + 1
+        if attempt is not None and to not in ON_WORKER:
+            self._ends(
+                job,
+                replica,
+                attempt,
+                to,
+                Ended(
+                    rev,
+                    code,
+                    why,
+                    self.time - attempt.began_ms if attempt.phase == AT_RUNNING else -1,
+                    attempt.ever_ready,
+                    was == ENDING,
+                    by == BY_WORKER,
+                ),
+            )
         if IS_TERMINAL[to]:
             del job.rows[replica.index]
-            job.end(replica.index, replica.index, to, code)
+            self._end_replicas(job, replica.index, replica.index, to, code)
             job.failed += was != QUEUED and to in FAILURES
         worker, mask, fence = (attempt.worker.num, attempt.mask, attempt.fence) if attempt is not None else (-1, 0, 0)
         job.history.append(
@@ -631,6 +677,24 @@ class Folding:
                 *result,
             )
         )
+
+    def _ends(self, job: Job, replica: Replica, attempt: Attempt, to: int, ended: Ended) -> None:
+        """Keep what is to be known of an attempt that ends."""
+        job.left_ms = job.left_ms or self.time
+        replica.deaths += ended.why == WITH_SUPERVISOR
+        if not IS_TERMINAL[to]:
+            replica.ended = ended
+        if ended.ran_ms >= 0 and to in WORKED and not attempt.has_frozen:
+            self._learn(job, ended.ran_ms)
+
+    def _learn(self, job: Job, ran_ms: int) -> None:
+        job.ran = (*job.ran[1 - RAN_MAX :], ran_ms)
+        self.out.ran.setdefault(job, []).append(ran_ms)
+
+    def _end_replicas(self, job: Job, first: int, last: int, to: int, code: int) -> None:
+        job.end(first, last, to, code)
+        if not job.live:
+            job.ended_ms = self.time
 
     def _note(self, number: int) -> str:
         """Return a note of the record by its number; empty for 0."""

@@ -67,6 +67,10 @@ BY_WORKER: Final = actors.WORKER
 SAID_CHARS_MAX: Final = 64
 #: why a session ended: the worker said goodbye
 GOODBYE: Final = "goodbye"
+#: the reason of attempts lost with their host's supervisor while the machine went on
+WITH_SUPERVISOR: Final = "lost with its host's supervisor"
+#: how the reason of a cancel begins by which a move ends its member, see `lifecycle.relocating`
+MOVED: Final = "moved to replica "
 
 
 def by_tenant(tenant: str) -> str:

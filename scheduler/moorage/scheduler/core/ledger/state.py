@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 from moorage.scheduler.core.ledger import bits
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.lasting import Lasting
@@ -87,12 +88,8 @@ HISTORY_WORDS: Final = (
     "HELD",
 )
 
-#: of a longer history (plus the second number for each replica) the oldest transitions leave memory
-HISTORY_MAX: Final = 128
-HISTORY_MAX_REPLICA: Final = 8
-#: so many transitions that are not written yet (plus the second number for each replica) make a part of the history
-HISTORY_PART: Final = 64
-HISTORY_PART_REPLICA: Final = 4
+#: so many of a job's last runs are remembered, by which a new leader estimates how long others will take
+RAN_MAX: Final = 16
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
 #: changes of a job's time limit that are remembered; attempts from before the oldest of them keep its limit
@@ -141,6 +138,18 @@ class StandingOrder(NamedTuple):
     actor: str
     why: str
     since_ms: int
+
+
+class Ended(NamedTuple):
+    """How an attempt ended of which the replica has not ended: by which revision, and what was said of it."""
+
+    rev: int
+    code: int
+    why: str
+    ran_ms: int  # from its start; -1 if it never started
+    ever_ready: bool
+    was_asked: bool
+    by_worker: bool  # else its worker was lost, or did not hold it
 
 
 class Scaled(NamedTuple):
@@ -293,6 +302,14 @@ class Job:
     #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
     used: tuple[int, int] | None = None
     history: list[Transition] = field(default_factory=list)
+    ended_ms: int = 0  # ledger ms of the end of its last replica; 0 until then
+    ever_ready: bool = False  # one of its attempts was ready for work at some time
+    has_moved: bool = False  # of `relocating`: the replica that leaves was cancelled, as the other one serves
+    refused: tuple[int, ...] = ()  # of the workers in `avoid`, those that refused it for what it runs
+    #: as of its last placement, how many replicas were on workers; ledger ms of the first end of an attempt since, or 0
+    placed_many: int = 0
+    left_ms: int = 0
+    ran: tuple[int, ...] = ()  # for how many ms its last attempts ran that ended by themselves and were never frozen
     row: int = 0
     shape: Any = None  # soft: the interned shape of its request
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
@@ -334,6 +351,13 @@ class Job:
             "added": (int, 0),
             "avoid": (tuple[tuple[int, int], ...], ()),
         },
+        {
+            2: {
+                "ended_ms": (int, 0), "ever_ready": (bool, False), "has_moved": (bool, False),
+                "refused": (tuple[int, ...], ()), "placed_many": (int, 0), "left_ms": (int, 0),
+                "ran": (tuple[int, ...], ()),
+            }
+        },
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
@@ -370,7 +394,11 @@ class Job:
             row = number_of((row, "scaled", self.scaled))
         if self.relocating is not None or self.added:
             row = number_of((row, "relocating", self.relocating, self.added, self.numbers))
-        return number_of((row, "avoid", self.avoid)) if self.avoid else row
+        row = number_of((row, "avoid", self.avoid)) if self.avoid else row
+        if level < 2:
+            return row
+        marks, ended = (self.ever_ready, self.has_moved, self.refused), (self.ended_ms, self.placed_many, self.left_ms)
+        return number_of((row, "facts", marks, ended, self.ran))
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -555,6 +583,8 @@ class Replica:
     not_before: int = 0
     after: int = 0  # the state that follows ENDING or CANCELLING
     attempt: Attempt | None = None
+    ended: Ended | None = None  # how its last attempt ended, until the next one is placed
+    deaths: int = 0  # how many of its attempts were lost with their host's supervisor
     row: int = 0
 
     LASTING: ClassVar = Lasting(
@@ -563,6 +593,8 @@ class Replica:
             "state": int, "attempt_no": int, "fence": int, "retries": int, "losses": int, "refusals": int,
             "not_before": int, "after": int, "restarts": int, "streak": int,
         },
+        None,
+        {2: {"ended": (Ended | None, None), "deaths": (int, 0)}},
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
@@ -580,7 +612,8 @@ class Replica:
                 self.after,
             )
         )
-        return number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
+        row = number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
+        return row if level < 2 else number_of((row, "facts", self.ended, self.deaths))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -612,6 +645,9 @@ class Attempt:
     #: for its limits
     began_ms: int = 0
     ever_ready: bool = False  # its worker has seen it ready for work at some time
+    has_frozen: bool = False  # it was frozen at some time
+    leased_ms: int = 0  # ledger ms at which its devices were leased to it again after it froze; 0 if they were not
+    not_frozen: str = ""  # why its worker could not freeze it, when it was last to be
     row: int = 0
     missed: int = 0  # soft: consecutive renewals that did not list it
     runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
@@ -637,7 +673,12 @@ class Attempt:
             "ready": (bool, False),
             "address": (str, ""),
         },
-        {2: {"began_ms": (int, 0), "ever_ready": (bool, False)}},
+        {
+            2: {
+                "began_ms": (int, 0), "ever_ready": (bool, False), "has_frozen": (bool, False), "leased_ms": (int, 0),
+                "not_frozen": (str, ""),
+            }
+        },
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
@@ -650,7 +691,10 @@ class Attempt:
         row = number_of((row, "leased", self.home, self.leased)) if self.leased or self.mask != self.home else row
         row = number_of((row, "ready", self.ready, self.address)) if self.ready or self.address else row
         row = number_of((row, "preemptible")) if self.preemptible else row
-        return row if level < 2 else number_of((row, "facts", self.began_ms, self.ever_ready))
+        if level < 2:
+            return row
+        frozen = self.has_frozen, self.leased_ms, self.not_frozen
+        return number_of((row, "facts", self.began_ms, self.ever_ready, frozen))
 
 
 def code_of(to: int | None, code: int) -> int | None:
@@ -845,7 +889,8 @@ _NOBODY: Final = Tenant("")
 class State:
     """Everything that the ledger has recorded up to sequence `seq`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ceilings: Ceilings = CEILINGS) -> None:
+        self.ceilings = ceilings
         self.ledger_id = ""
         self.former_id = ""  # ids of the ledgers that this one was restored from, newest first, separated by blanks
         self.restored_ms = -1  # ledger time of the last restore; negative: never restored

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.ledger.state import WHY, WORKER, Job, Worker
-from moorage.schemas.frames import ABOUT_THE_JOB
+from moorage.scheduler.core.ledger.state import Job, Worker
 
 
 def every_slot(worker: Worker) -> int:
@@ -12,10 +11,8 @@ def every_slot(worker: Worker) -> int:
 
 
 def was_refused(job: Job, worker: Worker) -> bool:
-    """Return whether this worker refused the job because of what it runs, by the part of its history in memory."""
-    return worker.num in job.lacking or any(
-        row[WORKER] == worker.num and row[WHY].startswith(ABOUT_THE_JOB) for row in job.history
-    )
+    """Return whether this worker refused the job because of what it runs."""
+    return worker.num in job.refused or worker.num in job.lacking
 
 
 def avoids_all(job: Job, worker: Worker) -> bool:

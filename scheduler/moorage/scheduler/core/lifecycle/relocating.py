@@ -19,15 +19,13 @@ to end is in each of its renewals and not in the ledger: its next session, or an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
-from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.records import MOVED, RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.ledger.state import (
-    ATTEMPT,
     CANCELLED,
     CANCELLING,
     ENDING,
@@ -35,14 +33,9 @@ from moorage.scheduler.core.ledger.state import (
     IS_TERMINAL,
     LOST_KEPT,
     MAY_END,
-    NOT_READY,
     QUEUED,
-    REPLICA,
-    REV,
     RUNNING,
     RUNS,
-    STATE,
-    WHY,
     Attempt,
     Job,
     Replica,
@@ -60,8 +53,6 @@ AGAIN_MS: Final = 60_000
 LOOKS_MAX: Final = 2
 #: members are asked to end so long before their worker, which was told to end, ends them itself
 AHEAD_MS: Final = 2_000
-#: how the reason of a cancel begins by which a move ends its member
-MOVED: Final = "moved to replica "
 
 
 class Leaves(NamedTuple):
@@ -95,22 +86,11 @@ def is_serving(replica: Replica, request: Request) -> bool:
 
 
 def _has_served(member: Attempt, request: Request) -> bool:
-    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as the history has it."""
+    """Return whether a member of a service runs or sleeps, and was ready for calls at some time."""
     row = member.replica
     if request.service is None or row.state not in RUNS:
         return False
-    if request.workload.ready is None or member.ready or row.state == FROZEN:
-        return True
-    return any(
-        (each[REPLICA], each[ATTEMPT], each[STATE]) == (row.index, row.attempt_no, NOT_READY)
-        for each in row.job.history
-    )
-
-
-def _has_moved(job: Job, index: int) -> bool:
-    """Return whether a replica was cancelled because another one serves in its place, not by anybody's order."""
-    cancels = (row[WHY] for row in job.history if row[REPLICA] == index and row[STATE] in (CANCELLING, CANCELLED))
-    return any(why.startswith(MOVED) for why in cancels)
+    return request.workload.ready is None or member.ever_ready or row.state == FROZEN
 
 
 def _is_spare(job: Job, index: int, request: Request) -> bool:
@@ -233,7 +213,7 @@ class Relocating:
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(job, old), self._state_of(job, new)
         has_more = job.size > request.copies
-        moved = _has_moved(job, old)
+        moved = job.has_moved
         if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
             if was in MAY_END:
                 self._again_ms[job.num] = draft.time_ms + AGAIN_MS
@@ -289,8 +269,7 @@ class Relocating:
     def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
         """Write that a move is over, and take this number away, -1 for none: once the record of its end is stored."""
         state = job.state_of(gone) if gone >= 0 else CANCELLED
-        now = takewhile(lambda row: row[REV] > job.told, reversed(job.history))  # what this record says of the job
-        if state is None or not IS_TERMINAL[state] or any(row[REPLICA] == gone for row in now):
+        if state is None or not IS_TERMINAL[state] or draft.names(job, gone):
             return
         draft.add(Relocated(job.num, gone))
         self._jobs.discard(job.num)

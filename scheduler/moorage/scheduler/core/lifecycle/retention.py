@@ -9,7 +9,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Compact, Expire
 from moorage.scheduler.core.ledger.finished import request_digest
-from moorage.scheduler.core.ledger.state import AT_MS, Job, State
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.request_cache import RequestCache
 
 #: the most ended jobs that one record compacts (big ones count more)
@@ -39,9 +39,9 @@ class Retention:
 
         Then that job is compacted with this record or the next ones, after all that ended before it.
         """
-        if not job.over or not job.history:
+        if not job.over:
             return False
-        if self._state.time_ms - job.history[-1][AT_MS] < self._config.finished_keep_ms:
+        if self._state.time_ms - job.ended_ms < self._config.finished_keep_ms:
             return False
         self._through = job.num
         return True

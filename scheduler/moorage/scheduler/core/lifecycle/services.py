@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
-from moorage.scheduler.core.ledger.records import BY_WORKER
+from moorage.scheduler.core.ledger.records import WITH_SUPERVISOR
 from moorage.scheduler.core.ledger.state import (
-    BY,
     ENDING,
-    FENCE,
     HAS_DEVICES,
     LEAVING,
     ON_WORKER,
     QUEUED,
-    READY,
-    REPLICA,
     RUNNING,
-    STATE,
-    WHY,
     Attempt,
+    Ended,
     Job,
     Replica,
     State,
-    Transition,
     exit_code_of,
 )
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
-from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.answers.jobs import Woken
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
@@ -219,15 +212,8 @@ class Services:
     @staticmethod
     def _has_failed(job: Job) -> bool:
         """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
-        ended = [row for row in job.rows.values() if row.attempt_no and row.state == QUEUED]
-        if not ended and not job.bad:
-            return False
-        attempts: dict[tuple[int, int], list[Transition]] = {}
-        for row in job.history:
-            attempts.setdefault((row[REPLICA], row[FENCE]), []).append(row)
-        if any(_ended_by_itself(attempts.get((row.index, row.fence), ())) for row in ended):
-            return True
-        return bool(job.bad) and not any(row[STATE] == READY for row in job.history)
+        ended = [row.ended for row in job.rows.values() if row.ended is not None and row.state == QUEUED]
+        return any(map(_ended_by_itself, ended)) or (bool(job.bad) and not job.ever_ready)
 
     def _is_leaving(self, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""
@@ -251,14 +237,12 @@ def _serves(request: Request, service: str) -> bool:
     return request.service is not None and request.service.name == service
 
 
-def _ended_by_itself(attempt: Sequence[Transition]) -> bool:
+def _ended_by_itself(ended: Ended) -> bool:
     """Return whether an attempt could not be started, or ended before it was ready: not as asked, nor by its host."""
-    states = {row[STATE] for row in attempt}
-    if not attempt or attempt[-1][STATE] != QUEUED or states & {READY, ENDING}:
+    if ended.ever_ready or ended.was_asked:
         return False
-    why = reason_of(attempt[-1][WHY])
-    by_worker = attempt[-1][BY] == BY_WORKER  # else it was lost with its worker, or does not hold it
-    return why.startswith(START_FAILED) or (RUNNING in states and by_worker and why not in _NOT_BY_ITSELF)
+    why = reason_of(ended.why)
+    return why.startswith(START_FAILED) or (ended.ran_ms >= 0 and ended.by_worker and why not in _NOT_BY_ITSELF)
 
 
 def _is_put_off(job: Job) -> bool:

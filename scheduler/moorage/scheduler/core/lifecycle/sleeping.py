@@ -21,20 +21,12 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import (
-    AT_MS,
-    FENCE,
     FREEZE,
     FROZEN,
-    NOT_FROZEN,
-    REPLICA,
     RESUME,
     RUNNING,
-    SLOTS,
-    STATE,
-    WHY,
     Attempt,
     State,
-    Transition,
 )
 from moorage.scheduler.core.lifecycle.freezing import write_freeze
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
@@ -172,7 +164,7 @@ class Sleeping:
             return Wait(None, "waits for the end of the job on its GPUs")
         refused = [other for other in holders if not self.could_freeze(other)]
         if refused:
-            no_ram = any(_why_not(other).startswith(NO_RAM) for other in refused)
+            no_ram = any(other.not_frozen.startswith(NO_RAM) for other in refused)
             told = f": {NO_RAM}its host's RAM has no room for it" if no_ram else ""  # its size may be another tenant's
             left_ms = max(self._left_ms(other) for other in refused)
             why = f"waits for its turn on its GPUs: the service there could not be frozen, and is asked again{told}"
@@ -213,7 +205,7 @@ class Sleeping:
 
     def _wakes_ms(self, member: Attempt) -> int:
         """Return for how long a member that is to run on has had its GPUs again."""
-        return max(0, self._state.time_ms - (_leased_ms(member) or self._state.time_ms))
+        return max(0, self._state.time_ms - (member.leased_ms or self._state.time_ms))
 
     def _turn_ms(self, member: Attempt) -> int:
         """Return how long a turn of a frozen member takes, from its resume to the next one's."""
@@ -230,7 +222,7 @@ class Sleeping:
         heard = self._heard.get(member.name)
         if heard is None or not heard.asked or member.freeze:
             return ""
-        return (_why_not(member) or "not frozen") if member.replica.state == RUNNING else ""
+        return (member.not_frozen or "not frozen") if member.replica.state == RUNNING else ""
 
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
@@ -285,8 +277,8 @@ class Sleeping:
             return
         if state != RUNNING:
             return
-        if heard.is_frozen and (since_ms := _leased_ms(member)) is not None:
-            self.swaps.came(member.replica.job.num, draft.time_ms - since_ms)
+        if heard.is_frozen and member.leased_ms:
+            self.swaps.came(member.replica.job.num, draft.time_ms - member.leased_ms)
         heard.freezes_ms, heard.is_frozen = None, False
         if heard.awake_ms is None:
             heard.awake_ms, heard.began = mono_ms, False
@@ -373,24 +365,3 @@ class Sleeping:
 def _since(member: Attempt) -> int:
     """Return what those that wait for their GPUs are ordered by: the record that gave them to it last."""
     return max(member.fence, member.leased)
-
-
-def _last_row(member: Attempt, word: int) -> Transition | None:
-    """Return the last row of a member with this word in its job's history; None if the history has it no more."""
-    of = member.replica.index, member.fence, word
-    return next((r for r in reversed(member.replica.job.history) if (r[REPLICA], r[FENCE], r[STATE]) == of), None)
-
-
-def _leased_ms(member: Attempt) -> int | None:
-    """Return the ledger ms at which a member that was frozen got its devices; None if its job's history has it no more.
-
-    It has been resumed since.
-    """
-    row = _last_row(member, FROZEN)
-    return row[AT_MS] if row is not None and row[SLOTS] else None
-
-
-def _why_not(member: Attempt) -> str:
-    """Return why a member could not be frozen when it was last to be; "" if its job's history has it no more."""
-    row = _last_row(member, NOT_FROZEN)
-    return row[WHY] if row is not None else ""

@@ -16,7 +16,6 @@ from moorage.scheduler.core.config import FAILED_KEPT_MAX
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Flag, Shut
-from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.state import Attempt, Job, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.schemas.attempt import name_in
@@ -81,7 +80,7 @@ class Starts:
 
     def failed(self, draft: Draft, attempt: Attempt, why: str) -> None:
         """Note that an attempt failed to start on its worker, if that took no longer than `SOON_MS`."""
-        if draft.time_ms - began_ms(attempt, 0) > SOON_MS:
+        if draft.time_ms - attempt.began_ms > SOON_MS:
             return
         worker, job = attempt.worker, attempt.replica.job
         row = self.known.failed.setdefault(worker.num, {})

@@ -12,13 +12,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.began import began_ms
-from moorage.scheduler.core.ledger.state import AT_EXITED, REPLICA, RUNNING, WHY, Attempt, Replica
+from moorage.scheduler.core.ledger.state import AT_EXITED, RUNNING, Attempt
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.frames import SUSPECT_S, Report
 
-#: the reason of attempts lost with their host's supervisor while the machine went on
-WITH_SUPERVISOR: Final = "lost with its host's supervisor"
 #: losses with a supervisor that are not charged to one replica
 DEATHS_MAX: Final = 3
 
@@ -39,24 +36,18 @@ def charged(draft: Draft, lost: frozenset[Attempt]) -> frozenset[Attempt]:
     """Return those of the `lost` attempts whose loss counts against their request's `retries_on_lost`."""
     suspects = [attempt for attempt in lost if _ran_ms(draft, attempt) < SUSPECT_S * 1000] or list(lost)
     if len({_group(attempt) for attempt in suspects}) > 1:
-        repeated = [attempt for attempt in suspects if deaths(attempt.replica)]
+        repeated = [attempt for attempt in suspects if attempt.replica.deaths]
         if len({_group(attempt) for attempt in repeated}) == 1:
             suspects = repeated
         else:
-            suspects = [attempt for attempt in suspects if deaths(attempt.replica) >= DEATHS_MAX]
+            suspects = [attempt for attempt in suspects if attempt.replica.deaths >= DEATHS_MAX]
     return frozenset(suspects)
 
 
-def deaths(replica: Replica) -> int:
-    """Return how many attempts of a replica were lost with a supervisor, in the part of the history in memory."""
-    return sum(row[REPLICA] == replica.index and row[WHY] == WITH_SUPERVISOR for row in replica.job.history)
-
-
 def _ran_ms(draft: Draft, attempt: Attempt) -> int:
-    job = attempt.replica.job
     if attempt.replica.state != RUNNING:
         return 0  # the report of its start comes with these
-    return draft.time_ms - began_ms(attempt, job.accepted_ms)
+    return draft.time_ms - attempt.began_ms
 
 
 def _group(attempt: Attempt) -> tuple[int, int]:

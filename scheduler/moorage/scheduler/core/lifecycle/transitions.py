@@ -14,21 +14,18 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Used
-from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RAN_MS_MAX, Count, GangPhase, Op
+from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RAN_MS_MAX, WITH_SUPERVISOR, Count, GangPhase, Op
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
-    AT_MS,
     AT_PLACED,
-    ATTEMPT,
+    AT_RUNNING,
     CANCELLED,
     CANCELLING,
     CLAIMED,
-    CODE,
     ENDING,
     EXITED,
     EXPIRED,
     FAILED,
-    FENCE,
     FROZEN,
     LEAVING,
     LOST_KEPT,
@@ -36,13 +33,10 @@ from moorage.scheduler.core.ledger.state import (
     PLACED,
     QUEUED,
     REJECTED,
-    REPLICA,
     RUNNING,
     STARTING,
-    STATE,
     SUCCEEDED,
     TIMED_OUT,
-    WHY,
     Attempt,
     Job,
     Replica,
@@ -53,7 +47,7 @@ from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
 from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
-from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
+from moorage.scheduler.core.lifecycle.suspects import charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
 from moorage.schemas.frames import (
@@ -108,13 +102,12 @@ def _first(job: Job) -> Replica:
 def _streak(draft: Draft, replica: Replica) -> int:
     """Return how many restarts of a replica have followed one another before the one that its attempt's end leads to.
 
-    An attempt that ran for long ends such a row. One whose start has left the job's history did not run for long, as
-    far as anybody knows.
+    An attempt that ran for long ends such a row.
     """
-    for row in reversed(replica.job.history):
-        if row[REPLICA] == replica.index and row[FENCE] == replica.fence and row[STATE] == RUNNING:
-            return 0 if draft.time_ms - row[AT_MS] >= RESTART_RESET_MS else replica.streak
-    return replica.streak
+    attempt, ran_ms = replica.attempt, -1 if replica.ended is None else replica.ended.ran_ms
+    if attempt is not None:
+        ran_ms = draft.time_ms - attempt.began_ms if attempt.phase == AT_RUNNING else -1
+    return 0 if ran_ms >= RESTART_RESET_MS else replica.streak
 
 
 def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
@@ -439,17 +432,13 @@ class Lifecycle:
 
         A rank that was asked to end is no failure.
         """
-        attempt, codes, why = job.attempt_no, dict[int, int](), ""
-        ends = [
-            (row[REPLICA], row[CODE], row[WHY])
-            for row in job.history
-            if row[STATE] == EXITED and row[ATTEMPT] == attempt
-        ]
-        for index, code, detail in ends:
-            codes[index] = code
+        ends = sorted((ended.rev, index, ended) for index, row in job.rows.items() if (ended := row.ended) is not None)
+        why = ""
+        for _, index, ended in ends:
+            code, detail = ended.code, ended.why
             if not why and (code or detail) and not is_as_asked(detail):  # why it was asked stands in its ENDING
                 why = f"gang: replica {index}: {detail or f'exit code {code}'}"
-        return codes, why
+        return {index: ended.code for _, index, ended in ends}, why
 
     def _settle_gang(self, draft: Draft, job: Job) -> None:
         """Once the attempts of all ranks are over, move all of them on: success, a new attempt, or the end.

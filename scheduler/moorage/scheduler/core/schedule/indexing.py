@@ -13,7 +13,7 @@ from itertools import islice
 
 from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, TIME, Job, State, Worker
+from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
@@ -32,16 +32,9 @@ from moorage.schemas.reasons import Reason
 
 
 def _full_until_ms(job: Job, most: int) -> int:
-    """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or in no history."""
-    count = job.on_workers
-    for row in reversed(job.history) if count < most else ():
-        if row[STATE] == PLACED:
-            count -= 1
-        elif row[FENCE] and row[STATE] >= 0 and row[STATE] not in ON_WORKER:  # an attempt's end
-            count += 1
-            if count >= most:
-                return row[AT_MS]
-    return 0
+    """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or was not so since
+    the last placement: then its waiting counts from that."""
+    return job.left_ms if job.on_workers < most <= job.placed_many else 0
 
 
 def _most(job: Job, request: Request) -> int | None:
@@ -110,12 +103,8 @@ class Indexing:
                 self._failed(worker, raised)
             else:
                 host.last_ms = mono_ms
-        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
-            job = self.state.jobs[num]
-            try:
-                self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
-            except Exception as raised:
-                self._failed(job, raised)
+        if not again:
+            self._learn()
         for job in self.state.jobs.values():
             if not again:
                 job.told = job.rev
@@ -127,6 +116,18 @@ class Indexing:
                     self.room.add(job)  # first: ends are told also to a job that is left out
                 self._index(job, self.requests.request_of(job))
                 self.planner.placing.arrived(self.requests.shape_of(job), job.size)
+            except Exception as raised:
+                self._failed(job, raised)
+
+    def _learn(self) -> None:
+        """Learn from the last runs of the newest ended jobs, then from those of all that have not ended."""
+        ended = islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None)
+        for num in [*ended, *(num for num, job in self.state.jobs.items() if not job.over)]:
+            job = self.state.jobs[num]
+            if not job.ran:
+                continue
+            try:
+                self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job), job.ran)
             except Exception as raised:
                 self._failed(job, raised)
 

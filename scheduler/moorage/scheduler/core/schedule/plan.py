@@ -39,7 +39,6 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group, Key
@@ -297,8 +296,7 @@ def _starts_before(known: Known, claim: Claim) -> Iterator[tuple[int, bool]]:
             if job.num < num and known.priority_of(job) >= group.priority:
                 runs_as = known.estimates.runs_as(attempt)
                 if runs_as.shape.gpus >= len(host.cls.devices):
-                    since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(attempt, 0)
-                    yield since_ms, runs_as.shape is group.shape
+                    yield attempt.began_ms, runs_as.shape is group.shape
 
 
 def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Estimates how long jobs run, learned from earlier runs of the same tenant and workload in the ledger.
 
 This is soft state without inputs of its own. It follows from the state at the first record of the term and the records
-folded since, so a replay of the term learns the same. A new leader starts with the ended jobs that are still in memory
-(`Config.ended_max`). All values are integers, in ledger ms.
+folded since, so a replay of the term learns the same. A new leader starts with the last runs of the jobs that are in
+memory (`Job.ran`). All values are integers, in ledger ms.
 
 An estimate is a quantile (nearest rank) of the last `SAMPLES_MAX` runs of the narrowest group with enough runs. The
 groups are: *siblings*, which have the same tenant, workload and shape and were accepted within `SIBLINGS_MS`; the same
@@ -25,24 +25,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.began import began_ms
-from moorage.scheduler.core.ledger.state import (
-    AT_MS,
-    AT_RUNNING,
-    ATTEMPT,
-    FROZEN,
-    REPLICA,
-    RUNNING,
-    STATE,
-    WORKED,
-    WORKER,
-    Attempt,
-    Job,
-)
+from moorage.scheduler.core.ledger.state import Attempt, Job
 from moorage.scheduler.core.request_reader import STAYS, workload_of
 from moorage.schemas.job import Request
 
@@ -54,18 +40,17 @@ SAMPLES_SURE: Final = 3
 SIBLINGS_MS: Final = 20 * 60_000
 #: groups remembered, each with at most twice `SAMPLES_MAX` integers; the least recently used are dropped
 GROUPS_MAX: Final = 16_384
-#: the most ended jobs of one record to learn from
+#: the most jobs of one record to learn from
 LEARNED_MAX: Final = 32
-#: the most ended jobs that a new leader learns from, newest first
+#: the most ended jobs that a new leader learns from, newest first; besides, it learns from all that have not ended
 LEARNED_AT_START_MAX: Final = 2_000
-#: the most transitions of one ended job that are read, from its end
-ROWS_MAX: Final = 16
 #: later than any ledger ms
 FOREVER_MS: Final = 1 << 62
 #: a run that outlived all others is expected, in nine of ten cases, to last at most this many times longer
 OUTLIVED_P90: Final = 9
 
-#: runs of a job of several replicas that one record teaches
+#: runs of one job that one record teaches: it may run for long, and what starts beside it is planned by how long its
+#: replicas take
 LEARNED_A_RECORD: Final = 2
 
 _Group = tuple[str, str, int]
@@ -183,40 +168,10 @@ class Durations:
             some = some or known.sorted
         return some
 
-    def learn(self, job: Job, shape: Shape, workload: str) -> None:
-        """Learn from the runs in the last transitions of an ended job.
-
-        A run that was ever frozen is left out.
-        """
-        ends: dict[tuple[int, int], int] = {}
-        ran: dict[tuple[int, int], int] = {}
-        for row in job.history[: -ROWS_MAX - 1 : -1]:
-            key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
-            if state in WORKED and row[WORKER] >= 0:
-                ends[key] = row[AT_MS]
-            elif state == FROZEN:
-                ends.pop(key, None)
-                ran.pop(key, None)
-            elif state == RUNNING and key in ends:
-                ran[key] = ends[key] - row[AT_MS]
-        for run_ms in ran.values():
+    def learn(self, job: Job, shape: Shape, workload: str, runs: Iterable[int]) -> None:
+        """Learn from runs of a job, in ms, each from its start to its end."""
+        for run_ms in runs:
             self.observe(job.tenant, workload, shape, run_ms, job.accepted_ms)
-
-    def learn_some(self, job: Job, shape: Shape, workload: str, new: int) -> None:
-        """Learn from some of the runs that ended with the last `new` transitions of a job of several replicas.
-
-        It may run for long, and what starts beside it is planned by how long its replicas take.
-        """
-        ends = (row for row in islice(reversed(job.history), new) if row[STATE] in WORKED and row[WORKER] >= 0)
-        for end in list(islice(ends, LEARNED_A_RECORD)):
-            for row in reversed(job.history):
-                if row[REPLICA] != end[REPLICA] or row[ATTEMPT] != end[ATTEMPT]:
-                    continue
-                if row[STATE] == FROZEN:
-                    break
-                if row[STATE] == RUNNING:
-                    self.observe(job.tenant, workload, shape, end[AT_MS] - row[AT_MS], job.accepted_ms)
-                    break
 
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
@@ -276,8 +231,7 @@ class Estimates:
     def end_ms(self, attempt: Attempt, now_ms: int) -> int | None:
         """Return the ledger ms at which an attempt is expected to end; None if unknown."""
         runs_as = self.runs_as(attempt)
-        began = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(attempt, now_ms)
-        elapsed = now_ms - began if now_ms > began else 0
+        elapsed = max(0, now_ms - attempt.began_ms)
         accepted_ms = attempt.replica.job.accepted_ms
         found = self.durations.left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
         return None if found is None else now_ms + found[0]
@@ -296,8 +250,6 @@ class Estimates:
         found: RunsAs | None = attempt.runs_as
         if found is None or found.shape is not job.shape:
             found = attempt.runs_as = self._read(job, attempt.fence)
-        if found.since_ms < 0 and attempt.phase >= AT_RUNNING:
-            found.since_ms = began_ms(attempt, -1)
         return found
 
     def _read(self, job: Job, fence: int) -> RunsAs:
@@ -318,15 +270,11 @@ def after_ms(request: Request) -> int:
 
 
 class RunsAs:
-    """What the estimate of an attempt's end needs, cached because one scan reads thousands of attempts.
+    """What the estimate of an attempt's end needs, cached because one scan reads thousands of attempts."""
 
-    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its history does not say.
-    """
-
-    __slots__ = ("groups", "limit_ms", "shape", "since_ms")
+    __slots__ = ("groups", "limit_ms", "shape")
 
     def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
-        self.since_ms = -1

@@ -20,7 +20,6 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.began import began_ms, begins_of
 from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Attempt, Job, State
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
@@ -147,18 +146,16 @@ class Preemption:
             changed.sort(key=lambda num: (num in read, num < self._next, num))
             changed = changed[: self.read_max]
             self._next = changed[-1] + 1
-        begins = _Begins(draft.time_ms)
         for num in changed:
-            read[num] = self._read_anew(hosts[num], begins)
+            read[num] = self._read_anew(hosts[num])
         return None if any(num not in read for num in hosts) else read
 
     def next_ms(self, state: State) -> float:
         """Return the ledger ms at which the next job has run for long enough to be a victim; infinity for never."""
-        begins = _Begins(state.time_ms)
-        ends = (begins.of(attempt) + self.runtime_ms for attempt in state.attempts())
+        ends = (_began_ms(attempt, state.time_ms) + self.runtime_ms for attempt in state.attempts())
         return min((end_ms for end_ms in ends if end_ms > state.time_ms), default=math.inf)
 
-    def _read_anew(self, host: Host, begins: _Begins) -> _Read:
+    def _read_anew(self, host: Host) -> _Read:
         settled, found = True, dict[tuple[int, str], tuple[int, int]]()
         for attempt in host.worker.attempts.values():
             job = attempt.replica.job
@@ -167,7 +164,7 @@ class Preemption:
             if attempt.replica.state not in RUNS:
                 settled = settled and attempt.replica.state in LEAVING
                 continue
-            began = begins.of(attempt)
+            began = attempt.began_ms
             priority = self.priority_of(job) if job.gang else self.defended(attempt, began)
             key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
@@ -213,28 +210,9 @@ class _Read:
         self.rows = rows
 
 
-class _Begins:
-    """Caches `began_ms` for many running attempts: the history of a job with several replicas is read once.
-
-    An attempt that starts with the record being built starts now: the history does not have it yet.
-    """
-
-    __slots__ = ("_now_ms", "_of_job")
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._of_job: dict[int, dict[tuple[int, int], int]] = {}
-
-    def of(self, attempt: Attempt) -> int:
-        job = attempt.replica.job
-        if attempt.replica.state not in RUNS:
-            return self._now_ms
-        if job.size == 1:
-            return began_ms(attempt, self._now_ms)
-        found = self._of_job.get(job.num)
-        if found is None:
-            found = self._of_job[job.num] = begins_of(job)
-        return found.get((attempt.replica.index, attempt.fence), self._now_ms)
+def _began_ms(attempt: Attempt, now_ms: int) -> int:
+    """Return since when an attempt runs; one that does not would begin now."""
+    return attempt.began_ms if attempt.replica.state in RUNS else now_ms
 
 
 class _Search:
@@ -261,7 +239,6 @@ class _Search:
         self.right = right
         usable = policy.fleet.usable(shape, excluded)
         self.hosts = {host.worker.num: host for host, _ in usable if shape.driver not in host.down}
-        self.begins = _Begins(draft.time_ms)
         self.given = self._given()
         if right.only is not None:
             self.hosts = {num: self.hosts[num] for num in self.given}
@@ -453,7 +430,7 @@ class _Search:
             for m in ((*attempts, attempt) if job.gang else attempts)
         ):
             return None  # it has ended, is ending, or shares a device
-        lasted_ms = [draft.time_ms - self.begins.of(m) for m in attempts]
+        lasted_ms = [draft.time_ms - _began_ms(m, draft.time_ms) for m in attempts]
         priority = ABOVE if is_given else policy.defended(attempt, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None

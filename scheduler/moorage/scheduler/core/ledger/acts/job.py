@@ -11,7 +11,6 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.records import BY_WORKER
 from moorage.scheduler.core.ledger.state import (
-    AT_MS,
     AT_RUNNING,
     AVOID_MAX,
     CHANGED,
@@ -63,6 +62,7 @@ class Avoid(OfJob, tag="avoid"):
         job = folding.job(self.job, "avoids a device for")
         if not self.slots:
             job.lacking = tuple(num for num in job.lacking if num != self.worker)
+            job.refused = tuple(num for num in job.refused if num != self.worker)
         others = [row for row in job.avoid if row[0] != self.worker]
         if self.slots:
             slots = dict(job.avoid).get(self.worker, 0) | self.slots
@@ -225,6 +225,8 @@ class Freeze(OfJob, tag="freeze"):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
         for attempt in self.attempts(job):
             if attempt.phase == AT_RUNNING:
+                if self.word == NOT_FROZEN:
+                    attempt.not_frozen = self.why
                 attempt.freeze = self.word == FREEZE
                 attempt.wakes = attempt.freeze and self.by == BY_WORKER
                 folding.attempts[attempt] = None
@@ -288,14 +290,13 @@ class Compact(Act, tag="compact"):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
-            tenant, name, history = job.tenant, job.name, job.history
+            tenant, name = job.tenant, job.name
             if job.extra:
                 state.extra -= job.extra
                 state.extra_ended -= job.extra
             del tenants[tenant].jobs[name]
             final = STATES.index(job.state) if job.bad else SUCCEEDED
-            ended_ms = history[-1][AT_MS] if history else folding.time
-            folding.finished.append((job.key or job_key(tenant, name), request, ended_ms, final))
+            folding.finished.append((job.key or job_key(tenant, name), request, job.ended_ms or folding.time, final))
             folding.out.compacted.append(job)
             state.digest -= job.row
 
@@ -339,7 +340,7 @@ class Relocate(OfJob, tag="relocate"):
         may = may and (is_in(job.fresh, self.new) or self.new in job.rows or not is_in(job.numbers, self.new))
         if job.relocating is not None or job.over or self.old not in job.rows or not may:
             raise FoldError(f"act {self.tag} of job {self.job} moves replica {self.old} to {self.new}")
-        job.relocating = self.old, self.new
+        job.relocating, job.has_moved = (self.old, self.new), False
         folding.out.jobs[job.num] = job
         if is_in(job.numbers, self.new):
             return
@@ -364,7 +365,7 @@ class Relocated(OfJob, tag="relocated"):
         state = job.state_of(self.gone) if self.gone >= 0 else SUCCEEDED
         if job.relocating is None or job.over or state is None or not IS_TERMINAL[state]:
             raise FoldError(f"act {self.tag} of job {self.job} takes replica {self.gone} away")
-        job.relocating = None
+        job.relocating, job.has_moved = None, False
         folding.out.jobs[job.num] = job
         if self.gone < 0:
             return

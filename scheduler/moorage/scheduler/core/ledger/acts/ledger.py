@@ -48,7 +48,7 @@ class Level(Act, tag="level"):
     def fold(self, folding: Folding) -> None:
         state = folding.state
         if state.level < facts.LEVEL <= self.level:
-            facts.find_all(state)
+            facts.find_all(state, alike=True)
         state.level, folding.raised = self.level, True
 
 
