@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER, find_binary
+from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER_LEDGER, find_binary
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.bus.own_login import USER
 from moorage.system.parentage import die_with_parent
 from tests.ports import free_ports
 from tests.waiting import until

@@ -24,7 +24,8 @@ from typing import Final
 
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
-from moorage.bus.embedded import HOST, USER, USER_LEDGER
+from moorage.bus.embedded import HOST, USER_LEDGER
+from moorage.bus.own_login import USER
 from tests.ports import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -37,6 +37,7 @@ from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, check_line, 
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnRegained, OnState
+from moorage.bus.own_login import with_own_login
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import Delivery, Handler, Outgoing
 from moorage.schemas.roles import RIGHTS_ANEW, has_right
@@ -407,12 +408,13 @@ async def connect(
 ) -> Connection:
     """Connect to `target` (see `contexts.resolve`), retrying for `give_up_after_s` seconds (None: for ever).
 
-    `name` is shown by the server's connection list. `on_state`, `on_error` and `on_regained` are called in the event
-    loop and must not block. `on_regained` gets the subjects of standing subscriptions that the server had refused and
-    has taken again: their messages meanwhile are lost. Raises `CannotConnect`, and at once `BadContext`,
-    `NotAuthorized`, or `PermissionRefused` (the user may not subscribe to its inbox).
+    A `moorage up` of this user gets its password, if the target has no login. `name` is shown by the server's
+    connection list. `on_state`, `on_error` and `on_regained` are called in the event loop and must not block.
+    `on_regained` gets the subjects of standing subscriptions that the server had refused and has taken again: their
+    messages meanwhile are lost. Raises `CannotConnect`, and at once `BadContext`, `NotAuthorized`, or
+    `PermissionRefused` (the user may not subscribe to its inbox).
     """
-    context = resolve(target)
+    context = with_own_login(resolve(target))
     prefix = context.inbox_prefix if inbox_prefix is None else inbox_prefix
     connection = Connection(context, name, prefix, on_state, on_error, on_regained)
     try:

@@ -109,6 +109,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return ("", "", who) if password is None else (who, unquote(password), "")
 
     @property
+    def has_login(self) -> bool:
+        """Whether the user shows who it is, in any way."""
+        keys = self.creds, self.nkey, self.cert, self.user_jwt, self.user_seed
+        return any(self.login) or any(keys) or any("@" in server for server in self.servers)
+
+    @property
     def api_prefix(self) -> str:
         """The prefix of the JetStream API's subjects, without a final dot (NATS ADR-17 for domains)."""
         if self.jetstream_api_prefix:

@@ -205,7 +205,8 @@ class Dialer:
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
         text = str(cause).lower()
         if "authorization violation" in text or "authentication" in text:
-            return NotAuthorized(self._context.where, str(cause).removeprefix("nats: "))
+            why = str(cause).removeprefix("nats: ")
+            return NotAuthorized(self._context.where, why, has_login=self._context.has_login)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step=_TRUST)
         if "CERTIFICATE_REQUIRED" in str(cause):

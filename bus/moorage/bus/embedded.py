@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 
 from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
+from moorage.bus.own_login import PASSWORD_FILE, USER
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system import parentage
 from moorage.system.pidfds import until_ended
@@ -36,7 +37,6 @@ from moorage.system.private_files import replace_private
 BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
 ACCOUNT: Final = "MOORAGE"
 ACCOUNT_LEDGER: Final = "MOORAGE_LEDGER"
-USER: Final = "moorage"
 USER_LEDGER: Final = "scheduler-ledger"
 HOST: Final = "127.0.0.1"
 #: A replay of a big stream at start is done before the server listens; that bounds this wait.
@@ -105,11 +105,16 @@ class EmbeddedServer:
         return f"<EmbeddedServer pid={self.pid} nats://{HOST}:{self.port} on {self.data_dir}>"
 
     @property
+    def address(self) -> str:
+        """The URL without a login."""
+        return f"nats://{HOST}:{self.port}"
+
+    @property
     def url(self) -> str:
         """The URL for the users' account. It has a password only if local clients without credentials are refused."""
         if self._anonymous:
-            return f"nats://{HOST}:{self.port}"
-        return f"nats://{USER}:{_read_password(self.data_dir / 'local-password')}@{HOST}:{self.port}"
+            return self.address
+        return f"nats://{USER}:{_read_password(self.data_dir / PASSWORD_FILE)}@{HOST}:{self.port}"
 
     @property
     def ledger_url(self) -> str:
@@ -250,7 +255,7 @@ def _prepare(folder: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / "server.json").unlink(missing_ok=True)  # of an earlier server
-        for name in ("ledger-password", "local-password"):
+        for name in ("ledger-password", PASSWORD_FILE):
             if not (folder / name).exists():
                 replace_private(folder / name, secrets.token_hex(24))
     except BlockingIOError:
@@ -353,7 +358,7 @@ def _config(folder: Path, port: int, sync_always: bool, anonymous: bool) -> str:
         account_ledger=ACCOUNT_LEDGER,
         user=USER,
         user_ledger=USER_LEDGER,
-        password=quoted(_read_password(folder / "local-password")),
+        password=quoted(_read_password(folder / PASSWORD_FILE)),
         password_ledger=quoted(_read_password(folder / "ledger-password")),
         no_auth_user=f"no_auth_user: {USER}" if anonymous else "",
     )

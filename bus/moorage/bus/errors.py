@@ -80,11 +80,16 @@ class NotNats(CannotConnect):
 class NotAuthorized(BusError):
     bus_code = "not-authorized"
 
-    def __init__(self, url: str, detail: str) -> None:
+    def __init__(self, url: str, detail: str, *, has_login: bool = True) -> None:
         self.url = url
         super().__init__(
-            f"NATS at {url} refused these credentials: {detail}",
-            next_step="check user, password, token, nkey or creds in the context",
+            f"NATS at {url} refused these credentials: {detail}"
+            if has_login
+            else f"NATS at {url} asks for credentials, and none are given: {detail}",
+            next_step="check user, password, token, nkey or creds in the context"
+            if has_login
+            else "name a nats context with a key. A `moorage up` lets in its own user, in its folder or with "
+            "MOORAGE_HOME; another user's does with --open",
         )
 
 

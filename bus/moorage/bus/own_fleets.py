@@ -36,17 +36,23 @@ class Fleet(NamedTuple):
 
 
 def remember(folder: Path, env: Mapping[str, str] | None = None) -> None:
-    """Write down that `moorage up` runs with this folder. Without a state folder to write to, do nothing.
-
-    A home of another user stays as it is: with `sudo -E`, root would leave folders there that their user cannot use.
-    """
+    """Write down that `moorage up` runs with this folder. Without a state folder to write to, do nothing."""
     with suppress(OSError, UnicodeEncodeError):  # a folder whose name is no text is found in that folder alone
         file = _file(folder, env)
-        there = next(each for each in file.parents if each.exists())
-        if there.stat().st_uid not in (os.geteuid(), 0):
+        if not is_own_home(file):
             return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(file, f"{folder}\n", is_synced=False)
+
+
+def is_own_home(file: Path) -> bool:
+    """Return whether a file of this user's may be made there.
+
+    A home of another user stays as it is: with `sudo -E`, root would leave folders there that their user cannot use.
+    Raises OSError.
+    """
+    there = next(each for each in file.parents if each.exists())
+    return there.stat().st_uid in (os.geteuid(), 0)
 
 
 def forget(folder: Path, env: Mapping[str, str] | None = None) -> None:
@@ -63,7 +69,7 @@ def running(env: Mapping[str, str] | None = None) -> list[Fleet]:
             folder = _folder_in(file)
             if folder is None:
                 continue
-            up = read_up(folder) if _is_ours(folder / UP_FILE) else None
+            up = read_up(folder) if is_ours(folder / UP_FILE) else None
             if up is not None:
                 found.append(Fleet(folder, up))
             else:
@@ -124,7 +130,7 @@ def _digest(data: bytes) -> str:
 def _folder_in(file: Path) -> Path | None:
     """Return the folder that a file of this user names; None for another's."""
     try:
-        if not _is_ours(file):
+        if not is_ours(file):
             return None
         with file.open("rb") as opened:
             return Path(os.fsdecode(opened.read(_PATH_BYTES_MAX)).removesuffix("\n"))
@@ -132,7 +138,7 @@ def _folder_in(file: Path) -> Path | None:
         return None
 
 
-def _is_ours(file: Path) -> bool:
+def is_ours(file: Path) -> bool:
     """Return whether a file is this user's own, and no link: another user could lead commands astray."""
     try:
         about = file.lstat()

@@ -9,23 +9,27 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve
+from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve, selected_context
 from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
 
 HOME_VARIABLE: Final = "MOORAGE_HOME"
 HOME_DEFAULT: Final = ".moorage"
 UP_FILE: Final = "up.json"
+#: names of the contexts that `moorage up` writes begin so, and nats-server's port follows
+UP_CONTEXTS: Final = "moorage-up-"
 #: in the home: a state folder for each worker that was started there
 WORKERS_FOLDER: Final = "workers"
 _UP_BYTES_MAX: Final = 64 * 1024
 
 
 class Up(msgspec.Struct, frozen=True):
-    """What `moorage up` writes into its folder for other commands. It has no secret.
+    """What `moorage up` writes into its folder for other commands. It has no secret; clients of this user find the
+    password beside it (`own_login`).
 
     `pid` and `started_ticks` (field 22 of /proc/<pid>/stat, proc(5)) name the process as long as it lives. `simulate`
-    is the simulated fleet as given, "" for a real worker; `children` are the pids of what it runs.
+    is the simulated fleet as given, "" for a real worker; `children` are the pids of what it runs. `context` names
+    the nats context with the password: "" if the server asks for none, or if there is no place for one.
     """
 
     url: str
@@ -33,6 +37,7 @@ class Up(msgspec.Struct, frozen=True):
     started_ticks: int
     simulate: str = ""
     children: dict[str, int] = {}
+    context: str = ""
 
 
 def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
@@ -91,7 +96,7 @@ def find_context(target: Context | str | None = None, env: Mapping[str, str] | N
     folder = find_home(env)
     if (up := read_up(folder)) is not None:
         return Context(source=str(folder / UP_FILE), url=up.url)
-    context = resolve(None, env)
+    context = Context(source=DEFAULT) if selected_context(env).startswith(UP_CONTEXTS) else resolve(None, env)
     if context.source != DEFAULT:
         return context
     _refuse_anothers(folder)

@@ -172,8 +172,11 @@ class Node:
             return await self.process.wait()
 
 
-async def start_node(folder: Path, *argv: str, simulate: str = "2x4xH100") -> Node:
-    """`moorage up`, ready; what it says is in `talk(folder)`."""
+async def start_node(
+    folder: Path, *argv: str, simulate: str = "2x4xH100", is_open: bool = True, env: dict[str, str] | None = None
+) -> Node:
+    """`moorage up`, ready; what it says is in `talk(folder)`. It is open to clients of a test that know its URL alone:
+    tests find no fleet of their user."""
     err = os.open(_talk_file(folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -185,11 +188,12 @@ async def start_node(folder: Path, *argv: str, simulate: str = "2x4xH100") -> No
             str(folder),
             "--port",
             "0",
+            *(["--open"] if is_open else []),
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=err,
-            env=environment(),
+            env=environment(**(env or {})),
         )
     finally:
         os.close(err)
@@ -215,8 +219,10 @@ def _talk_file(folder: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def node_on(folder: Path, *argv: str, simulate: str = "2x4xH100") -> AsyncIterator[Node]:
-    node = await start_node(folder, *argv, simulate=simulate)
+async def node_on(
+    folder: Path, *argv: str, simulate: str = "2x4xH100", is_open: bool = True, env: dict[str, str] | None = None
+) -> AsyncIterator[Node]:
+    node = await start_node(folder, *argv, simulate=simulate, is_open=is_open, env=env)
     try:
         yield node
     finally:

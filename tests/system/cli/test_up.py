@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import msgspec
+import nats
+import nats.errors
 import pytest
 
 from moorage.bus.target import Up, read_up
@@ -60,6 +62,39 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     await all_gone(folder)
     assert not (folder / "up.json").exists()
     assert read_up(folder) is None
+
+
+@pytest.mark.slow
+async def test_without_the_password_of_its_user_nobody_runs_jobs(tmp_path: Path) -> None:
+    """As another user of the machine, who may read none of its files."""
+    folder, config = tmp_path / "home", tmp_path / "config"
+    config.mkdir()
+    async with node_on(folder, simulate="1xH100", is_open=False, env={"XDG_CONFIG_HOME": str(config)}) as node:
+        said = talk(folder)
+        password = (folder / "nats" / "local-password").read_text()
+        [context] = (config / "nats/context").iterdir()
+        assert (context.stem, stat.S_IMODE(context.stat().st_mode)) == (node.up.context, 0o600)
+        assert f"by a password that moorage's commands find; for other clients: nats context {context.stem}" in said
+        assert stat.S_IMODE((folder / "nats" / "local-password").stat().st_mode) == 0o600
+        readable = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
+        assert not [file for file in readable if password.encode() in file.read_bytes()]
+        assert not [pid for pid in node.up.children.values() if password.encode() in _words_of(pid)]
+        assert password not in said
+
+        with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+            await nats.connect(node.url, allow_reconnect=False)
+        lost = await moorage("ls", "--nats", node.url, env={"XDG_CONFIG_HOME": str(config)}, cwd=tmp_path)
+        assert (lost.code, "lets in its own user, in its folder or with MOORAGE_HOME" in lost.err) == (4, True), (
+            lost.err
+        )
+
+        for where in (("--nats", node.url), ("--nats", node.up.context), ()):
+            ran = await moorage("run", *where, "--", "true", env={**node.env(), "XDG_CONFIG_HOME": str(config)})
+            assert ran.code == 0, ran.err
+        async with node_on(tmp_path / "open", simulate="1xH100") as other:
+            assert "everyone on this machine, without a password" in talk(tmp_path / "open")
+            await (await nats.connect(other.url)).close()
+    assert list((config / "nats/context").iterdir()) == []
 
 
 @pytest.mark.slow

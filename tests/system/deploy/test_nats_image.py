@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, USER, USER_LEDGER, EmbeddedServer, find_binary
+from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, USER_LEDGER, EmbeddedServer, find_binary
 from moorage.bus.errors import NotAuthorized
+from moorage.bus.own_login import USER
 from tests.containers import ROOT, ContainerServer
 
 FOLDER = ROOT / "deploy" / "nats"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with _runs(tmp_path_factory.mktemp("fleet"), is_open=False) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def open_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """For libraries of NATS that read no nats context: the page says `moorage up --open`."""
+    with _runs(tmp_path_factory.mktemp("open"), is_open=True) as node:
+        yield node
+
+
+@contextmanager
+def _runs(folder: Path, *, is_open: bool) -> Iterator[Node]:
     with asyncio.Runner() as runner:
-        node = runner.run(start_node(tmp_path_factory.mktemp("fleet") / ".moorage", simulate=FLEET))
+        node = runner.run(start_node(folder / ".moorage", simulate=FLEET, is_open=is_open))
         yield node
         assert runner.run(node.stop()) == 0

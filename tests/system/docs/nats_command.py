@@ -1,8 +1,8 @@
 """The part of the `nats` command that the docs use, over a real connection: `req`, `pub`, `sub --count`.
 
 The command itself is a Go program that no package index of ours carries, so the tests of the docs type into this one.
-It takes the same words and prints payloads as `nats --raw` does. Where $NATS_URL says nothing it asks the `moorage up`
-of the folder, not port 4222, where somebody else's server may be.
+It takes the same words, prints payloads as `nats --raw` does, and finds the server and its login in the same way:
+$NATS_URL, else the selected context.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 import nats
 
-from moorage.bus.target import find_context
+from moorage.bus.contexts import resolve
 
 
 async def main() -> None:
@@ -26,7 +26,9 @@ async def main() -> None:
     parser.add_argument("--timeout", type=lambda text: float(text.removesuffix("s")), default=5.0)
     parser.add_argument("-H", "--header", action="append", default=[])
     given = parser.parse_args()
-    connection = await nats.connect(find_context().url)
+    context = resolve()
+    user, password, _ = context.login
+    connection = await nats.connect(context.url, user=user or None, password=password or None)
     headers = dict(each.split(":", 1) for each in given.header) or None
     payload = given.payload.encode()
     if given.verb == "req":

@@ -39,9 +39,9 @@ def made(kind: str, folder: Path, env: dict[str, str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["node", "go"])
 async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels(
-    tmp_path: Path, fleet: Node, unique: str, kind: str
+    tmp_path: Path, open_fleet: Node, unique: str, kind: str
 ) -> None:
-    env = environment(tmp_path, NATS_URL=fleet.url)
+    env = environment(tmp_path, NATS_URL=open_fleet.url)
     command = await asyncio.to_thread(made, kind, tmp_path, env)
     names = {name: f"{name}-{unique}"[:32] for name in ("echo", "count", "wrong", "held", "digest")}
     functions = {name: f"functions:{name}" for name in ("echo", "count", "wrong", "digest")}
@@ -66,11 +66,11 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
     large = os.urandom(9_000_000)
     words.append(("functions:aheld", "--name", names["held"]))
     async with (
-        member(fleet.url, tmp_path, *words[0]) as one,
-        member(fleet.url, tmp_path, *words[1]) as two,
-        member(fleet.url, tmp_path, *words[2]) as three,
-        member(fleet.url, tmp_path, *words[3]) as four,
-        member(fleet.url, tmp_path, *words[4]) as five,
+        member(open_fleet.url, tmp_path, *words[0]) as one,
+        member(open_fleet.url, tmp_path, *words[1]) as two,
+        member(open_fleet.url, tmp_path, *words[2]) as three,
+        member(open_fleet.url, tmp_path, *words[3]) as four,
+        member(open_fleet.url, tmp_path, *words[4]) as five,
     ):
         await asyncio.gather(*(each.ready() for each in (one, two, three, four, five)))
         assert await call(names["echo"], "zwölf") == (0, "zwölf\n", "")

@@ -26,9 +26,9 @@ go run follow.go
 
 
 @pytest.mark.slow
-def test_go_sample_prints_each_change_once(tmp_path: Path, fleet: Node) -> None:
+def test_go_sample_prints_each_change_once(tmp_path: Path, open_fleet: Node) -> None:
     sample = DOCS / "examples" / "follow.go"
     block = f'<!-- needs: go nats.go -->\n```go title="follow.go"\n{sample.read_text()}```\n'
     wanted = page(sample, block + STEPS)
     skip_without(wanted)
-    run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url))
+    run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(open_fleet.folder), NATS_URL=open_fleet.url))

@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from moorage.bus.contexts import Context
+from moorage.bus.own_login import offer, with_own_login
 from moorage.client import AsyncClient
 from tests.system.cli.node import Node
 from tests.system.docs.driver import engine_for, environment, run, skip_without
@@ -42,15 +44,22 @@ NOT_RUN: Final = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", pages("how-to"), ids=lambda path: path.stem)
-def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: Node) -> None:
+def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     wanted = page(path)
     skip_without(wanted)
     if any(block.body.startswith("moorage up") for block in wanted.blocks):
         run(wanted, tmp_path, environment(tmp_path))
         return
+    is_open = "moorage up --open" in path.read_text()
+    fleet: Node = request.getfixturevalue("open_fleet" if is_open else "fleet")
     with engine_for(wanted) as more:
+        home = environment(tmp_path, MOORAGE_HOME=str(fleet.folder), **more)
+        if is_open:
+            home["NATS_URL"] = fleet.url
+        else:
+            offer(fleet.folder, fleet.url, home)  # as `moorage up` of this home would have
         try:
-            run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url, **more))
+            run(wanted, tmp_path, home)
         finally:
             asyncio.run(leave_nothing(fleet))
 
@@ -58,7 +67,7 @@ def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: N
 async def leave_nothing(fleet: Node) -> None:
     """End what a page left running, and wait until its GPUs are free again."""
     for tenant in ("default", "vision", "sandbox"):
-        async with AsyncClient(fleet.url, tenant=tenant) as client:
+        async with AsyncClient(with_own_login(Context(url=fleet.url), fleet.env()), tenant=tenant) as client:
             rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000)).jobs
             jobs = [client.job(row.job) for row in rows]
             for job in jobs:

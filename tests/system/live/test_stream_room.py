@@ -11,9 +11,10 @@ from typing import Any, Final
 import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER
+from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER_LEDGER
 from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
+from moorage.bus.own_login import USER
 from moorage.scheduler.durable import dead_letters, queue_streams, tenant_buckets
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams

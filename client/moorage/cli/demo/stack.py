@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from moorage.bus.contexts import CONTEXT_VARIABLE, URL_VARIABLE
 from moorage.bus.embedded import EmbeddedServer
 from moorage.cli.local.local_tools import end_jobs_now
 from moorage.system.parentage import die_with_parent
@@ -34,10 +35,10 @@ class Stack:
     async def start(self, fleet: bytes) -> None:
         self.record.touch()
         (self.folder / "fleet.json").write_bytes(fleet)
-        self.server = await EmbeddedServer.start(self.folder / "nats")
+        self.server = await EmbeddedServer.start(self.folder / "nats", anonymous=False)
         await self.start_scheduler()
         # a canary in the agent's environment: a job that sees it has inherited what it must not
-        environment = {**os.environ, "MOORAGE_DEMO_CANARY": "sings"}
+        environment = {**self._environment, "MOORAGE_DEMO_CANARY": "sings"}
         self.worker = await self._spawn(
             "worker",
             [
@@ -48,16 +49,20 @@ class Stack:
                 str(self.folder / "fleet.json"),
                 "--state",
                 str(self.folder / "worker"),
-                "--nats",
-                self.url,
             ],
             environment,
         )
 
     async def start_scheduler(self) -> None:
         assert self.server is not None
-        environment = {**os.environ, "MOORAGE_LEDGER_URL": self.server.ledger_url}
-        self.scheduler = await self._spawn("scheduler", ["-m", "moorage.scheduler", "--nats", self.url], environment)
+        environment = {**self._environment, "MOORAGE_LEDGER_URL": self.server.ledger_url}
+        self.scheduler = await self._spawn("scheduler", ["-m", "moorage.scheduler"], environment)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Ours, with the server, whose URL has a password: arguments are for every user of the machine to read."""
+        others = {key: value for key, value in os.environ.items() if key != CONTEXT_VARIABLE}
+        return {**others, URL_VARIABLE: self.url}
 
     async def _spawn(self, *words: Any) -> asyncio.subprocess.Process:
         self.spawning = asyncio.create_task(self._start(*words))

@@ -62,6 +62,9 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, setting("Port of the server on 127.0.0.1; 4222 or a free one by default.", ge=0, le=65535)]
         | None
     ) = None
+    open: Annotated[
+        bool, setting("Ask nobody on this machine for a password: everyone on it may run jobs as this user.")
+    ] = False
 
 
 #: keys whose flags are the common options of every command
@@ -122,7 +125,8 @@ def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
             continue
         kind = list[str] | None if get_origin(one.type) in (tuple, list, dict) else str | None
         default = f" Default: {shown(one, one.default)}." if one.default not in (None, "", (), {}) else ""
-        note = Parameter(help=one.help + default, names=(one.flag,), value=_value_word(one))
+        alone = "true" if one.type is bool else None
+        note = Parameter(help=one.help + default, names=(one.flag,), value=_value_word(one), alone=alone)
         fields.append((key, Annotated[kind, note], dataclasses.field(default=None)))
     here = {"__module__": __name__, GROUP_TITLE: "Settings"}
     return dataclasses.make_dataclass(f"{section.capitalize()}Flags", fields, frozen=True, namespace=here)

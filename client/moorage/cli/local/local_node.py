@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moorage.bus.target import HOME_VARIABLE
 from moorage.cli.framework.console import emit, paint
 from moorage.cli.framework.console import try_print_err as say
 from moorage.cli.framework.disk import watch_disk
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 PORT_DEFAULT: Final = 4222
+SERVER_FOLDER: Final = "nats"
 #: states of workers that did not come up with this process, or not yet
 NOT_HERE: Final = ("lost", "left", "not-heard")
 READY_S_MAX: Final = 60.0
@@ -49,14 +51,22 @@ class Node:
         options: LocalOptions,
         restore: Path | None = None,
         settings: Path | None = None,
+        *,
+        is_open: bool = False,
     ) -> None:
-        """`settings` is the file of which the scheduler and the worker read their own sections."""
+        """`settings` is the file of which the scheduler and the worker read their own sections. With `is_open` the
+        server asks nobody on this machine for a password."""
         self._folder = folder
         self._simulate = simulate
         self._port = port
         self._options = options
         self._restore = restore
-        self._env: dict[str, str] = {} if settings is None else {FILE_VARIABLE: str(settings.absolute())}
+        self._is_open = is_open
+        #: by the folder, clients of moorage find the password
+        self._env = {HOME_VARIABLE: str(folder)}
+        if settings is not None:
+            self._env[FILE_VARIABLE] = str(settings.absolute())
+        self._context = ""
         self._server: EmbeddedServer | None = None
         self._scheduler: Child | None = None
         self._worker: Child | None = None
@@ -104,7 +114,9 @@ class Node:
         from moorage.worker.attempt.rendezvous import is_free_port
 
         async def start(port: int) -> EmbeddedServer:
-            return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
+            return await EmbeddedServer.start(
+                self._folder / SERVER_FOLDER, port=port, sync_always=True, anonymous=self._is_open
+            )
 
         if self._port is not None:
             try:
@@ -112,7 +124,7 @@ class Node:
             except ServerFailed:
                 if self._port and not is_free_port(self._port, HOST):
                     raise ServerFailed(
-                        self._folder / "nats",
+                        self._folder / SERVER_FOLDER,
                         f"another process listens on port {self._port} of {HOST}",
                         "",
                         "leave out --port to use a free port, or name another port; ss -ltnp shows the "
@@ -149,7 +161,8 @@ class Node:
         from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
 
         assert self._server is not None
-        url, folder = self._server.url, self._folder
+        url, folder = self._server.address, self._folder
+        self._write_up()  # the children find the password by it
         self._scheduler = Child(
             "scheduler",
             [sys.executable, "-m", "moorage.scheduler", "--nats", url],
@@ -188,9 +201,11 @@ class Node:
                 deaths = [*(at for at in deaths if at > loop.time() - STARTS_WINDOW_S), loop.time()]
                 say(f"the nats-server (pid {self._server.pid}) ended; starting it again")
             if len(deaths) >= STARTS_MAX:
-                raise ChildFailed("nats-server", self._folder / "nats" / "server.log", None)
+                raise ChildFailed("nats-server", self._folder / SERVER_FOLDER / "server.log", None)
             await self._server.stop()
-            self._server = await EmbeddedServer.start(self._folder / "nats", port=self._port or 0, sync_always=True)
+            self._server = await EmbeddedServer.start(
+                self._folder / SERVER_FOLDER, port=self._port or 0, sync_always=True, anonymous=self._is_open
+            )
             self._write_up()
 
     def _start_server_again(self) -> None:
@@ -202,16 +217,19 @@ class Node:
             os.kill(self._server.pid, signal.SIGTERM)
 
     def _write_up(self) -> None:
-        """Write down for other commands, in this folder and elsewhere, how they reach the server; no secret is in
-        it."""
+        """Write down for other commands, in this folder and elsewhere, how they reach the server. The password is in
+        the nats context alone."""
         from moorage.bus.own_fleets import remember
+        from moorage.bus.own_login import offer
         from moorage.bus.target import UP_FILE, Up, started_ticks
         from moorage.schemas.codec import encode
 
         assert self._server is not None
         pids = {child.name: child.pid for child in (self._scheduler, self._worker) if child is not None}
         pids["nats-server"] = self._server.pid
-        found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
+        self._context = self._context or ("" if self._is_open else offer(self._folder, self._server.address))
+        own = os.getpid(), started_ticks(os.getpid())
+        found = Up(self._server.address, *own, self._simulate, pids, self._context)
         replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
         remember(self._folder)
         if self._ready and self._options.json:
@@ -261,12 +279,12 @@ class Node:
         kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w.models})
         lines = [
             f"{tag}{paint('moorage is up', 'bold', sys.stderr)}",
-            f"  server     {self._server.url}  pid {self._server.pid}",
+            f"  server     {self._server.address}  pid {self._server.pid}",
             f"  scheduler  epoch {fleet.epoch}  pid {self._scheduler.pid}",
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
             f"  data       {self._folder}",
-            f"  access     everyone on this machine, without a password: jobs run as {_own_user()}",
+            f"  access     {self._access}",
             "",
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]
@@ -297,6 +315,13 @@ class Node:
         ]
         for line in lines:
             say(line)
+
+    @property
+    def _access(self) -> str:
+        if self._is_open:
+            return f"everyone on this machine, without a password: jobs run as {_own_user()}"
+        others = f"nats context {self._context}" if self._context else "--open"
+        return f"{_own_user()} alone, by a password that moorage's commands find; for other clients: {others}"
 
     @property
     def _is_default_folder(self) -> bool:

@@ -45,7 +45,7 @@ def up(
     options: LocalOptions = LOCAL,
 ) -> int:
     """Run a server, a scheduler and a worker on this machine with one command. Other commands of this user find it: in
-    this folder, and elsewhere if it is the only one.
+    this folder, and elsewhere if it is the only one. Other users of the machine are refused, unless --open is given.
 
     If the folder has a moorage.toml, it is read, and a line says so. Ctrl-C ends everything, running jobs included:
     SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder continues from it. Waiting jobs still
@@ -78,7 +78,7 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     if restore is not None and not os.access(restore, os.R_OK):
         reason = "Permission denied" if restore.exists() else "No such file"
         raise cannot_read(restore, reason, "name a file of moorage admin backup")
-    node = Node(folder, simulate or "", held.port, options, restore, given)
+    node = Node(folder, simulate or "", held.port, options, restore, given, is_open=held.open)
     with _only_one(folder):
         return await node.run()
 
@@ -163,6 +163,7 @@ def _only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises `ClientError` with already-running, and `Rejected` if the folder cannot be
     used."""
     from moorage.bus.own_fleets import forget
+    from moorage.bus.own_login import withdraw
     from moorage.bus.target import UP_FILE, read_up
 
     _check_owners(folder)
@@ -201,6 +202,7 @@ def _only_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         forget(folder)
+        withdraw(folder=folder)
         with contextlib.suppress(OSError):
             (folder / UP_FILE).unlink(missing_ok=True)
         os.close(lock)

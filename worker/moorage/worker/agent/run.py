@@ -11,11 +11,14 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.bus.lend.protocol import SOCKET_NAME
+from moorage.bus.own_login import own_login
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.schemas.units import many
@@ -256,7 +259,8 @@ async def _start(
         modes = settings.state_dir / FILE_NAME
         shares = "time-slice" in settings.modes_offered
         worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares)
-    calls = CallKeys(connection.context, settings.prefix, settings.secrets_dir, settings.calls_url)
+    own = own_login(msgspec.structs.replace(connection.context, user="", password=""))
+    calls = CallKeys(connection.context, settings.prefix, settings.secrets_dir, settings.calls_url, own)
     worker.orphans = OrphanedCalls(calls)
     await _put_agents(worker, settings, facts, hosts, drivers, link, worker.items, calls)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))

@@ -14,6 +14,7 @@ import msgspec
 
 from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE, context_of_key
 from moorage.bus.contexts import Context
+from moorage.bus.own_login import Login
 from moorage.schemas.service import (
     BATCH_VARIABLE,
     CALL_SECRETS,
@@ -33,9 +34,17 @@ from moorage.worker.attempt.secret_files import SecretRefused, read_secret
 
 class CallKeys:
     """What a worker gives to attempts that answer calls. `context` is its own connection; `url` is where jobs reach the
-    server, if that is elsewhere."""
+    server, if that is elsewhere. `own` is the login of a `moorage up`, for jobs of its one user, where no key is."""
 
-    def __init__(self, context: Context, prefix: str, secrets_dir: Path | None, url: str | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        prefix: str,
+        secrets_dir: Path | None,
+        url: str | None = None,
+        own: Login | None = None,
+    ) -> None:
+        self._own = own
         self._context = context
         self._own_url = ",".join(_without_login(server) for server in context.servers)
         self._url = url or self._own_url
@@ -47,8 +56,11 @@ class CallKeys:
     def key(self, tenant: str) -> bytes | None:
         """Return the key of a tenant's services; None if the server asks for none. Raises SecretRefused."""
         folder = None if self._secrets_dir is None else self._secrets_dir / CALL_SECRETS
-        if not self._needs_key and (folder is None or not (folder / tenant).exists()):
-            return None
+        if not self._has_key(tenant):
+            if not self._needs_key:
+                return None
+            if self._own is not None:
+                return msgspec.json.encode(self._own._asdict()) + b"\n"
         try:
             return read_secret(tenant, folder).encode() + b"\n"
         except SecretRefused as refused:
@@ -58,11 +70,15 @@ class CallKeys:
         """Return how the worker itself connects as a member of this tenant's services. Raises SecretRefused,
         BadContext."""
         inbox_prefix, own = self._subjects.member_inbox(tenant), self._context
-        if self.key(tenant) is None:
+        if not self._has_key(tenant) and (not self._needs_key or self._own is not None):
             return msgspec.structs.replace(own, inbox_prefix=inbox_prefix)
+        self.key(tenant)
         assert self._secrets_dir is not None, "a key has come from there"
         member = context_of_key(self._secrets_dir / CALL_SECRETS / tenant, self._own_url, inbox_prefix)
         return msgspec.structs.replace(member, ca=member.ca or own.ca, tls_first=own.tls_first)
+
+    def _has_key(self, tenant: str) -> bool:
+        return self._secrets_dir is not None and (self._secrets_dir / CALL_SECRETS / tenant).exists()
 
     def variables(self, tenant: str, service: ServiceSpec, grace_s: float, file: str | None) -> JobEnvironment:
         """Return the variables of an attempt; `file` is its copy of the key, None without one."""
