@@ -125,12 +125,12 @@ class NoResponders(BusError):
 
     bus_code = "no-responders"
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, next_step: str = "") -> None:
         self.subject = subject
-        message, next_step = f"nobody answers on {subject}", "is a scheduler running on this server and account?"
+        message, usual = f"nobody answers on {subject}", "is a scheduler running on this server and account?"
         if ".API." in subject:  # of an account, "$JS.API."; its prefix can be another
-            message, next_step = f"JetStream does not answer on {subject}", _NO_JETSTREAM
-        super().__init__(message, next_step=next_step)
+            message, usual = f"JetStream does not answer on {subject}", _NO_JETSTREAM
+        super().__init__(message, next_step=next_step or usual)
 
 
 class RequestTimeout(BusError):

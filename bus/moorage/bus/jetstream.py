@@ -13,7 +13,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -32,7 +32,7 @@ from moorage.bus.jetstream_answers import (
     read_info,
     wall_seconds,
 )
-from moorage.bus.transport import STATUS_HEADER, Delivery, Transport
+from moorage.bus.transport import STATUS_HEADER, Delivery
 
 __all__ = ["Ack", "JetStream", "JsError", "StoredMessage", "StreamInfo", "wall_seconds"]
 
@@ -84,11 +84,26 @@ _encode = msgspec.json.Encoder().encode
 log = logging.getLogger("moorage.bus")
 
 
+class Asked(Protocol):
+    """What JetStream needs of a connection."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery: ...
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]: ...
+
+
 class JetStream:
     """The JetStream API behind one connection. `api_prefix` is that of `Context.api_prefix`, which differs for
     domains."""
 
-    def __init__(self, connection: Transport, api_prefix: str = "$JS.API") -> None:
+    def __init__(self, connection: Asked, api_prefix: str = "$JS.API") -> None:
         self._connection = connection
         self._api = api_prefix
 

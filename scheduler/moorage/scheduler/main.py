@@ -102,6 +102,11 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         follows.env[NATS_VARIABLE] = target  # the history is in the users' account
     operators = await connect_logged(target, "moorage-scheduler-operators", log, role=" (for operators)")
     tenants = await connect_logged(target, "moorage-scheduler-tenants", log, role=" (for tenants)")
+    logs = "--log-level", settings.log_level, "--log-format", settings.log_format
+    passes = Command(
+        [sys.executable, "-m", "moorage.scheduler.buckets.process", "--prefix", prefix, *logs],
+        {NATS_VARIABLE: target} if target else {},
+    )
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -113,6 +118,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         name=settings.name,
         snapshot_command=command_of("ledger.snapshots", settings, target, "--log-format", settings.log_format),
         follower_command=follows,
+        buckets_command=passes,
         snapshot_records=settings.snapshot_records,
         own_process=True,
         recorder=recorder,

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.names import is_worker
+from moorage.schemas.passed_on import PassedOn
 from moorage.schemas.subjects import EXEC, MAY_EXEC, SubjectRow, Subjects
 
 Role = Literal["submitter", "operator", "observer", "worker", "service", "scheduler"]
@@ -99,9 +100,10 @@ def rights(
 
     `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results, files and
     checkpoints exist: their functions' results are written by workers and read by the tenant, their jobs' files are
-    written and read by both, and checkpoints by workers alone. For the first two, the server itself answers, on
-    whatever subject the asker names. So only submitters with an account of their own have them, where no other user's
-    subject can be named, and the queue only if it is not replicated (one wrong header stops it for everybody).
+    written and read by both, and checkpoints by workers alone. There, and for the queue, the server itself answers, on
+    whatever subject the asker names. So of the users' account schedulers alone may ask it: workers ask them (see
+    `passed_on`). Submitters have these rights in an account of their own, where no other user's subject can be named,
+    and the queue only if it is not replicated (one wrong header stops it for everybody).
     `queues_of` are the tenants with a stream of their own for the queue, which schedulers make and read. `execs` lets a
     submitter run commands in its running jobs.
     """
@@ -129,19 +131,16 @@ def rights(
         publish |= {subjects.api("*", verb) for verb in OPERATOR_READS}
         publish |= _DISCOVERY
     elif role == "worker":
-        publish |= {f"$O.{subjects.result_bucket(tenant)}.>" for tenant in results_of}
-        for tenant in results_of:
-            for bucket in (subjects.files_bucket(tenant), subjects.checkpoints_bucket(tenant)):
-                publish |= {f"$O.{bucket}.>", *object_reads(bucket, "$JS.API")}
-            # what is larger than the bucket must not drive out what is there
-            publish.add(f"$JS.API.STREAM.INFO.OBJ_{subjects.checkpoints_bucket(tenant)}")
-            publish |= set(object_reads(subjects.schedules_bucket(tenant), "$JS.API"))
+        passed_on = PassedOn(subjects)
+        publish |= {each for tenant in results_of for each in passed_on.rights(name, tenant)}
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
         streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
         streams += [f"OBJ_{subjects.result_bucket(tenant)}" for tenant in results_of]
         for bucket_of in (subjects.files_bucket, subjects.checkpoints_bucket, subjects.schedules_bucket):
             streams += [f"OBJ_{bucket_of(tenant)}" for tenant in results_of]
+        for bucket_of in (subjects.result_bucket, subjects.files_bucket, subjects.checkpoints_bucket):
+            publish |= {f"$O.{bucket_of(tenant)}.>" for tenant in results_of}  # for workers, see `passed_on`
         publish.add(USER_INFO)
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}
@@ -175,13 +174,12 @@ def _covers(pattern: str, subject: str) -> bool:
     return len(wanted) == len(given) and all(one in ("*", other) for one, other in zip(wanted, given, strict=True))
 
 
-def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
-    """Return the subjects for reading objects of a bucket: one message, and several.
+def object_reads(bucket: str) -> tuple[str, str]:
+    """Return the subjects for reading objects of a bucket from a tenant's account: one message, and several.
 
-    In a tenant's account, `$JS.API` would be the account's own JetStream, which it does not have, so the prefix there
-    is another one.
+    `$JS.API` there would be the account's own JetStream, which it does not have, so the prefix is another one.
     """
-    return f"{api}.STREAM.MSG.GET.OBJ_{bucket}", f"{api}.DIRECT.GET.OBJ_{bucket}"
+    return f"{RESULT_API}.STREAM.MSG.GET.OBJ_{bucket}", f"{RESULT_API}.DIRECT.GET.OBJ_{bucket}"
 
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:

@@ -48,6 +48,8 @@ FLEET: Final = "_fleet"
 MEMBERS: Final = "~"
 #: what the members of a service say to each other, or to all
 MEMBER_VERBS: Final = ("have", "want", "load")
+#: in the table of subjects, a worker of tenants that have buckets
+MAY_STORE: Final = "worker with files"
 #: what a worker asks of the leader
 WORKER_VERBS: Final = ("join", "renew", "fact")
 
@@ -82,6 +84,9 @@ class Subjects:
         self.standing = f"{prefix}.fleet.standing"
         self.look = f"{prefix}.fleet.look"
         self.worker_looked_all = f"{prefix}.worker.*.looked"
+        self.worker_fetch_all = f"{prefix}.worker.*.fetch.>"
+        self.worker_store_all = f"{prefix}.worker.*.store.>"
+        self.worker_result_all = f"{prefix}.worker.*.result.>"
         self.ledger_all = f"{prefix}.ledger.>"
         self.ledger_record = f"{prefix}.ledger.record"
         self.ledger_snapshot = f"{prefix}.ledger.snapshot"
@@ -298,6 +303,14 @@ class Subjects:
                 "leader",
                 "that worker",
                 "a page of output that it keeps, the use of GPUs in the last minutes, what an ended attempt left",
+            ),
+            *(
+                SubjectRow(f"{p}.worker.<worker>.{verb}.>", "asked", MAY_STORE, "schedulers", f"passed on: {what}")
+                for verb, what in (
+                    ("fetch", "`$JS.API.<behind>`, for messages of tenants' buckets; nats-server answers"),
+                    ("store", "`$O.<behind>`, to keep a tenant's files or checkpoints"),
+                    ("result", "`$O.<behind>`, to keep a function's result"),
+                )
             ),
             SubjectRow(
                 f"{p}.tty.<tenant>.<worker>.<stream>.in",

@@ -20,8 +20,10 @@ from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, Permiss
 from moorage.bus.jetstream import JetStream
 from moorage.bus.link import OnError
 from moorage.bus.object_store import ObjectStore, files_store, schedules_store
+from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import ResultStore
 from moorage.bus.transport import Delivery
+from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result, line_of
 from moorage.schemas.operate import ADMIN_VERBS
 from moorage.schemas.roles import inbox
@@ -332,7 +334,8 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
     bucket, data = Subjects().files_bucket("acme"), os.urandom(700_000)
 
     def store(connection: Connection) -> ObjectStore:
-        return files_store(JetStream(connection, connection.context.api_prefix), Subjects(), "acme")
+        asked = through_schedulers(connection, "moorage")
+        return files_store(JetStream(asked, connection.context.api_prefix), Subjects(), "acme")
 
     async with (
         running() as site,
@@ -340,6 +343,7 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
         await site.connect("worker.w1") as worker,
         await site.connect("submitter.acme") as acme,
         await site.connect("submitter.beta") as beta,
+        passing(scheduler, scheduler, Subjects()),
     ):
         with pytest.raises(BusError):
             await store(acme).put("x", [data], {}, lambda _: None)
@@ -409,18 +413,20 @@ async def test_results_of_functions_are_written_by_workers_and_read_by_their_ten
         await site.connect("worker.w1") as worker,
         await site.connect("submitter.acme") as acme,
         await site.connect("submitter.beta") as beta,
+        passing(scheduler, scheduler, Subjects()),
     ):
+        by_worker = JetStream(through_schedulers(worker, prefix))
         with pytest.raises(BusError):
-            await ResultStore(JetStream(worker), prefix).put("acme", name, result)
+            await by_worker.ensure_stream({"name": f"OBJ_{Subjects().result_bucket('acme')}"})
         bucket = Subjects().result_bucket("acme")
         stream = {"name": f"OBJ_{bucket}", "subjects": [f"$O.{bucket}.>"]}
         config = {**stream, "allow_direct": True, "allow_rollup_hdrs": True}
         await JetStream(scheduler).ensure_stream(config)
-        await ResultStore(JetStream(worker), prefix).put("acme", name, result)
+        await ResultStore(by_worker, prefix).put("acme", name, result)
         found = await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name)
         assert found == result
         small = Result("application/json", b"[1]")
-        seq = await ResultStore(JetStream(worker), prefix).put_together("acme", [line_of(name, small)])
+        seq = await ResultStore(by_worker, prefix).put_together("acme", [line_of(name, small)])
         assert await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name, seq) == small
         with pytest.raises(PermissionRefused):
             await ResultStore(JetStream(beta, beta.context.api_prefix), prefix).get("acme", name)

@@ -12,20 +12,21 @@ from moorage.schemas.roles import (
     ROLE_NAMES,
     ROLES,
     USER_INFO,
+    Role,
     has_right,
     inbox,
     may_answer,
     names,
     rights,
 )
-from moorage.schemas.subjects import API_VERBS, MAY_EXEC, Subjects
+from moorage.schemas.subjects import API_VERBS, MAY_EXEC, MAY_STORE, Subjects
 
 SUBJECTS = Subjects()
 TENANT = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
 
 
 def test_every_role_of_the_table_is_one_of_the_six() -> None:
-    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC}
+    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC, MAY_STORE}
     assert set(ROLES) == set(ROLE_NAMES)
     for row in SUBJECTS.table():
         assert names(row.writes) | names(row.reads) <= known, row
@@ -65,7 +66,14 @@ def test_the_queue_and_results_are_given_on_purpose() -> None:
     plain = rights("submitter", "acme", SUBJECTS)
     assert plain.publish == ("moorage.api.acme.*", "moorage.call.acme.>")
     assert "moorage.request.acme.submit" in rights("submitter", "acme", SUBJECTS, queue=True).publish
-    assert not [subject for subject in rights("worker", "w1", SUBJECTS).publish if subject.startswith("$")]
+
+
+@pytest.mark.parametrize("role", sorted({*ROLE_NAMES} - {"scheduler", "submitter"}))
+def test_of_the_users_account_schedulers_alone_ask_what_the_server_answers(role: Role) -> None:
+    may = rights(role, "x", SUBJECTS, queue=True, results_of=["x"], queues_of=["x"], execs=True)
+    discovery = [subject for subject in may.publish if subject.startswith("$SRV.")]  # which schedulers answer
+    assert [subject for subject in may.publish if subject.startswith("$")] == discovery
+    assert bool(discovery) == (role == "operator")
 
 
 @pytest.mark.parametrize(

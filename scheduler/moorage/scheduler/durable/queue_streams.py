@@ -64,13 +64,15 @@ def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[s
 
 
 class UserInfo(msgspec.Struct):
-    """What a server says of a user: its `account`, "" if it does not say, and to which subjects it may publish.
+    """What a server says of a user: its `account`, "" if it does not say, and to which subjects it may publish and
+    subscribe.
 
-    `allowed` is None for a user without such a list, who may publish to any.
+    `allowed` is None for a user without such a list, who may publish to any; so is `heard`.
     """
 
     account: str = ""
     allowed: list[str] | None = None
+    heard: list[str] | None = None
 
     def own_queues(self, subjects: Subjects) -> frozenset[str]:
         """Return the tenants with a stream of their own: those for which this user may create one."""
@@ -79,6 +81,10 @@ class UserInfo(msgspec.Struct):
     def own_buckets(self, subjects: Subjects) -> frozenset[str]:
         """Return the tenants with buckets of their own for files and results, which this user may create."""
         return self._may_create(f"OBJ_{subjects.files_bucket('')}")
+
+    def passes_on(self, subjects: Subjects) -> bool:
+        """Return whether workers have this user pass on what they ask of buckets, see `schemas.passed_on`."""
+        return subjects.worker_fetch_all in (self.heard or ()) and bool(self.own_buckets(subjects))
 
     def _may_create(self, stream: str) -> frozenset[str]:
         head = f"$JS.API.STREAM.CREATE.{stream}"
@@ -96,8 +102,9 @@ async def user_info(world: Connection) -> UserInfo:
     except (NoResponders, PermissionRefused):
         return UserInfo()
     told = answer.get("data") or {}
-    publish = (told.get("permissions") or {}).get("publish") or {}
-    return UserInfo(told.get("account") or "", publish.get("allow") or None)
+    permissions = told.get("permissions") or {}
+    allowed, heard = ((permissions.get(verb) or {}).get("allow") or None for verb in ("publish", "subscribe"))
+    return UserInfo(told.get("account") or "", allowed, heard)
 
 
 class QueueStreams:

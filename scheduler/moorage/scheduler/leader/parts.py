@@ -10,6 +10,7 @@ import socket
 
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.buckets.beside import BucketsBeside
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.durable.tenant_buckets import TenantBuckets
@@ -49,6 +50,7 @@ class Parts:
         name: str = "",
         snapshot_command: Command | None = None,
         follower_command: Command | None = None,
+        buckets_command: Command | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         own_process: bool = False,
         recorder: Recorder | None = None,
@@ -56,7 +58,7 @@ class Parts:
         """`snapshot_command` starts the process that writes snapshots; with None there are none.
 
         `follower_command` starts the process that follows the ledger beside the leader; with None a task of this
-        process does.
+        process does. So it is with `buckets_command` and what workers ask of buckets.
 
         `own_process` says that nothing else runs in this process: then the scheduler controls the garbage collector,
         and copies the process for questions about the future. Otherwise there are no forecasts.
@@ -84,6 +86,7 @@ class Parts:
         self.copies = Copies(JetStream(ledger_world), self.subjects, replicas)
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.tenant_buckets = TenantBuckets(self.world_js, self.subjects, replicas, self._try_room)
+        self.buckets = BucketsBeside(world, self.subjects, buckets_command)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.leading = asyncio.Event()
         self.caught_up = asyncio.Event()

@@ -40,6 +40,10 @@ RESIGN_S: Final = 3.0
 IN_VAIN_MAX: Final = 8
 
 
+def _told_already(name: str, raised: Exception) -> None:
+    """Count nothing: a failure is logged, and it is no term's."""
+
+
 class Scheduler(Parts):
     """A scheduler process that stands by and leads. See `Parts` for its arguments."""
 
@@ -55,11 +59,16 @@ class Scheduler(Parts):
         Raises `LedgerBroken` if an operator must act; `BusError` if streams cannot be made or read, and for a refused
         subscription.
         """
-        announcing = asyncio.create_task(self.standings.announce(self._standing))
+        beside = [
+            asyncio.create_task(self.standings.announce(self._standing)),
+            asyncio.create_task(keep_running("passing on files of workers", self.buckets.run, _told_already)),
+        ]
         try:
             await self._run()
         finally:
-            announcing.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     def _standing(self) -> tuple[int, bool]:
         """Return the last folded ledger record, and whether this process leads."""

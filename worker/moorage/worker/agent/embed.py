@@ -27,6 +27,7 @@ from moorage.bus.connect_logged import Refusals
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
+from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import ResultStore
 from moorage.bus.target import find_context
 from moorage.schemas.errors import refuse
@@ -183,7 +184,7 @@ class EmbeddedWorker:
             self._driver = HandlerDriver(
                 self._handlers,
                 ResultStore(
-                    JetStream(self._connection, context.api_prefix),
+                    JetStream(through_schedulers(self._connection, settings.prefix), context.api_prefix),
                     settings.prefix,
                     settings.result_keep,
                     settings.result_bytes,

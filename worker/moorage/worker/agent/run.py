@@ -19,6 +19,7 @@ from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.own_login import own_login
+from moorage.bus.passed_on import through_schedulers
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
 from moorage.schemas.units import many
@@ -242,7 +243,7 @@ async def _start(
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
-    stream = JetStream(connection, connection.context.api_prefix)
+    stream = JetStream(through_schedulers(connection, settings.prefix), connection.context.api_prefix)
     files = JobFiles(
         stream,
         settings.prefix,

@@ -1,0 +1,119 @@
+"""JetStream as a worker with a key has it: a scheduler passes its questions on to nats-server, which answers it.
+
+See `schemas.passed_on`. Where the site's rights are of an earlier release, the worker asks the server itself, as it did
+then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+from moorage.bus.errors import NoResponders, PermissionRefused, RequestTimeout
+from moorage.bus.jetstream import MESSAGE_ID, Asked
+from moorage.bus.link import Link
+from moorage.bus.transport import Delivery
+from moorage.schemas.names import is_worker
+from moorage.schemas.passed_on import OBJECTS, PassedOn
+from moorage.schemas.roles import RIGHTS_ANEW, inbox
+from moorage.schemas.subjects import Subjects
+
+#: pieces of one worker that are under way at a time: they pass through one connection of a scheduler, which the server
+#: cuts off if too much waits for it
+PIECES_MAX: Final = 4
+#: how often a message to store is sent
+TRIES_MAX: Final = 3
+#: how long a worker waits for a scheduler that passes on, and how often it looks
+PATIENCE_S: Final = 60.0
+AGAIN_S: Final = 0.5
+#: what to do where the worker has rights by which schedulers pass on, and none does
+_NO_SCHEDULER: Final = (
+    "is a scheduler running? Files, results and checkpoints pass through a scheduler of this release or a later one"
+)
+
+T = TypeVar("T")
+
+log = logging.getLogger("moorage.worker")
+
+
+def through_schedulers(connection: Link, prefix: str) -> Asked:
+    """Return what `JetStream` of a worker is to ask. It is the connection itself for a user without a worker's inbox,
+    as where there are no keys."""
+    worker = connection.inbox_prefix.removeprefix(inbox("worker", ""))
+    if worker == connection.inbox_prefix or not is_worker(worker):
+        return connection
+    return _ThroughSchedulers(connection, worker, PassedOn(Subjects(prefix)))
+
+
+class _ThroughSchedulers:
+    """Asks through schedulers; or the server itself while it refuses that, as with rights of an earlier release."""
+
+    def __init__(self, connection: Link, worker: str, passed_on: PassedOn) -> None:
+        self._connection = connection
+        self._worker = worker
+        self._passed_on = passed_on
+        self._is_direct = False
+        self._pieces = asyncio.Semaphore(PIECES_MAX)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection.is_connected
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        """Ask as `Link.request`. A message to store is sent again, and stored once, if no answer comes: the scheduler
+        that was to pass it on may have ended."""
+        if not subject.startswith(f"{OBJECTS}."):
+            return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, headers))
+        marked = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
+        async with self._pieces:
+            for left in reversed(range(TRIES_MAX)):
+                try:
+                    return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, marked))
+                except RequestTimeout:
+                    if not left:
+                        raise
+        raise AssertionError
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]:
+        """Ask as `Link.request_many`."""
+        return await self._ask(subject, lambda of: self._connection.request_many(of, payload, idle_timeout_s, is_last))
+
+    async def _ask(self, subject: str, ask: Callable[[str], Awaitable[T]]) -> T:
+        through = self._passed_on.asked(self._worker, subject)
+        if through is None:  # no worker may do that, and the server would log that one tried
+            raise PermissionRefused("publish", subject.lower())
+        if self._is_direct:
+            try:
+                return await ask(subject)
+            except PermissionRefused:  # the site has newer rights by now
+                self._is_direct = False
+        try:
+            return await self._patiently(through, ask)
+        except PermissionRefused as error:
+            refused = error
+        try:
+            answer = await ask(subject)
+        except PermissionRefused:
+            raise refused from None
+        self._is_direct = True
+        log.warning("files, results and checkpoints go past the schedulers: %s", RIGHTS_ANEW)
+        return answer
+
+    async def _patiently(self, through: str, ask: Callable[[str], Awaitable[T]]) -> T:
+        """Ask, and again for a while if there is no scheduler: without one, the job's end could not be told either."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + PATIENCE_S
+        while True:
+            try:
+                return await ask(through)
+            except NoResponders:
+                if loop.time() > until_s:
+                    raise NoResponders(through, _NO_SCHEDULER) from None
+            await asyncio.sleep(AGAIN_S)

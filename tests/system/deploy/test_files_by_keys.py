@@ -1,0 +1,125 @@
+"""Files, kept files, checkpoints and results with everybody's own key, also while a site goes over to new rights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from moorage.bus import passed_on
+from moorage.bus.errors import NoResponders
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import files_store
+from moorage.bus.passed_on import through_schedulers
+from moorage.cli.fleet.nats_config import ACCOUNTS
+from moorage.client import AsyncClient
+from moorage.schemas.subjects import Subjects
+from tests.servers import stream_is_there
+from tests.sites import running
+from tests.system.deploy.test_roles_live import Everybody, everybody
+from tests.waiting import until
+
+SITES: Final[dict[str, dict[str, Any]]] = {"nkey": {}, "mtls-cluster": {"auth": "mtls", "servers": 3}}
+#: a worker's rights as a87361689 wrote them: what it asks a scheduler now, it asked the server
+OF_BEFORE: Final = (
+    (r"moorage\.worker\.w[12]\.fetch\.", "$JS.API."),
+    (r"moorage\.worker\.w[12]\.(store|result)\.", "$O."),
+    (r"moorage\.worker\.\*\.(fetch|store|result)\.>", "moorage.of-before"),
+)
+
+
+def rights_of_before(text: str) -> str:
+    for new, old in OF_BEFORE:
+        assert re.search(new, text)
+        text = re.sub(new, old, text)
+    return text
+
+
+async def has_buckets(made: Everybody) -> None:
+    """Until the schedulers have made what a tenant needs."""
+    async with await made.site.connect("scheduler.main") as scheduler:
+        for bucket_of in (Subjects().files_bucket, Subjects().checkpoints_bucket):
+            await stream_is_there(scheduler, f"OBJ_{bucket_of('acme')}")
+
+
+async def brings_and_keeps(acme: AsyncClient, folder: Path, job: str) -> None:
+    """A job that reads a file which it brings, and leaves one, and whose next attempt has its checkpoint."""
+    code = folder / job
+    code.mkdir()
+    (code / "said.txt").write_text(f"brought by {job}")
+    script = (
+        "if [ -e ck/step ]; then mkdir out; cat said.txt ck/step > out/kept.txt; exit 0; fi;"
+        " mkdir -p ck; echo a step > ck/step; exit 3"
+    )
+    done = await acme.submit(
+        ["sh", "-c", script], job=job, gpu="1xT4", files=code, keep=["out/**"], checkpoint="ck", retries=1
+    )
+    result = await done.result()
+    assert result.state == "SUCCEEDED", result
+    into = folder / f"{job}.kept"
+    await done.files(into)
+    [kept] = list(into.rglob("kept.txt"))
+    assert kept.read_text() == f"brought by {job}a step\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", SITES)
+async def test_files_checkpoints_and_kept_files_pass_through_a_scheduler(site: str, tmp_path: Path) -> None:
+    async with everybody(**SITES[site]) as made, made.client("submitter.acme") as acme:
+        await has_buckets(made)
+        await brings_and_keeps(acme, tmp_path, "first")
+        logged = made.words().lower()
+        assert "may not" not in logged, made.words()
+        assert "past the schedulers" not in logged, made.words()
+
+
+@pytest.mark.slow
+async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(tmp_path: Path) -> None:
+    """Schedulers and workers first, then nats-config: before, between and after, files and checkpoints pass."""
+    async with everybody() as made:
+        accounts = made.site.folder / ACCOUNTS
+        new = accounts.read_text()
+        accounts.write_text(rights_of_before(new))
+        await made.site.reload()
+        async with made.client("submitter.acme") as acme:
+            await has_buckets(made)
+            await brings_and_keeps(acme, tmp_path, "before")
+            assert "past the schedulers: these rights are of an earlier release" in made.words()
+            runs = await acme.submit(
+                ["sh", "-c", "until [ -e go ]; do sleep 0.05; done; echo left > out.txt"],
+                job="runs", gpu="1xT4", keep=["out.txt"],
+            )  # fmt: skip
+            await until_running(acme, runs.job)
+            accounts.write_text(new)
+            await made.site.reload()
+            await made.site.reload()
+
+            async def passes() -> bool:
+                return "passing on files of workers" in made.words()
+
+            await until(passes, 60, "the scheduler sees its new rights")
+            await brings_and_keeps(acme, tmp_path, "after")
+            [folder] = [each for each in (made.folder / "w1").rglob("acme.runs.*") if each.is_dir()]
+            (folder / "go").touch()
+            assert (await runs.result()).state == "SUCCEEDED"
+            await runs.files(tmp_path / "runs")
+            assert [path.read_text() for path in (tmp_path / "runs").rglob("out.txt")] == ["left\n"]
+
+
+async def until_running(acme: AsyncClient, job: str) -> None:
+    async def runs() -> bool:
+        return (await acme.job(job).show()).state == "RUNNING"
+
+    await until(runs, 60, "the job runs")
+
+
+async def test_a_worker_without_a_scheduler_that_passes_on_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passed_on, "PATIENCE_S", 0.1)
+    async with running() as site, await site.connect("worker.w1") as worker:
+        store = files_store(JetStream(through_schedulers(worker, "moorage")), Subjects(), "acme")
+        with pytest.raises(NoResponders) as told:
+            await store.find("x")
+        assert "is a scheduler running?" in told.value.problem.next
+        assert "pass through a scheduler of this release" in told.value.problem.next

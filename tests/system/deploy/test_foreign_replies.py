@@ -1,0 +1,198 @@
+"""What nats-server itself answers, it answers on whatever subject the asker names: in the users' account, on none but
+the asker's own inbox.
+
+Tried for every role, in every layout: not with the rights that the product lists, but with every verb of JetStream's
+API on every stream of a site, every object, and what discovery and the system answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, PermissionRefused
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store, schedules_store
+from moorage.bus.passed_on import through_schedulers
+from moorage.bus.results import ResultStore, results_bucket
+from moorage.bus.transport import Delivery
+from moorage.scheduler.buckets.passing import passing
+from moorage.schemas.handler import Result
+from moorage.schemas.roles import inbox
+from moorage.schemas.subjects import Subjects
+from tests.sites import RunningSite, running, settled
+from tests.waiting import until
+
+USERS: Final = "MOORAGE"
+LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "account-per-tenant": {},
+    "shared-account": {"shared": True},
+    "without-buckets": {"results": False},
+    "cluster": {"servers": 3},
+    "cluster-shared": {"servers": 3, "shared": True},
+}
+#: by kind of bucket
+BUCKETS: Final = ("FILES", "RESULT", "SCHEDULES", "CHECKPOINTS")
+TENANTS: Final = ("acme", "beta")
+SUBJECTS: Final = Subjects()
+#: what each question says: harmless, and enough for an answer
+FIRST: Final = b'{"seq":1}'
+
+
+def streams() -> list[str]:
+    found = ["MOORAGE_REQUEST", "MOORAGE_REQUEST_acme", "MOORAGE_DLQ", "MOORAGE_HISTORY", "MOORAGE_LEDGER"]
+    return found + [f"OBJ_MOORAGE_{kind}_{tenant}" for kind in BUCKETS for tenant in TENANTS]
+
+
+def questions() -> list[str]:
+    """What a server of JetStream answers, one way or the other."""
+    found = ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST"]
+    for stream in streams():
+        found += [f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "MSG.GET")]
+        found += [f"$JS.API.DIRECT.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}.moorage.history.acme"]
+        found += [f"$JS.API.CONSUMER.{verb}.{stream}" for verb in ("NAMES", "LIST", "CREATE")]
+        found += [f"$JS.API.CONSUMER.{verb}.{stream}.c" for verb in ("CREATE", "INFO", "MSG.NEXT", "DELETE")]
+    for kind in BUCKETS:
+        for tenant in TENANTS:
+            found += [f"$O.MOORAGE_{kind}_{tenant}.{part}.x" for part in "CM"]
+    found += [f"$SRV.{verb}" for verb in ("PING", "INFO", "STATS")]
+    found += ["$SYS.REQ.USER.INFO", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING"]
+    found += ["moorage.request.acme.submit", "moorage.request.acme.cancel"]
+    return found
+
+
+def passed_on(worker: str) -> list[str]:
+    """The same, as workers have schedulers ask it, and what no scheduler may ask for them."""
+    head = f"moorage.worker.{worker}"
+    found = [f"{head}.fetch.{each.removeprefix('$JS.API.')}" for each in questions() if each.startswith("$JS.API.")]
+    for verb in ("store", "result"):
+        found += [f"{head}.{verb}.{each.removeprefix('$O.')}" for each in questions() if each.startswith("$O.")]
+    return found
+
+
+async def made(users: Connection, replicas: int) -> None:
+    """Streams as schedulers make them, each with a message."""
+    jetstream = JetStream(users)
+    for name, subjects in (("HISTORY", ["moorage.history.*"]), ("REQUEST_acme", ["moorage.request.acme.>"])):
+        await jetstream.ensure_stream({"name": f"MOORAGE_{name}", "subjects": subjects, "allow_direct": True})
+    await jetstream.append("moorage.history.acme", b"first")
+    for tenant in TENANTS:
+        for store in buckets(jetstream, tenant, replicas):
+            await store.make_of(64 << 20)
+            await store.append(store.subject("x"), b"first")
+
+
+def buckets(jetstream: JetStream, tenant: str, replicas: int = 1) -> list[ObjectStore]:
+    made_of = [store_of(jetstream, SUBJECTS, tenant, replicas) for store_of in (files_store, checkpoints_store)]
+    made_of.append(schedules_store(jetstream, SUBJECTS, tenant, replicas))
+    return [*made_of, results_bucket(jetstream, "moorage", tenant, replicas=replicas)]
+
+
+@contextlib.asynccontextmanager
+async def passing_site(**settings: Any) -> AsyncIterator[tuple[RunningSite, Connection]]:
+    """A site with streams, whose scheduler passes on what workers ask, and the witness in the users' account."""
+    async with (
+        running(**settings) as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as scheduler,
+    ):
+        if settings.get("results", True) and not settings.get("shared"):
+            await made(users, settings.get("servers", 1))
+        async with passing(scheduler, scheduler, SUBJECTS):
+            yield site, users
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(layout: str) -> None:
+    async with passing_site(**LAYOUTS[layout]) as (site, users), contextlib.AsyncExitStack() as opened:
+        heard: list[Delivery] = []
+        replies = ["elsewhere.1", "moorage.admin.ana.nonsense", f"{inbox('worker', 'other')}.x.1"]
+        for reply in replies:
+            await users.subscribe(reply, heard.append)
+        end = await users.subscribe("end.*", heard.append)
+        await settled(users)
+        asked = 0
+        for identity in site.site.identities:
+            if identity.role in ("scheduler", "ledger"):
+                continue
+            user = await opened.enter_async_context(await site.connect(identity.key, on_error=lambda _: None))
+            of_worker = passed_on(identity.name) if identity.role == "worker" else []
+            for subject in (*questions(), *of_worker):
+                await user.send([(subject, FIRST, reply) for reply in replies])
+                asked += len(replies)
+            await settled(user)
+        # behind all that was passed on or answered
+        scheduler = await opened.enter_async_context(await site.connect("scheduler.main"))
+        with contextlib.suppress(BusError):
+            await scheduler.request("$JS.API.STREAM.INFO.MOORAGE_HISTORY", b"", 5.0)
+        await settled(scheduler, users)
+        await users.send([("end.1", b"", "")])
+        await until(lambda: any(each.subject == "end.1" for each in heard))
+        assert end.subject == "end.*"
+        assert [(each.subject, each.data[:80]) for each in heard if not each.subject.startswith("end.")] == []
+        assert asked > 1_000
+
+
+@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.slow)])
+async def test_a_worker_reads_and_writes_its_tenants_buckets_through_a_scheduler(servers: int) -> None:
+    data = bytes(range(256)) * 8_000
+    async with passing_site(servers=servers) as (site, users), await site.connect("worker.w1") as worker:
+        by_scheduler = JetStream(through_schedulers(worker, "moorage"))
+        for store_of in (files_store, checkpoints_store):
+            mine = store_of(by_scheduler, SUBJECTS, "acme")
+            await mine.put("code", [data], {}, lambda _: None, also="same")
+            info = await mine.find("same")
+            assert info is not None
+            assert b"".join([piece async for piece in mine.get(info)]) == data
+        assert await checkpoints_store(by_scheduler, SUBJECTS, "acme").bytes_max() == 64 << 20
+        results = ResultStore(by_scheduler, "moorage")
+        await results.put("acme", "j.0.1", Result("text/plain", data))
+        whole = ResultStore(JetStream(users), "moorage")
+        assert await whole.get("acme", "j.0.1") == Result("text/plain", data)
+        schedules = schedules_store(by_scheduler, SUBJECTS, "acme")
+        assert await schedules.find("nothing") is None
+        with pytest.raises(PermissionRefused):  # those of a schedule are the tenant's to write
+            await schedules.append(schedules.subject("x"), b"")
+
+
+async def test_a_worker_waits_for_a_scheduler_that_passes_on_and_stores_once() -> None:
+    """The first of them takes what it is to pass on, and ends; the second comes later."""
+    async with (
+        running() as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as first,
+        await site.connect("scheduler.main") as second,
+        await site.connect("worker.w1") as worker,
+    ):
+        await made(users, 1)
+        results = ResultStore(JetStream(through_schedulers(worker, "moorage")), "moorage")
+        taken: list[Delivery] = []
+        lost = await first.subscribe(SUBJECTS.worker_result_all, taken.append)
+        storing = asyncio.create_task(results.put_together("acme", [b'{"result":"a","value":1}']))
+        await until(lambda: taken)
+        await lost.unsubscribe()
+        async with passing(second, second, SUBJECTS):
+            # as if the first had passed it on, and the answer was lost
+            passed = taken[0]
+            assert passed.headers is not None
+            await second.publish("$O.MOORAGE_RESULT_acme.C.together", passed.data, "_INBOX.gone", passed.headers)
+            assert await storing == 2
+        assert (await JetStream(users).stream_info("OBJ_MOORAGE_RESULT_acme")).messages == 2
+
+
+async def test_a_worker_may_not_empty_a_bucket_by_a_header() -> None:
+    async with passing_site() as (site, users), await site.connect("worker.w1") as worker:
+        stored = JetStream(users)
+        before = (await stored.stream_info("OBJ_MOORAGE_FILES_acme")).messages
+        for headers in ({"Nats-Rollup": "all"}, {"Nats-Rollup": "sub", "Nats-Expected-Last-Sequence": "0"}):
+            with pytest.raises(BusError):
+                await worker.request("moorage.worker.w1.store.MOORAGE_FILES_acme.C.x", b"", 0.5, headers)
+        assert (await stored.stream_info("OBJ_MOORAGE_FILES_acme")).messages == before
+        await worker.request("moorage.worker.w1.store.MOORAGE_FILES_acme.C.x", b"", 5.0, {"Nats-Rollup": "sub"})
+        assert (await stored.stream_info("OBJ_MOORAGE_FILES_acme")).messages == before
