@@ -64,6 +64,8 @@ ERR_NO_MESSAGE: Final = 10037
 ERR_STREAM_NOT_FOUND: Final = 10059
 ERR_WRONG_LAST_SEQUENCE: Final = 10071
 ERR_STREAM_FULL: Final = 10077
+#: more waits to be stored than the server buffers: this message is not stored
+ERR_TOO_MANY: Final = 10167
 
 #: Headers that a direct get adds to the stored ones.
 _ADDED_BY_SERVER: Final = frozenset(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from moorage.bus.errors import NoResponders, PermissionRefused, RequestTimeout
-from moorage.bus.jetstream import MESSAGE_ID, Asked
+from moorage.bus.jetstream import ERR_TOO_MANY, MESSAGE_ID, Asked, JsError
+from moorage.bus.jetstream_answers import read_ack
 from moorage.bus.link import Link
 from moorage.bus.transport import Delivery
 from moorage.schemas.names import is_worker
@@ -21,11 +24,13 @@ from moorage.schemas.passed_on import OBJECTS, PassedOn
 from moorage.schemas.roles import RIGHTS_ANEW, inbox
 from moorage.schemas.subjects import Subjects
 
-#: pieces of one worker that are under way at a time: they pass through one connection of a scheduler, which the server
-#: cuts off if too much waits for it
+#: pieces of one worker that are under way at a time, each of another object: they pass through one connection of a
+#: scheduler, which the server cuts off if too much waits for it
 PIECES_MAX: Final = 4
-#: how often a message to store is sent
-TRIES_MAX: Final = 3
+#: how often a message to store is sent: again if no answer comes, or the server has too much to store
+TRIES_MAX: Final = 8
+#: the longest pause if the server has too much to store
+BUSY_S: Final = 4.0
 #: how long a worker waits for a scheduler that passes on, and how often it looks
 PATIENCE_S: Final = 60.0
 AGAIN_S: Final = 0.5
@@ -57,6 +62,9 @@ class _ThroughSchedulers:
         self._passed_on = passed_on
         self._is_direct = False
         self._pieces = asyncio.Semaphore(PIECES_MAX)
+        #: one for each object that is being stored: its pieces must not pass each other, on their way through several
+        #: schedulers or when one is sent again
+        self._in_order = WeakValueDictionary[str, asyncio.Lock]()
 
     @property
     def is_connected(self) -> bool:
@@ -70,13 +78,27 @@ class _ThroughSchedulers:
         if not subject.startswith(f"{OBJECTS}."):
             return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, headers))
         marked = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
-        async with self._pieces:
-            for left in reversed(range(TRIES_MAX)):
-                try:
-                    return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, marked))
-                except RequestTimeout:
-                    if not left:
-                        raise
+
+        def store(of: str) -> Awaitable[Delivery]:
+            return self._connection.request(of, payload, timeout_s, marked)
+
+        if self._passed_on.is_small(subject):
+            return await self._stored(subject, store)
+        async with self._pieces, self._in_order.setdefault(subject, asyncio.Lock()):
+            return await self._stored(subject, store)
+
+    async def _stored(self, subject: str, store: Callable[[str], Awaitable[Delivery]]) -> Delivery:
+        for left in reversed(range(TRIES_MAX)):
+            try:
+                stored = await self._ask(subject, store)
+            except RequestTimeout:
+                if not left:
+                    raise
+                continue
+            answer = read_ack(stored.data)
+            if not left or not isinstance(answer, JsError) or answer.err_code != ERR_TOO_MANY:
+                return stored
+            await asyncio.sleep(random.uniform(0, BUSY_S))
         raise AssertionError
 
     async def request_many(

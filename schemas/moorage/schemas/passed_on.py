@@ -66,15 +66,18 @@ class PassedOn:
     def asked(self, worker: str, subject: str) -> str | None:
         """Return the subject on which this worker asks what the server answers on `subject`; None if it cannot."""
         head, _, rest = subject.partition(".")
-        results = self._subjects.result_bucket("")
         if subject.startswith(f"{API}."):
             verb, rest = "fetch", subject.removeprefix(f"{API}.")
         elif head == OBJECTS:
-            verb = "result" if rest.startswith(results) else "store"
+            verb = "result" if self.is_small(subject) else "store"
         else:
             return None
         asked = self._subjects.worker(worker, f"{verb}.{rest}")
         return asked if self.of(asked) is not None else None
+
+    def is_small(self, subject: str) -> bool:
+        """Return whether a subject of objects is of a function's result."""
+        return subject.startswith(f"{OBJECTS}.{self._subjects.result_bucket('')}")
 
     def rights(self, worker: str, tenant: str) -> set[str]:
         """Return the subjects to which a worker that serves this tenant may publish."""

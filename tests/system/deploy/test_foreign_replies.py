@@ -186,6 +186,33 @@ async def test_a_worker_waits_for_a_scheduler_that_passes_on_and_stores_once() -
         assert (await JetStream(users).stream_info("OBJ_MOORAGE_RESULT_acme")).messages == 2
 
 
+async def test_no_piece_of_an_object_passes_another_one_on_its_way() -> None:
+    """Several schedulers take them: so the next is sent once the one before is stored."""
+    async with (
+        running() as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("worker.w1") as worker,
+    ):
+        await made(users, 1)
+        store = files_store(JetStream(through_schedulers(worker, "moorage")), SUBJECTS, "acme")
+        taken: list[Delivery] = []
+        await scheduler.subscribe(SUBJECTS.worker_store_all, taken.append)
+        storing = asyncio.create_task(store.put("x", [bytes(3 << 20)], {}, lambda _: None))
+        passed = 0
+        while not storing.done():
+            await until(lambda n=passed: len(taken) > n or storing.done())
+            await settled(worker, scheduler)
+            assert len(taken) <= passed + 1
+            for piece in taken[passed:]:
+                _, _, _, _, behind = piece.subject.split(".", 4)
+                await scheduler.publish(f"$O.{behind}", piece.data, piece.reply, piece.headers or {})
+                passed += 1
+        await storing
+        assert passed > 6
+        assert await files_store(JetStream(users), SUBJECTS, "acme").find("x") is not None
+
+
 async def test_a_worker_may_not_empty_a_bucket_by_a_header() -> None:
     async with passing_site() as (site, users), await site.connect("worker.w1") as worker:
         stored = JetStream(users)
