@@ -91,7 +91,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
-    run commands in their running jobs. With `monitor`, each server answers monitoring on loopback, to every user of its
+    run commands in their running jobs. `serves` has the tenants of those workers that write for some alone. With
+    `monitor`, each server answers monitoring on loopback, to every user of its
     machine.
     """
 
@@ -107,6 +108,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     results: bool = True
     execs: tuple[str, ...] = ()
     monitor: bool = False
+    serves: dict[str, tuple[str, ...]] = {}
 
     def __post_init__(self) -> None:
         if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
@@ -123,6 +125,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                     raise ValueError(f"{kind} must have names that match {allowed.pattern}, found {name[:80]!r}")
         if unknown := sorted(set(self.execs) - set(self.tenants)):
             raise ValueError(f"execs names tenants of the site, found {unknown[0][:80]!r}, which is none")
+        for worker, served in self.serves.items():
+            if worker not in self.workers or not served or not set(served) <= set(self.tenants):
+                unknown = next((each for each in served if each not in self.tenants), "")
+                found = f"{unknown[:80]!r}, which is none" if served else "none"
+                raise ValueError(f"worker {worker[:80]} serves tenants of the site, found {found}")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
@@ -172,6 +179,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             results_of=results_of,
             queues_of=queues_of,
             execs=identity.name in self.execs,
+            serves=self.serves.get(identity.name) if identity.role == "worker" else None,
         )
 
     def account_of(self, identity: Identity) -> str:

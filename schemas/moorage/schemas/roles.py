@@ -94,6 +94,7 @@ def rights(
     results_of: Iterable[str] = (),
     queues_of: Iterable[str] = (),
     execs: bool = False,
+    serves: Iterable[str] | None = None,
 ) -> Rights:
     """Return what one user may do. `name` is the tenant of a submitter or service, a worker's id, or else
     the user's own name.
@@ -105,14 +106,16 @@ def rights(
     `passed_on`). Submitters have these rights in an account of their own, where no other user's subject can be named,
     and the queue only if it is not replicated (one wrong header stops it for everybody).
     `queues_of` are the tenants with a stream of their own for the queue, which schedulers make and read. `execs` lets a
-    submitter run commands in its running jobs.
+    submitter run commands in its running jobs. `serves` are the tenants for whose jobs a worker may write; None: all.
     """
     words = set(ROLES[role][1])
     if role == "submitter" and execs:
         words.add(MAY_EXEC)
     rows = [row for row in subjects.table() if row.kind != "ledger"]
-    publish = {_filled(row, role, name) for row in rows if names(row.writes) & words}
-    subscribe = {_filled(row, role, name) for row in rows if names(row.reads) & words}
+    served = None if serves is None or role != "worker" else sorted(serves)
+    tenants = ["*"] if served is None else served
+    publish = {_filled(row, role, name, each) for row in rows if names(row.writes) & words for each in tenants}
+    subscribe = {_filled(row, role, name, each) for row in rows if names(row.reads) & words for each in tenants}
     if role == "service":  # its inbox is among the members' own subjects: see `Subjects.member_inbox`
         # an answer goes to the caller alone. `allow_responses` would let a caller choose the subject
         publish |= {f"{inbox('submitter', name)}.>", f"{INBOX}.operator.*.>"}
@@ -132,7 +135,8 @@ def rights(
         publish |= _DISCOVERY
     elif role == "worker":
         passed_on = PassedOn(subjects)
-        publish |= {each for tenant in results_of for each in passed_on.rights(name, tenant)}
+        with_buckets = [tenant for tenant in results_of if served is None or tenant in served]
+        publish |= {each for tenant in with_buckets for each in passed_on.rights(name, tenant)}
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
         streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
@@ -182,10 +186,12 @@ def object_reads(bucket: str) -> tuple[str, str]:
     return f"{RESULT_API}.STREAM.MSG.GET.OBJ_{bucket}", f"{RESULT_API}.DIRECT.GET.OBJ_{bucket}"
 
 
-def _filled(row: SubjectRow, role: Role, name: str) -> str:
-    """Return a subject of the table with the user's name in its place, and `*` in the other places."""
+def _filled(row: SubjectRow, role: Role, name: str, tenant: str) -> str:
+    """Return a subject of the table with the user's name in its place, a tenant (or `*`) in that of one, and `*` in the
+    other places."""
     mine = {"submitter": "<tenant>", "service": "<tenant>", "worker": "<worker>", "operator": "<operator>"}.get(role)
-    return _PLACE.sub("*", row.subject.replace(mine, name) if mine else row.subject)
+    own = row.subject.replace(mine, name) if mine else row.subject
+    return _PLACE.sub("*", own.replace("<tenant>", tenant))
 
 
 def may_answer(prefix: str, asked: str, reply: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import stat
 import subprocess
@@ -256,6 +257,18 @@ def test_no_server_is_monitored_unless_that_is_asked_for(tmp_path: Path, capsys:
     told = json.loads(capsys.readouterr().out)
     assert (told["monitor"], told["restart"]) == (False, True)
     assert "http" not in conf.read_text()
+
+
+def test_a_worker_may_be_for_some_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make(tmp_path, "--worker", "w2=beta") == 0
+    accounts = (tmp_path / "accounts.conf").read_text()
+    [w2] = re.findall(r"# worker w2\n.*?\n      # ", accounts, re.DOTALL)
+    assert "beta" in w2
+    assert "acme" not in w2
+    assert "moorage.log.*" not in w2
+    for wrong, told in (("w3=gamma", "found 'gamma', which is none"), ("w3=", "found none"), ("w2", "names w2 twice")):
+        assert make(tmp_path, "--worker", "w2=beta", "--worker", wrong) == 2
+        assert told in capsys.readouterr().err
 
 
 async def test_a_server_refuses_to_reload_another_monitoring_port() -> None:

@@ -53,7 +53,13 @@ def nats_config(
     *,
     out: Annotated[Path, Parameter(help="Folder to write to; created if missing.")],
     tenant: Annotated[list[str], Parameter(help="A tenant; may be repeated.", value="NAME")],
-    worker: Annotated[list[str] | None, Parameter(help="A worker's id; may be repeated.", value="ID")] = None,
+    worker: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A worker's id, with the tenants whose jobs it runs; all by default. May be repeated.",
+            value="ID[=TENANT,...]",
+        ),
+    ] = None,
     operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
     observer: Annotated[list[str] | None, Parameter(help="A dashboard; may be repeated.", value="NAME")] = None,
     scheduler: Annotated[
@@ -118,10 +124,12 @@ def nats_config(
         if monitor and no_monitor:
             raise rejected("invalid-argument", "--monitor and --no-monitor exclude each other", next="give one of them")
         was_open = _monitored(out)
+        workers = dict(map(_worker, worker or ()))
         try:
             site = Site(
                 tenants=tuple(tenant),
-                workers=tuple(worker or ()),
+                workers=tuple(each.partition("=")[0] for each in worker or ()),
+                serves={name: served for name, served in workers.items() if served is not None},
                 schedulers=tuple(scheduler or ("main",)),
                 operators=tuple(operator or ()),
                 observers=tuple(observer or ()),
@@ -259,6 +267,12 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
         fields |= {"url": url_of(site.servers, "tls"), "ca": str(folder / TLS / "ca.pem")}
         fields |= {"cert": str(folder / TLS / f"{identity.key}.pem"), "key": str(folder / TLS / f"{identity.key}.key")}
     return fields
+
+
+def _worker(text: str) -> tuple[str, tuple[str, ...] | None]:
+    """Return the id of `n01` or `n01=speech,vision`, and the tenants; None for all."""
+    name, sign, tenants = text.partition("=")
+    return name, tuple(dict.fromkeys(each.strip() for each in tenants.split(",") if each.strip())) if sign else None
 
 
 def _server(text: str) -> Server:
