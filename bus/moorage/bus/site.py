@@ -127,9 +127,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"execs names tenants of the site, found {unknown[0][:80]!r}, which is none")
         for worker, served in self.serves.items():
             if worker not in self.workers or not served or not set(served) <= set(self.tenants):
-                unknown = next((each for each in served if each not in self.tenants), "")
-                found = f"{unknown[:80]!r}, which is none" if served else "none"
-                raise ValueError(f"worker {worker[:80]} serves tenants of the site, found {found}")
+                other = next((each for each in served if each not in self.tenants), "")
+                told = f"{other[:80]!r}, which is none" if served else "none"
+                raise ValueError(f"worker {worker[:80]} serves tenants of the site, found {told}")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
