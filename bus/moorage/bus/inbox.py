@@ -81,12 +81,16 @@ class Answers:
         waiting_max: int = WAITING_MAX,
         context: contextvars.Context | None = None,
         on_late: Callable[[Delivery], None] | None = None,
+        *,
+        outlives_breaks: bool = False,
     ) -> None:
         self.base = base
         self.wildcard = f"{base}.*"
         self.waiting_max = waiting_max
         self.late = 0
         self.bad_frames = 0
+        #: its waits go on when the connection is lost: who answers keeps the answers until that is back
+        self.outlives_breaks = outlives_breaks
         self._context = context
         self._on_late = on_late
         self._prefix_chars = len(base) + 1
@@ -137,6 +141,12 @@ class Answers:
         waiting = self._waiting.pop(token, None)
         if waiting is not None:
             waiting.future.cancel()
+
+    def fail(self, token: int, error: BusError) -> None:
+        """End one wait with this error."""
+        waiting = self._waiting.pop(token, None)
+        if waiting is not None:
+            self._fail(waiting, error)
 
     def deliver(self, delivery: Delivery) -> None:
         """Handle a message of the subscription on `wildcard`: give it to the request whose token its subject has."""

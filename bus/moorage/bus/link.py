@@ -49,6 +49,7 @@ class Link:
         self._connected = asyncio.Event()
         self._on_state = on_state
         self._on_error = on_error
+        self._on_back: list[Callable[[], None]] = []
 
     @property
     def inbox_prefix(self) -> str:
@@ -109,6 +110,11 @@ class Link:
         """Wait until what was sent in this turn of the loop is with the socket, as `after_write`."""
         await asyncio.sleep(0)
 
+    def on_back(self, call: Callable[[], None]) -> None:
+        """Call a function each time this is connected again, ahead of all that is sent from then on. It may not
+        raise."""
+        self._on_back.append(call)
+
     async def regained(self) -> None:
         """Wait until connected. Raises `ConnectionClosed` once this connection is closed."""
         await self._connected.wait()
@@ -145,7 +151,8 @@ class Link:
     # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
 
     async def open_inbox(self, answers: Answers) -> Subscribed:
-        """Subscribe the inbox of `answers`, and end its waits with an error when this connection is lost."""
+        """Subscribe the inbox of `answers`. Unless they outlive it, its waits end with an error when this connection is
+        lost."""
         subscription = await self.subscribe(answers.wildcard, answers.deliver)
         self._tables.append(answers)
         return subscription
@@ -175,10 +182,11 @@ class Link:
         return max(deadline - loop.time(), 0.001)
 
     def _lost(self) -> None:
-        """End everything that is awaited, with `Disconnected`."""
+        """End everything that is awaited, with `Disconnected`, but for what outlives this."""
         self._connected.clear()
         for table in self._tables:
-            table.fail_all(Disconnected)
+            if not table.outlives_breaks:
+                table.fail_all(Disconnected)
         self._move(State.RECONNECTING)
 
     def _fail_waits(self) -> None:
@@ -199,6 +207,9 @@ class Link:
             return
         if state not in STATE_MOVES[self.state]:
             raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
-        self.state = state
+        before, self.state = self.state, state
         if self._on_state is not None:
             self._on_state(state)
+        if before is State.RECONNECTING and state is State.CONNECTED:
+            for each in self._on_back:
+                each()

@@ -200,6 +200,11 @@ class Member:
         """Whether no call runs or waits here, and none is on its way: one that it asked for."""
         return not self.running and not self.room and self._asked_s is None
 
+    def replies(self, asked: Collection[str]) -> set[str]:
+        """Return those of these reply subjects whose calls wait or run here."""
+        running = {call.reply for call in self.running.values()} if asked else set()
+        return {reply for reply in asked if reply in running or self.room.has_reply(reply)}
+
     @property
     def rests(self) -> bool:
         """Whether it begins no call, as it has no GPUs for it."""

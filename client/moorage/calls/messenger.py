@@ -7,13 +7,12 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BadSubject, BusError, ConnectionClosed, Disconnected, PayloadTooLarge, RequestTimeout
+from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge
 from moorage.bus.framing import headers_size_bytes
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
@@ -21,6 +20,7 @@ from moorage.calls.discovery import Discovery
 from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import QUIET_S, Call, Member
+from moorage.calls.outbox import RECEIPT_S, Message, Outbox
 from moorage.calls.outputs import Outputs
 from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
@@ -31,6 +31,7 @@ from moorage.schemas.held_calls import last_words
 from moorage.schemas.roles import IMPORTED_REPLY, may_answer
 from moorage.schemas.served import is_header, is_name, too_large
 from moorage.schemas.service import (
+    ASKED_MAX,
     BAD_BATCH,
     BAD_HEADER,
     BUSY,
@@ -69,21 +70,14 @@ from moorage.schemas.service import (
     WAIT_S_MAX,
     WAITED_MS,
     CallErrorBody,
+    Found,
     MemberLoad,
     QueueSpec,
+    Sought,
     Turn,
 )
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import ASK, Subjects, asked_of
 
-#: messages that may wait to be sent, and their bytes, before the program waits
-OUT_MAX: Final = 2000
-OUT_BYTES_MAX: Final = 64 << 20
-#: an answer, or a part of one, that finds no connection is kept for so long in seconds, and sent once there is one
-KEPT_S: Final = 60.0
-#: so long after an answer was sent, the server is asked whether it has it: a connection may be lost before that is seen
-CONFIRM_S: Final = 0.2
-#: what a message takes beside its body
-MESSAGE_BYTES: Final = 1024
 #: a member that ends by itself waits so long for a connection over which it can answer
 CLOSE_S: Final = 5.0
 #: how often it says what it has to do: while that changes, and while it does not
@@ -106,6 +100,7 @@ _WAITED_MS, _HOPS = WAITED_MS.lower(), HOPS.lower()
 _ERROR_CHARS_MAX: Final = 200
 
 _decode_turn: Final = Decoder[Turn](Turn)
+_decode_sought: Final = Decoder[Sought](Sought)
 
 log = logging.getLogger("moorage.calls")
 
@@ -135,17 +130,6 @@ def attempt_of(environment: Mapping[str, str]) -> AttemptName | None:
         return None
     replica, attempt, fence = map(int, numbers)
     return tenant, job, replica, attempt, fence
-
-
-class _Message(NamedTuple):
-    """A message to send; a call's answer has headers and no reply. `made_s` is in the loop's time, of one that was made
-    without a connection; else 0."""
-
-    subject: str
-    body: bytes
-    reply: str
-    headers: dict[str, str] | None
-    made_s: float
 
 
 class Messenger:
@@ -182,27 +166,21 @@ class Messenger:
         self._haver = ""  # where to ask the member that has said `have` last
         self._asks_one = False  # the last `want` went there
         self._turn = name.subjects.member(name.tenant, name.service, "turn")
-        self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
-        self._out_bytes = 0
-        self._lost_s = 0.0  # since when no message can be sent, in the loop's time; 0 if they can
-        self._kept_too_long = 0
-        #: answers that the server may not have, each with the number of the connection over which it was sent
-        self._unconfirmed: deque[tuple[int, _Message]] = deque()
-        self._unconfirmed_bytes = 0
-        self._some_unconfirmed = asyncio.Event()
-        self._some_to_send = asyncio.Event()
-        self._all_sent = asyncio.Event()
+        #: its calls, for who answers them if it is killed
+        self.held = HeldCalls()
+        self._outputs = Outputs(self._put_answer, self._on_not_asked)
+        self._outbox = Outbox(
+            connection, self._inbox, self._hold, self._instead, self.held.answered, lambda: self._outputs.waiting_bytes
+        )
         self._parts: dict[int, tuple[int, float]] = {}  # of each answer in parts: how many, and when one asked last
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         self._output_bytes = output_bytes
-        self._outputs = Outputs(self._put_answer, self._on_not_asked)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
-        #: its calls, for who answers them if it is killed
-        self.held = HeldCalls()
         #: by the inbox of the question: calls for a method that the program lacks, until another member says it has it
         self._sought: dict[str, tuple[Call, asyncio.TimerHandle]] = {}
         self._asked = 0
+        connection.on_back(lambda: self._drop_coming(lambda _: True))
         self._calls: list[Subscription] = []
         self._asked_here: Subscription | None = None
         self._room: Subscription | None = None
@@ -210,7 +188,6 @@ class Messenger:
         self._asking_again: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
-        self._is_held = False
         self._ticking = asyncio.Event()
         self._has_emptied = asyncio.Event()
         self._called = asyncio.Event()
@@ -226,16 +203,18 @@ class Messenger:
         await self._connection.subscribe(f"{self._inbox}.part.*", self._on_no_responders)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
+        for asked in (asked_of(self._subject), asked_of(self._subject, self.id)):
+            await self._connection.subscribe(asked, self._on_sought)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick(), self._confirm())]
+        await self._connection.subscribe(self._outbox.receipts, self._outbox.on_untaken)
+        self._outbox.open()
+        self._tasks = [asyncio.get_running_loop().create_task(self._tick())]
 
     def hold_in(self, path: Path, most: int) -> None:
         """Keep the calls that are here in this file, at most so many, and answer those that a member which was killed
         has left in it: one before this in the same attempt."""
         for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant):
-            body, headers = self._failure(*last_words(ran))
-            self._put(reply, body, "", headers)
+            self._outbox.answer(reply, *self._failure(*last_words(ran)), age_s=float("inf"))
 
     async def fetch(self) -> None:
         """Fetch calls that wait at other members, from now on. Raises `PermissionRefused`.
@@ -270,7 +249,7 @@ class Messenger:
         self.member.drain(time.monotonic())
         self._look()
         await self._emptied()
-        await self._let_all_out()
+        await self._outbox.let_all_out()
 
     async def died(self) -> None:
         """The program is over: answer what ran, let the others fetch what waits for `ROOM_S`, refuse the rest."""
@@ -304,11 +283,7 @@ class Messenger:
         if self._asked_here is not None:  # who asks from now on hears that nobody is here
             with contextlib.suppress(BusError):
                 await self._asked_here.unsubscribe()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._let_all_out()
-        if self._out:
-            log.warning("the connection is down: %d messages are not sent", len(self._out))
+        await self._outbox.close(within_s)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -369,7 +344,7 @@ class Messenger:
 
     def _on_call(self, delivery: Delivery) -> None:
         endpoint = delivery.subject[len(self._subject) + 1 :]
-        if endpoint in NOT_ENDPOINTS:  # a caller that gives up, which all members hear
+        if endpoint in NOT_ENDPOINTS or endpoint == ASK:  # which all members hear
             return
         call = self._call_of(delivery)
         if call is not None:
@@ -483,10 +458,37 @@ class Messenger:
 
     def _on_cancel(self, delivery: Delivery) -> None:
         reply = delivery.data.decode(errors="replace")
+        self._outbox.forget(reply)
         self.member.on_cancel(reply, time.monotonic())
         self.held.over(reply)
         self._outputs.drop(reply)
         self._look()
+
+    def _on_sought(self, delivery: Delivery) -> None:
+        """A caller asks which of its calls are here. One in another account knows them by other reply subjects."""
+        reply = delivery.reply
+        if reply.startswith(f"{IMPORTED_REPLY}.") or not may_answer(self.name.prefix, self._subject, reply):
+            return
+        try:
+            sought = _decode_sought(delivery.data)
+        except Refused:
+            return
+        asked = sought.calls[:ASKED_MAX]
+        here = {call.reply for call, _ in self._sought.values()} | self.member.replies(asked) | self._outputs.replies
+        for each in asked:
+            if self._outbox.has(each):
+                self._outbox.send_again(each)
+                here.add(each)
+        if sought.was_cut:
+            self._drop_coming(lambda call: call.reply in here)
+        if here or sought.all:
+            self._put(reply, encode(Found(self.id, [each for each in asked if each in here])), "", None)
+
+    def _drop_coming(self, is_one: Callable[[Call], bool]) -> None:
+        """Refuse calls whose data were on their way over a connection that was lost: they may be sent again."""
+        for number in [number for number, call in self.member.running.items() if is_one(call)]:
+            if self._inputs.forget_coming(number):
+                self._end_unrun(number, EXPIRED, "the connection was lost while the data of the call came")
 
     def _on_put(self, delivery: Delivery) -> None:
         """A part of a call's data, or what asks for more parts of an answer."""
@@ -594,10 +596,10 @@ class Messenger:
             return
         ask_at = self.name.subjects.call_put(self.name.tenant, self.name.service, self.id, number)
         self._outputs.begin(number, call, body, headers, most, ask_at)
-        self._hold_if_full()
+        self._outbox.hold_if_full()
 
     def _put_answer(self, reply: str, body: bytes, headers: dict[str, str]) -> None:
-        self._put(reply, body, "", headers)
+        self._outbox.answer(reply, body, headers, age_s=RECEIPT_S)  # it takes long to send
 
     def _on_not_asked(self, call: Call) -> None:
         self._fail(call, TOO_LARGE, "its caller asked for no more parts of the answer")
@@ -705,11 +707,11 @@ class Messenger:
             self._closing_room.cancel()
             self._closing_room = None
         else:  # in the order of what is sent: a `want` that follows a `have` must find the subscription
-            self._let_out(self._open_room)
+            self._outbox.let_out(self._open_room)
 
     def _room_is_over(self) -> None:
         self._closing_room = None
-        self._let_out(self._close_room)
+        self._outbox.let_out(self._close_room)
 
     async def _open_room(self) -> None:
         self._room = await self._connection.subscribe_ahead(self._want, self._on_want, ROOM_QUEUE)
@@ -747,154 +749,30 @@ class Messenger:
         return body, headers
 
     def _answer(self, call: Call, body: bytes, headers: dict[str, str]) -> None:
-        self._put(call.reply, body, "", headers)
+        self._outbox.answer(call.reply, body, headers, age_s=call.waited(time.monotonic()) / 1000)
 
     def _put(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> None:
-        made_s = 0.0
-        if not self._connection.is_connected:
-            if headers is None:  # it would be wrong later: what waits here, who asks
-                return
-            made_s = asyncio.get_running_loop().time()
-        self._let_out(_Message(subject, body, reply, headers, made_s))
-        self._hold_if_full()
-
-    def _hold_if_full(self) -> None:
-        waiting = self._out_bytes + (self._outputs.waiting_bytes if self._outputs else 0)
-        if not self._is_held and (len(self._out) > OUT_MAX or waiting > OUT_BYTES_MAX):
-            self._hold(True)
-
-    def _let_out(self, item: _Message | Callable[[], Awaitable[None]]) -> None:
-        if not self._out:
-            self._all_sent.clear()
-            self._some_to_send.set()
-        self._out.append(item)
-        if isinstance(item, _Message):
-            self._out_bytes += len(item.body)
+        self._outbox.put(subject, body, reply, headers)
 
     def _hold(self, on: bool) -> None:
-        """Read no more of the program while too much waits to be sent: it may stream faster than the server takes, or
-        there may be no connection."""
-        self._is_held = on
         if self.program is not None:
             self.program.hold(on)
 
-    async def _let_all_out(self) -> None:
-        while self._out:
-            await self._all_sent.wait()
-
-    async def _send_out(self) -> None:
-        out = self._out
-        while True:
-            if not out:
-                self._all_sent.set()
-                self._some_to_send.clear()
-                await self._some_to_send.wait()
-            item = out[0]
-            try:
-                if isinstance(item, _Message):
-                    await self._send(item)
-                else:
-                    await item()
-            except BusError as error:
-                log.warning("%s", error)
-            except TimeoutError:
-                self._kept_too_long += 1
-            except Exception:  # one message may not keep all others from being sent
-                log.exception("a message of the member could not be sent")
-            finally:
-                out.popleft()
-                if isinstance(item, _Message):
-                    self._out_bytes -= len(item.body)
-                    if _is_answer(item):
-                        self.held.answered(item.subject)
-                if (
-                    self._is_held
-                    and len(out) < OUT_MAX // 2
-                    and self._out_bytes + self._outputs.waiting_bytes < OUT_BYTES_MAX // 2
-                ):
-                    self._hold(False)
-
-    async def _send(self, message: _Message) -> None:
-        if message.headers is None:
-            await self._connection.send([(message.subject, message.body, message.reply)])
-            return
-        reply, headers = message.reply, message.headers
-        if reply.startswith(f"{IMPORTED_REPLY}."):
-            reply, headers = "", {**headers, REPLY: reply}
-        try:
-            await self._publish(message, message.subject, message.body, reply, headers)
-        except (PayloadTooLarge, BadSubject) as error:
-            is_part = PART in message.headers
-            if message.reply and not is_part:  # a call that is passed on, which nobody has run: it may be sent again
-                body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
-                await self._publish(message, message.reply, body, "", headers)
-                return
-            if isinstance(error, BadSubject):
-                raise
-            why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
-            body, headers = self._failure(TOO_LARGE, why)
-            await self._publish(message, message.subject, body, "", headers)
-            if is_part:  # its caller, which has heard of an error, sends no cancel
-                running = self.member.running.items()
-                for number, call in [each for each in running if each[1].reply == message.subject]:
-                    self._end_early(number, call)
-
-    async def _publish(
-        self, message: _Message, subject: str, body: bytes, reply: str, headers: Mapping[str, str]
-    ) -> None:
-        """Publish what becomes of a message, once there is a connection. Raises TimeoutError `KEPT_S` after it was
-        made."""
-        while not await self._connection.publish(subject, body, reply, headers):
-            self._lost_s = self._lost_s or asyncio.get_running_loop().time()
-            kept_s = max(message.made_s, self._lost_s)
-            async with asyncio.timeout_at(kept_s + KEPT_S):
-                await self._connection.regained()
-            before = (message.headers or {}).get(WAITED_MS)
-            if message.reply and before is not None:  # a call that is passed on has waited here, too
-                waited_ms = round((asyncio.get_running_loop().time() - kept_s) * 1000)
-                headers = {**headers, WAITED_MS: str(int(before) + waited_ms)}
-        self._lost_s = 0.0
-        # a call that is passed on runs at most once, and who counts parts would count one more
-        if not message.reply and MEMBER in headers and PART not in headers:
-            if not self._unconfirmed:
-                self._some_unconfirmed.set()
-            self._unconfirmed.append((self._connection.reconnects, message))
-            self._unconfirmed_bytes += len(message.body) + MESSAGE_BYTES
-            while self._unconfirmed_bytes > OUT_BYTES_MAX:
-                self._forget_unconfirmed()
-        if self._kept_too_long:
-            log.warning("the connection was down: %d answers are lost", self._kept_too_long)
-            self._kept_too_long = 0
-
-    def _forget_unconfirmed(self) -> tuple[int, _Message]:
-        over, message = self._unconfirmed.popleft()
-        self._unconfirmed_bytes -= len(message.body) + MESSAGE_BYTES
-        return over, message
-
-    async def _confirm(self) -> None:
-        """Ask the server from time to time whether it has all answers. Those sent over a connection that was lost are
-        sent again: a caller that has one already drops the second."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self._confirm_once()
-
-    async def _confirm_once(self) -> None:
-        connection = self._connection
-        await self._some_unconfirmed.wait()
-        await asyncio.sleep(CONFIRM_S)
-        now, count = connection.reconnects, len(self._unconfirmed)
-        try:
-            await connection.flush()
-        except (Disconnected, RequestTimeout):
-            await connection.regained()
-            if connection.reconnects == now:  # it only takes long
-                return
-        for _ in range(min(count, len(self._unconfirmed))):
-            over, message = self._forget_unconfirmed()
-            if over != connection.reconnects:
-                self._let_out(message)
-        if not self._unconfirmed:
-            self._some_unconfirmed.clear()
+    def _instead(self, message: Message, error: PayloadTooLarge | BadSubject) -> Message | None:
+        """Return what is said in place of a message that cannot be sent."""
+        is_part = PART in (message.headers or ())
+        if message.reply and not is_part:  # a call that is passed on, which nobody has run: it may be sent again
+            body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
+            return Message(message.reply, body, "", headers)
+        if isinstance(error, BadSubject):
+            return None
+        if is_part:  # its caller, which hears of an error, sends no cancel
+            running = self.member.running.items()
+            for number, call in [each for each in running if each[1].reply == message.subject]:
+                self._end_early(number, call)
+        why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
+        body, headers = self._failure(TOO_LARGE, why)
+        return Message(message.subject, body, "", headers)
 
     # -- time
 
@@ -942,12 +820,6 @@ class Messenger:
         except BusError:
             return False
         return True
-
-
-def _is_answer(message: _Message) -> bool:
-    """Return whether a message is the last one that the caller of a call gets."""
-    headers = message.headers
-    return headers is not None and not message.reply and PART not in headers and SEND not in headers
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:

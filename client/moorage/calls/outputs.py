@@ -52,6 +52,11 @@ class Outputs:
         return len(self._going)
 
     @property
+    def replies(self) -> set[str]:
+        """The reply subjects of the calls whose answers these are."""
+        return {each.call.reply for each in self._going.values()}
+
+    @property
     def waiting_bytes(self) -> int:
         """How many bytes wait to be asked for."""
         return sum(each.left_bytes for each in self._going.values())

@@ -64,6 +64,10 @@ class Room(Generic[C]):
         self._bytes += len(call.data)
         self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
 
+    def has_reply(self, reply: str) -> bool:
+        """Return whether a call with this reply subject waits here."""
+        return reply in self._by_reply
+
     def has_more_than(self, most: int) -> bool:
         """Return whether more calls wait than may: so many, with `ROOM_BYTES_MAX` of data."""
         return len(self._calls) > most or self._bytes > ROOM_BYTES_MAX

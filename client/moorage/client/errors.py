@@ -56,6 +56,7 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "service-busy": ("fleet", "all members of the service that were asked are full, so the call did not start"),
     "call-expired": ("fleet", "no member of the service had a free place in the caller's time, so it did not start"),
     "member-died": ("fleet", "the process that ran the call ended before it answered"),
+    "unreachable": ("fleet", "no member of the service has the call any more, as behind a break; it may have run"),
     "call-failed": ("service", "the service ran the call and answered with an error"),
     "bad-batch": ("service", "the service's function answered its batch of calls with no list of as many answers"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),

@@ -44,6 +44,7 @@ from moorage.client.errors import (
     rejected,
     timed_out,
 )
+from moorage.client.whereabouts import Lost, Whereabouts
 from moorage.schemas.errors import Problem
 from moorage.schemas.handler import NOT_FINITE, Result, decode_result, null_place
 from moorage.schemas.names import SERVICE, is_service
@@ -62,6 +63,7 @@ from moorage.schemas.service import (
     INPUT,
     INPUT_BYTES_MAX,
     INPUT_REFUSED,
+    MEMBER,
     MEMBER_DIED,
     NO_ENDPOINT,
     NOT_ENDPOINTS,
@@ -125,7 +127,7 @@ class Calls:
     def __init__(self, client: Connected) -> None:
         self._client = client
         self._link: Link | None = None
-        self._opening: asyncio.Task[Answers] | None = None
+        self._opening: asyncio.Task[Whereabouts] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cancels: dict[str, str] = {}  # those to be sent: the service's subject by the caller's reply subject
         self._cancelled: dict[str, str] = {}  # the same of those that were sent
@@ -134,12 +136,17 @@ class Calls:
         self._jobs: dict[str, str] = {}  # by service that nobody served: the job that has it
         self._told: dict[str, tuple[float, asyncio.Task[tuple[str, str]]]] = {}  # why nobody did, and when it was asked
 
-    async def inbox(self) -> Answers:
-        """Return the inbox, which lasts as long as the connection. Raises PermissionRefused."""
+    async def inbox(self) -> Whereabouts:
+        """Return the inbox and what is under way, which last as long as the client. Raises PermissionRefused."""
         link = self._client.link
         if self._opening is None or self._link is not link or (self._opening.done() and self._opening.exception()):
-            self._link, self._opening = link, asyncio.get_running_loop().create_task(_opened(link, self._on_late))
+            self._link, self._opening = link, asyncio.get_running_loop().create_task(self._open(link))
         return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+
+    async def _open(self, link: Link) -> Whereabouts:
+        answers = Answers(new_inbox(link.inbox_prefix), on_late=self._on_late, outlives_breaks=True)
+        await link.open_inbox(answers)
+        return Whereabouts(link, answers, self._begin)
 
     def cancel(self, subject: str, reply: str) -> None:
         """Say that the caller with this reply subject no longer waits, once there is a connection; nobody waits for
@@ -244,12 +251,6 @@ def _keep(rows: dict[str, str], reply: str, subject: str) -> None:
     rows[reply] = subject
 
 
-async def _opened(link: Link, on_late: Callable[[Delivery], None]) -> Answers:
-    answers = Answers(new_inbox(link.inbox_prefix), on_late=on_late)
-    await link.open_inbox(answers)
-    return answers
-
-
 class _Time(NamedTuple):
     """The time of one try, in seconds: for its whole answer, or where it `streams` for each part; and until it has a
     place."""
@@ -274,16 +275,18 @@ class _Time(NamedTuple):
 class _UnderWay:
     """A call that was sent: the future of its answer, and whether there is nothing to cancel any more."""
 
-    __slots__ = ("_input", "answer", "is_over")
+    __slots__ = ("_input", "answer", "is_over", "member")
 
     def __init__(self, answer: asyncio.Future[list[Delivery]], input: _Input) -> None:
         self.answer = answer
         self.is_over = False
+        self.member = ""  # which has answered
         self._input = input
 
     def value(self, delivery: Delivery, *, raw: bool = False) -> Any:
         """Return the value of an answer, or of a part of it; its bytes, if it is to be `raw`. Raises CallFailed,
         CallRefused, Rejected."""
+        self.member = (delivery.headers or {}).get(MEMBER, "")
         value = _value(delivery, raw=raw)
         if self._input.was_overlooked:
             problem = client_problem(
@@ -310,8 +313,9 @@ class Service:
 
     All methods raise `CallRefused` (the call did not start: no job has the service, or none of its members is there in
     time; all are full, or none had a place in time), `CallFailed` (it started: the function raised, or its process
-    ended), `TimedOut` (it may have run), `Unreachable` (the connection was lost meanwhile: it may have run),
-    `NotPermitted`, and `Rejected` for data that are too large or that JSON cannot hold.
+    ended), `TimedOut` (it may have run), `Unreachable` (no member has it any more, as behind a break of a connection:
+    it may have run), `NotPermitted`, and `Rejected` for data that are too large or that JSON cannot hold. A call
+    outlives a break of the client's connection, and so does a stream of which no part was lost meanwhile.
     """
 
     def __init__(
@@ -535,6 +539,7 @@ class Service:
                         yield Answer(value, delivery.headers or {})
                     return
                 seen += 1
+                _check_next(delivery, seen)
                 if _is_whole(delivery) and not raw:
                     pieces.append(delivery)
                     continue
@@ -553,7 +558,7 @@ class Service:
         of what the body lets through of the bus.
         """
         try:
-            answers = await self._calls.inbox()
+            there = await self._calls.inbox()
         except BusError as error:
             raise self._error(error) from None
         sending = _Input(self._client.link, f"{self._subject}.put.", payload)
@@ -562,6 +567,7 @@ class Service:
             sending.ask_for_more(delivery)
             return not sending.is_asked(delivery) and is_last(delivery)
 
+        answers = there.answers
         token, answer = answers.open(
             self._called,
             time_s.answer_s,
@@ -570,18 +576,21 @@ class Service:
             in_all=not time_s.streams,
             first_s=time_s.first_s,
         )
-        reply, call = answers.reply_subject(token), _UnderWay(answer, sending)
+        reply, call = there.send(self._subject, token, answer), _UnderWay(answer, sending)
         with caller_span(f"call {self.name}", self._attributes) as headers:
             try:
                 sending.is_announced = await self._send(payload, kind, reply, headers | time_s.headers)
                 yield call
             except BusError as error:
                 # a call that was sent may run on, and its member cannot know that the connection was lost
-                call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Disconnected)
+                call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Lost)
                 raise self._error(error) from None
             finally:
                 sending.stop()
+                there.over(reply, call.member)
                 answers.abandon(token)
+                if answer.done() and not answer.cancelled():
+                    answer.exception()  # nobody asks for it where something else was raised first
                 if not call.is_over:
                     self._calls.cancel(self._subject, reply)
 
@@ -630,8 +639,9 @@ class Service:
             return CallRefused(problem)
         if isinstance(error, RequestTimeout):
             return timed_out(f"{where}: no answer within {error.timeout_s:.3g} s; the call may have run")
-        if isinstance(error, Disconnected):
-            return Unreachable(error.problem)
+        if isinstance(error, Lost):
+            told = f"{where}: no member has the call any more; it may have run"
+            return Unreachable(client_problem("unreachable", told, next_step="call again, if it may run twice"))
         if isinstance(error, PermissionRefused):
             return NotPermitted(error.problem)
         if isinstance(error, PayloadTooLarge):
@@ -883,6 +893,14 @@ def _all_there(last: Delivery, seen: int) -> bool:
     if said != str(seen):
         raise CallFailed(client_problem("call-failed", f"{seen} of {said} parts of the answer arrived"))
     return True
+
+
+def _check_next(part: Delivery, number: int) -> None:
+    """Raise CallFailed if a part of a stream is another one than this: those before it were lost with a connection."""
+    found = (part.headers or {}).get(PART, "")
+    if found != str(number):
+        told = f"part {number} of the answer was lost with a connection: part {found[:_DIGITS_MAX]} came"
+        raise CallFailed(client_problem("call-failed", told, next_step="call again, if it may run twice"))
 
 
 def _is_part(delivery: Delivery) -> bool:

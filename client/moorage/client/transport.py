@@ -24,6 +24,9 @@ class Link(Transport, InboxTransport, Protocol):
     #: how often it was connected again
     reconnects: int
 
+    def on_back(self, call: Callable[[], None]) -> None:
+        """Call a function each time this is connected again."""
+
 
 class ClientTransport(Protocol):
     """The `transport` argument of `AsyncClient`. One transport may serve several clients, also at the same time."""

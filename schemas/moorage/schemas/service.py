@@ -39,6 +39,8 @@ TIME_MS: Final = "Moorage-Time-Ms"
 ENDPOINT: Final = "Moorage-Endpoint"
 #: words behind a service's name in a subject that are no methods of it
 NOT_ENDPOINTS: Final = ("cancel", "put")
+#: most calls that one question names
+ASKED_MAX: Final = 1000
 #: of a call: how soon it has a place among those that wait, 0..100, the highest first
 PRIORITY: Final = "Moorage-Priority"
 PRIORITY_DEFAULT: Final = 50
@@ -304,6 +306,21 @@ class CallErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     started: bool
     retry_after_ms: int = 0  # milliseconds until a place may be free; 0 if that is not known
     kind: str = ""  # name of the exception that the function raised
+
+
+class Sought(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a caller asks the members of a service: which of its calls they have."""
+
+    calls: list[str]  # their reply subjects, at most `ASKED_MAX`
+    all: bool = False  # members that have none of them answer, too
+    was_cut: bool = False  # the caller's connection was lost meanwhile: data that it sent in parts may have been, too
+
+
+class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of one member. Before it, it sends those answers again that it has for these calls."""
+
+    member: str  # its id
+    calls: list[str] = []  # those that it has: they wait, run or are answered
 
 
 class CallCounts(msgspec.Struct, frozen=True, gc=False):

@@ -46,12 +46,20 @@ MAY_EXEC: Final = "submitter with exec"
 FLEET: Final = "_fleet"
 #: stands for a service in the subjects on which its members hand calls to each other; no service can have this name
 MEMBERS: Final = "~"
+#: behind the subject of a service, whose methods have no capital letters: what callers ask its members
+ASK: Final = "ASK"
 #: what the members of a service say to each other, or to all
 MEMBER_VERBS: Final = ("have", "want", "load")
 #: in the table of subjects, a worker of tenants that have buckets
 MAY_STORE: Final = "worker with files"
 #: what a worker asks of the leader
 WORKER_VERBS: Final = ("join", "renew", "fact")
+
+
+def asked_of(calls: str, member: str = "") -> str:
+    """Return the subject on which all members of the service with this subject, or one of them, are asked which calls
+    they have."""
+    return f"{calls}.{ASK}.{member}" if member else f"{calls}.{ASK}"
 
 
 class SubjectRow(NamedTuple):
@@ -238,7 +246,8 @@ class Subjects:
                 "submitter, service",
                 "service",
                 "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer; "
-                "`<service>.put.<member>.<call>`: data in parts",
+                "`<service>.put.<member>.<call>`: data in parts; `<service>.ASK`, `<service>.ASK.<member>`: whether "
+                "members have calls",
             ),
             SubjectRow(
                 f"{p}.calls.<tenant>.>",

@@ -18,7 +18,8 @@ from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.member import QUIET_S, TICK_S
-from moorage.calls.messenger import CLOSE_S, CONFIRM_S, KEPT_S, LISTENS_S, LOAD_QUIET_S, OUT_BYTES_MAX, Messenger, Name
+from moorage.calls.messenger import CLOSE_S, LISTENS_S, LOAD_QUIET_S, Messenger, Name
+from moorage.calls.outbox import CONFIRM_S, KEPT_S, OUT_BYTES_MAX
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
@@ -761,7 +762,7 @@ async def test_a_member_without_a_connection_keeps_no_answer_for_longer_than_a_m
     link_of(desk).lose()
     desk.messenger.on_frame(FromProgram(answer=desk.running.pop()), b"")
     await asyncio.sleep(KEPT_S + 1)
-    assert not desk.messenger._out
+    assert not desk.messenger._outbox._out
     link_of(desk).restore()
     await asyncio.sleep(1)
     assert said.empty()
@@ -780,7 +781,7 @@ async def test_a_program_waits_while_more_of_its_answers_are_kept_than_may_be(de
     desk.messenger.on_frame(FromProgram(part=1), half)
     assert desk.held == [True]
     await asyncio.sleep(KEPT_S + 1)
-    assert (desk.held, desk.messenger._out_bytes, said.qsize()) == ([True, False], 0, 0)
+    assert (desk.held, desk.messenger._outbox._out_bytes, said.qsize()) == ([True, False], 0, 0)
 
 
 @played_by(member)
@@ -790,7 +791,7 @@ async def test_a_member_without_a_connection_keeps_nothing_of_what_it_says_to_ot
     await asyncio.sleep(1)
     link_of(desk).lose()
     await asyncio.sleep(10)
-    assert not desk.messenger._out
+    assert not desk.messenger._outbox._out
     link_of(desk).restore()
     for call in (running, waits):
         desk.answer()
@@ -835,7 +836,7 @@ async def test_an_answer_sent_over_a_connection_that_was_cut_off_is_sent_again_o
     await second
     assert error_of(second) == ""
     await asyncio.sleep(CONFIRM_S + 1)
-    assert (passed_on, desk.caller.late_answers, len(desk.messenger._unconfirmed)) == ([], said, 0)
+    assert (passed_on, desk.caller.late_answers, len(desk.messenger._outbox._unconfirmed)) == ([], said, 0)
 
 
 async def heard_on(desk: Desk, subject: str) -> list[Delivery]:

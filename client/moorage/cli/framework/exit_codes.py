@@ -51,6 +51,7 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "not-authorized": EXIT_DENIED,
     "cannot-connect": EXIT_UNREACHABLE,
     "disconnected": EXIT_UNREACHABLE,
+    "unreachable": EXIT_UNREACHABLE,
     "no-scheduler": EXIT_UNREACHABLE,
     "not-leading": EXIT_UNREACHABLE,
     "timed-out": EXIT_TIMED_OUT,
