@@ -39,7 +39,7 @@ from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnRegained, OnState
 from moorage.bus.own_login import with_own_login
 from moorage.bus.subscription import Subscription
-from moorage.bus.transport import Delivery, Handler, Outgoing
+from moorage.bus.transport import Delivery, Handler, Outgoing, Wanted
 from moorage.schemas.roles import RIGHTS_ANEW, has_right
 
 __all__ = ["Connection", "State", "connect"]
@@ -191,6 +191,41 @@ class Connection(Link):
             await self._forget(subscription)
             raise
         return subscription
+
+    async def swap(self, ended: Iterable[Subscription], wanted: Iterable[Wanted]) -> list[Subscription]:
+        """End subscriptions and make others in their place, by one write: the server takes both together.
+
+        Handlers of those that end still get what the server has sent. While disconnected, the new ones are made with
+        the next connection. Raises `BadSubject`, `ConnectionClosed`.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        former, wanted = list(ended), list(wanted)
+        for each in wanted:
+            check_filter(each.subject)
+        told = self._forget, self._retire, self._on_handler_failed
+        made = [Subscription(*told, each.subject, each.handler, "", each.most) for each in wanted]
+        self._subscriptions.update(dict.fromkeys(made))
+
+        async def write() -> None:
+            for each in former:
+                await each.end_at_server()
+            for each in made:
+                if each.client is None and self._connected.is_set():
+                    await quietly(each.start(self._client))
+
+        await self._behind.run(write())
+        for old in former:
+            self._behind.spawn(self._retire(old))
+        return made
+
+    async def reconnect(self) -> None:
+        """Drop this connection to the server, with all that waits there for it, and make another one.
+
+        It ends what is awaited, as a lost connection does. Does nothing while disconnected.
+        """
+        if self._connected.is_set():
+            self._dialer.cut(self._client)
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until everything that was sent before has reached the server. Raises `RequestTimeout`, `Disconnected`,

@@ -192,6 +192,14 @@ class Dialer:
         self._connected = client
         return client
 
+    def cut(self, client: Client) -> None:
+        """End a client's connection to the server at once; it tells of that as of a lost one."""
+        writer = getattr(client._transport, "_bare_io_writer", None)  # None over WebSockets
+        if writer is not None:
+            writer.transport.abort()
+        else:
+            self._on_lost(client)
+
     async def abandon(self, client: Client) -> None:
         """Close a client that may never have connected, or whose socket is dead; takes CLOSE_TIMEOUT_S at most."""
         await asyncio.wait({self._behind.spawn(_close(client))})

@@ -37,6 +37,14 @@ USERS_MAX: Final = 10_000
 #: a page of output is read from a disk before it is answered
 ANSWER_WITHIN: Final = "1m"
 ORGANISATION: Final = "moorage"
+#: of each tenant's account: a program that opens connections without end takes no other tenant's, whatever the server
+#: takes at most (65,536 connections by default). A member of a service has one
+TENANT_CONNECTIONS: Final = 10_000
+TENANT_SUBSCRIPTIONS: Final = 200_000
+TENANT_LIMITS: Final = (
+    f"max_connections: {TENANT_CONNECTIONS}, max_subscriptions: {TENANT_SUBSCRIPTIONS},"
+    f" max_payload: {MAX_PAYLOAD_BYTES}"
+)
 
 
 class Identity(NamedTuple):
@@ -212,6 +220,8 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
         for identity in by_account[account]:
             lines += _user(identity, site.rights_of(identity), site.auth, credentials.get(identity, ""))
         lines.append("    ]")
+        if account in tenants:
+            lines.append(f"    limits: {{ {TENANT_LIMITS} }}")
         for title, crossing in (
             ("exports", exports if account == users else []),
             ("imports", imports.get(account, [])),

@@ -41,7 +41,8 @@ class Subscription:
 
     `client` is the one it is on now, None before the first. `forget` is called to end it, `retire` to end it behind its
     last message, `failed` with what its handler raises. `refused` says why a server refused it: the connection tries it
-    again from `again_at_s` on, until it holds.
+    again from `again_at_s` on, until it holds. After `most` messages the server ends it; 0: never. A reconnect begins
+    that count anew.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Subscription:
         "again_at_s",
         "client",
         "handler",
+        "most",
         "queue",
         "refused",
         "subject",
@@ -66,6 +68,7 @@ class Subscription:
         subject: str,
         handler: Handler,
         queue: str,
+        most: int = 0,
     ) -> None:
         self._forget = forget
         self._retire = retire
@@ -75,6 +78,7 @@ class Subscription:
         self.subject = subject
         self.handler = handler
         self.queue = queue
+        self.most = most
         self.refused: PermissionRefused | None = None
         #: when it is to be tried again, by the event loop's clock, and the wait before that
         self.again_at_s = self._wait_s = 0.0
@@ -123,17 +127,24 @@ class Subscription:
                     self._failed(error)
 
         started = await client.subscribe(self.subject, queue=self.queue, future=_Receiver(receive))
+        if self.most:
+            await quietly(started.unsubscribe(limit=self.most))
         if self.client is client:
             self._nats = started
         else:  # ended meanwhile
             await quietly(started.unsubscribe())
+
+    async def end_at_server(self) -> None:
+        """Have the server send nothing more for it; what it has sent is still handled."""
+        if self._nats is not None and self.client is not None:
+            await quietly(self.client._send_unsubscribe(self._nats._id))
 
     async def finish(self) -> None:
         """Unsubscribe, and wait for the messages that the server sent before it knew."""
         inner, client = self._nats, self.client
         if inner is not None and client is not None:
             # nats-py's drain sends its PING ahead of its UNSUB: this one is on the server before that PING
-            await quietly(client._send_unsubscribe(inner._id))
+            await self.end_at_server()
             await quietly(client.flush())
             await quietly(inner.drain())  # type: ignore[no-untyped-call]  # nats-py has no types for it
         await self.stop()

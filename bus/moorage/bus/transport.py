@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +31,14 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 #: Runs in the read path: it may only enqueue, never await or compute for long.
 Handler = Callable[[Delivery], None]
+
+
+class Wanted(NamedTuple):
+    """A subscription to make. The server ends it after `most` messages; 0: never."""
+
+    subject: str
+    handler: Handler
+    most: int = 0
 
 
 class Subscribed(Protocol):

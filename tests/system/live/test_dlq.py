@@ -12,12 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import JetStream, StoredMessage
 from moorage.client import AsyncClient, NotFound, Rejected
+from moorage.scheduler.durable import dead_letters
 from moorage.scheduler.durable.dead_letters import LETTERS_MAX, DeadLetters
 from moorage.schemas.answers.letters import LetterDone, LetterRow
+from moorage.schemas.errors import problem
 from moorage.schemas.subjects import Subjects
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, Stack, caller, request, stack
+from tests.unit.scheduler.driving import Driving
 from tests.waiting import until
 
 WAITS: dict[str, Any] = {"gpu": {"model": "none such"}}
@@ -146,6 +151,29 @@ def test_the_store_is_bounded_in_number_bytes_and_age() -> None:
     config = DeadLetters.stream(Subjects(), 1, 3600)
     assert (config["max_msgs"], config["max_bytes"], config["max_age"]) == (LETTERS_MAX, 64 << 20, 3600 * 10**9)
     assert config["discard"] == "old"
+
+
+async def test_one_tenants_letters_drive_out_its_own_oldest_and_no_other_tenants(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BYTES_MAX", 80_000)
+    subjects, why = Subjects(unique), problem("invalid-argument", "not read")
+    async with await connect(nats_server.url, "test") as world:
+        jetstream = JetStream(world)
+        await DeadLetters.ensure(jetstream, subjects, 1, 3600)
+        letters = DeadLetters(jetstream, subjects, Driving().engine, lambda: None, lambda _: None, 1)
+        kept: dict[str, list[int]] = {}
+        for tenant, count, size in (("beta", 3, 100), ("acme", 40, 1000), ("gamma", 2, 100)):
+            for number in range(1, count + 1):
+                message = StoredMessage("queue", subjects.request(tenant, "submit"), number, "", bytes(size))
+                assert await letters.keep(tenant, message, why)
+        for stored in await jetstream.direct_get_batch(subjects.dead_letter_stream, seq=1):
+            tenant = subjects.token(stored.subject, 1)
+            kept.setdefault(tenant, []).append(msgspec.json.decode(stored.data)["sequence"])
+        assert (kept["beta"], kept["gamma"]) == ([1, 2, 3], [1, 2])
+        assert kept["acme"][-1] == 40
+        assert 2 <= len(kept["acme"]) < 12
+        await jetstream.delete_stream(subjects.dead_letter_stream)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from moorage.bus.connection import connect as connect_to
 from moorage.bus.errors import BadSubject, ConnectionClosed, NoResponders, PayloadTooLarge, RequestTimeout
 from moorage.bus.inbox import Mux
-from moorage.bus.transport import Delivery
+from moorage.bus.transport import Delivery, Wanted
 from tests.unit.bus.both_buses import Connect, all_heard, answering, on_both, world
 from tests.waiting import until
 
@@ -225,3 +225,56 @@ async def test_a_member_of_a_group_that_is_drained_gets_its_last_message_and_non
     await c.send([(unique, b"behind", "")])
     await until(lambda: stays)
     assert (leaves, stays) == ([b"before"], [b"behind"])
+
+
+@on_both
+async def test_subscriptions_that_are_swapped_get_each_message_once(connect: Connect, unique: str) -> None:
+    a, b = await connect("a"), await connect("b")
+    wide: list[str] = []
+    own: list[str] = []
+    former = [await b.subscribe(f"{unique}.*", lambda d: wide.append(d.data.decode()))]
+    await a.send([(f"{unique}.x", b"before", "")])
+    await all_heard(a, b)
+    made = await b.swap(former, [Wanted(f"{unique}.x", lambda d: own.append(d.data.decode()))])
+    await b.flush()
+    await a.send([(f"{unique}.x", b"behind", ""), (f"{unique}.y", b"of no one", "")])
+    await all_heard(a, b)
+    assert (wide, own) == (["before"], ["behind"])
+    await b.swap(made, [])
+    await b.flush()
+    await a.send([(f"{unique}.x", b"ended", "")])
+    await all_heard(a, b)
+    assert own == ["behind"]
+
+
+@on_both
+async def test_the_server_ends_a_subscription_after_the_most_messages_that_it_takes(
+    connect: Connect, unique: str
+) -> None:
+    a, b = await connect("a"), await connect("b")
+    heard: list[bytes] = []
+    made = await b.swap([], [Wanted(unique, lambda d: heard.append(d.data), 2)])
+    await b.flush()
+    await a.send([(unique, b"%d" % number, "") for number in range(5)])
+    await all_heard(a, b)
+    assert heard == [b"0", b"1"]
+    with pytest.raises(NoResponders):
+        await a.request(unique, b"", 5)
+    await b.swap(made, [Wanted(unique, lambda d: heard.append(d.data), 1)])
+    await b.flush()
+    await a.send([(unique, b"%d" % number, "") for number in range(5, 9)])
+    await all_heard(a, b)
+    assert heard == [b"0", b"1", b"5"]
+
+
+@on_both
+async def test_a_connection_that_is_made_again_has_all_its_subscriptions(connect: Connect, unique: str) -> None:
+    a, b = await connect("a"), await connect("b")
+    heard: list[bytes] = []
+    await b.subscribe(f"{unique}.standing", lambda d: heard.append(d.data))
+    await b.swap([], [Wanted(f"{unique}.swapped", lambda d: heard.append(d.data), 10)])
+    await b.reconnect()
+    await until(lambda: b.reconnects == 1)
+    await b.flush()
+    await a.send([(f"{unique}.standing", b"1", ""), (f"{unique}.swapped", b"2", "")])
+    await until(lambda: sorted(heard) == [b"1", b"2"])

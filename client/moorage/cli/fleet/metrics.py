@@ -186,6 +186,20 @@ def families(told: Told) -> Iterator[Metric]:
         yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue.messages)
         yield _one("request_queue_bytes", "Bytes of these messages.", queue.bytes)
         yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue.bytes_max)
+    rates = fleet.rates or []
+    yield _many(
+        "tenant_refused",
+        "Messages refused since this leader began, as their tenant sent more than requests_per_s.",
+        ("tenant",),
+        {row.tenant: row.refused for row in rates},
+        counts=True,
+    )
+    yield _many(
+        "tenant_rationed",
+        "Whether a tenant floods, so that the server delivers few of its messages to the leader.",
+        ("tenant",),
+        {row.tenant: int(row.rationed) for row in rates},
+    )
     if (contained := fleet.contained) is not None:
         yield _many(
             "failures",

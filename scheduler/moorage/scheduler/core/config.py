@@ -121,6 +121,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters_keep: Annotated[
         float, setting("How long queued requests that were refused are kept.", unit="s", ge=120, le=10 * 366 * 86400)
     ] = 30 * 86400.0
+    requests_per_s: Annotated[
+        int,
+        setting(
+            "Messages that the leader takes of one tenant in a second, with 1 KiB for each; further ones are refused.",
+            ge=10,
+            le=10**6,
+        ),
+    ] = 20_000
     ranker: Annotated[
         str,
         setting(

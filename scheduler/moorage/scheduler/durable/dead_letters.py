@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -32,6 +33,7 @@ from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, Lette
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer, Event, Events
+from moorage.schemas.memo import Memo
 from moorage.schemas.names import is_job
 from moorage.schemas.operate import DeadLetter, DlqAct
 from moorage.schemas.subjects import Subjects
@@ -44,6 +46,11 @@ LETTERS_MAX_TENANT: Final = 10_000
 #: JetStream reserves this much, if the server has it
 BYTES_MAX: Final = 64 * 1024**2
 BYTES_MIN: Final = 1024**2
+#: of what one tenant's letters take that are stored in one term, this part of the stream; beyond it that tenant's
+#: oldest are dropped, so that they drive out no other tenant's
+TENANT_PART: Final = 8
+#: tenants whose letters of this term are counted
+TENANTS_MAX: Final = 10_000
 #: settings that may change on an existing stream: they affect only what is kept
 MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", *COPIES_FOLLOW})
 #: those that an operator may enlarge
@@ -59,6 +66,16 @@ _decode_verdict: Final = Decoder[Any](Accepted | Answer | Problem)
 _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
 Say = Callable[[str, bytes], None]
+
+
+class _Stored:
+    """The letters of one tenant that were stored in this term: sequences and bytes."""
+
+    __slots__ = ("bytes", "letters")
+
+    def __init__(self) -> None:
+        self.letters: deque[tuple[int, int]] = deque()
+        self.bytes = 0
 
 
 class DeadLetters:
@@ -85,6 +102,7 @@ class DeadLetters:
         self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._answers = Answering("acts on dead letters", AT_ONCE_MAX)
+        self._stored: Memo[str, _Stored] = Memo(TENANTS_MAX)
         self._number = 0
 
     @staticmethod
@@ -129,10 +147,12 @@ class DeadLetters:
         headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
         letter = DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence)
+        payload = encode(letter)
         try:
-            answer = await self._js.append(self._subjects.dead_letter(tenant), encode(letter), headers)
+            answer = await self._js.append(self._subjects.dead_letter(tenant), payload, headers)
             if isinstance(answer, Ack):
                 log.warning("request %d of tenant %s is refused: %s", message.seq, tenant, why.message)
+                await self._make_room(tenant, answer.seq, len(payload))
                 return True
             trouble = answer.description
             if answer.nobody_listens:  # the stream no longer exists
@@ -142,6 +162,26 @@ class DeadLetters:
             trouble = str(error)
         log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
         return False
+
+    async def _make_room(self, tenant: str, seq: int, size: int) -> None:
+        """Drop a tenant's oldest letters if those of this term take more than its part of the stream.
+
+        Without an answer of the server they stay, until the tenant has too many again.
+        """
+        mine = self._stored.get(tenant) or self._stored.put(tenant, _Stored())
+        mine.letters.append((seq, size))
+        mine.bytes += size
+        most = BYTES_MAX // TENANT_PART
+        if mine.bytes <= most:
+            return
+        while mine.bytes > most // 2 and len(mine.letters) > 1:
+            mine.bytes -= mine.letters.popleft()[1]
+        log.warning("tenant %s has more than %d MiB of dead letters: its oldest are dropped", tenant, most >> 20)
+        try:
+            subject, first = self._subjects.dead_letter(tenant), mine.letters[0][0]
+            await self._js.purge(self._subjects.dead_letter_stream, subject=subject, below_seq=first)
+        except BusError as error:
+            log.warning("the oldest dead letters of tenant %s cannot be dropped now: %s", tenant, error)
 
     def reject(self, tenant: str, job: str, why: Problem) -> None:
         """Publish for the tenant that its queued submit makes no job, unless there is a job with its id."""

@@ -20,7 +20,7 @@ log = logging.getLogger("moorage.scheduler")
 
 #: the time between two round trips, and the most that one may take before the leader counts as behind, in seconds
 ROUND_TRIP_EVERY_S: Final = 0.5
-BEHIND_S: Final = 1.5
+BEHIND_S: Final = 2.5
 #: a round trip is given up after this time; the next one says the same of more messages
 ROUND_TRIP_S: Final = 30.0
 
@@ -61,7 +61,8 @@ class Hearing:
             self._owed_ms += max(0, unheard_ms - self._counted_ms)
         if self._is_behind:
             self._is_behind = False
-            log.warning("the workers are heard again: %.1f s do not count for their leases", unheard_ms / 1000)
+            late_s = (self._now_ms() - before_ms) / 1000
+            log.warning("the workers are heard again: %.1f s do not count for their leases", late_s)
         self._through_ms, self._counted_ms = max(before_ms, through_ms), 0
 
     def take_unheard(self, now_ms: int) -> int:

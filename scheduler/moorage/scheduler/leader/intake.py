@@ -21,6 +21,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, ChangeOrder, Execute, FromWorker, Wake
+from moorage.scheduler.leader.tenant_rates import TenantRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
@@ -115,14 +116,15 @@ class Intake:
         self._questions = QuestionQueue(self._skip)
         #: tenant by submit subject
         self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
+        self.rates = TenantRates(engine.config.requests_per_s)
         self._clocks = WorkerClocks(lambda worker: worker in engine.state.workers)
         self.counters: Counter[str] = Counter()
 
     def put(self, delivery: Delivery) -> None:
         """Enqueue a message; if the queue is full, drop and count it, since its sender repeats it.
 
-        A question beyond its tenant's bound is refused. If the sender itself may not publish to the reply subject, the
-        message is taken without the reply subject.
+        A message beyond its tenant's rate is refused, and so is a question beyond its tenant's bound. If the sender
+        itself may not publish to the reply subject, the message is taken without the reply subject.
         """
         if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
@@ -136,11 +138,29 @@ class Intake:
                     count,
                 )
             delivery = msgspec.structs.replace(delivery, reply="")
+        if (whose := self._whose(delivery.subject)) and (
+            wait_s := self.rates.take(whose, len(delivery.data), delivery.received_monotonic_s)
+        ):
+            self.counters["over_rate"] += 1
+            self._refuse(delivery, Refused(self.rates.refusal(whose, wait_s)))
+            return
         tenant = self._submitters.get(delivery.subject)
         if tenant is None:
             self._put_other(delivery)
         elif self._requests.size + self._questions.size >= WAITING_MAX or not self._requests.put(tenant, delivery):
             self.counters["dropped"] += 1
+
+    def _whose(self, subject: str) -> str:
+        """Return the tenant of a message on subjects of tenants; "" for any other message."""
+        skip = self._skip
+        if subject[skip : skip + 4] == "api.":
+            return subject[skip + 4 :].partition(".")[0]
+        return subject[skip + 6 :].partition(".")[0] if subject[skip : skip + 6] == "calls." else ""
+
+    def count_queued(self, delivery: Delivery) -> None:
+        """Count a message of the durable queue for its tenant's rate."""
+        tenant = delivery.subject[self._skip :].split(".")[1]
+        self.rates.take(tenant, len(delivery.data), delivery.received_monotonic_s)
 
     def _put_other(self, delivery: Delivery) -> None:
         """Enqueue a message that is not a submit on a known subject."""

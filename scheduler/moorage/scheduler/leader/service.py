@@ -242,6 +242,7 @@ class Scheduler(Parts):
                     group.create_task(keep_running(name, work, failed))
                     for name, work in (
                         ("hearing the workers", term.hearing.run),
+                        ("rationing tenants", term.door.run),
                         ("reading the durable queue", term.queue_reader.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),

@@ -32,6 +32,7 @@ from moorage.scheduler.leader.hearing import Hearing
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.outgoing import coalesced, messages_of
 from moorage.scheduler.leader.parts import Parts
+from moorage.scheduler.leader.tenant_door import TenantDoor
 from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
@@ -80,7 +81,6 @@ class Term:
     def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
         self._scheduler = scheduler
         self._world = scheduler.world
-        self._tenants = scheduler.tenants
         self._subjects = scheduler.subjects
         self._config = scheduler.config
         self._began_ms = began_ms
@@ -128,6 +128,14 @@ class Term:
             asked.read,
             asked.admin,
             self.counts.calls.add_load,
+        )
+        self.door = TenantDoor(
+            scheduler.tenants,
+            scheduler.subjects,
+            self.intake.rates,
+            self._on_delivery,
+            self._on_queued,
+            self._known_tenants,
         )
         self.stalled = StalledRequests(
             scheduler.ledger.appending,
@@ -179,13 +187,11 @@ class Term:
             (world, subjects.worker_fact_all),
             (world, subjects.load_all),
             (operators, subjects.admin_all),
-            (self._tenants, subjects.api_all),
-            (self._tenants, subjects.member_load_all),
         ):
             self._subscriptions.append(await connection.subscribe(subject, self._on_delivery))
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
-        self._subscriptions.append(await self._tenants.subscribe(subjects.request_all, self.queue_reader.hint))
+        await self.door.open()
         heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.on_run)
         self._subscriptions.append(await heard)
         self._subscriptions.append(await self._scheduler.standings.listen())
@@ -200,11 +206,21 @@ class Term:
 
     async def close(self) -> None:
         self.stalled.close()
+        await self.door.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
         await self.follower.close()
         await self.queue_reader.letters.close()
+
+    def _known_tenants(self) -> set[str]:
+        streams = self._scheduler.queue_streams
+        return {*self.engine.state.tenants, *streams.tenants, *streams.buckets_of}
+
+    def _on_queued(self, delivery: Delivery) -> None:
+        """Note that the durable queue has a message; it counts for its tenant's rate, and is never refused."""
+        self.intake.count_queued(delivery)
+        self.queue_reader.hint(delivery)
 
     def _on_delivery(self, delivery: Delivery) -> None:
         if self.stalled.keeps(delivery):
@@ -473,6 +489,7 @@ class Term:
         fleet.appends = AppendFigures(records=self.records, seconds=round(self._append_s, 6))
         fleet.ledger_copies = self._scheduler.copies.figures()
         fleet.request_queue = self.queue_reader.figures()
+        fleet.rates = self.intake.rates.figures() or None
         fleet.buckets = self._scheduler.tenant_buckets.figures()
         return fleet
 

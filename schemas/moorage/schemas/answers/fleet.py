@@ -161,6 +161,14 @@ class RequestQueueRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     bytes_max: int = always(int)  # most bytes; 0: no bound
 
 
+class TenantRate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A tenant that has sent more than `requests_per_s` of the scheduler allows, in this leader's term."""
+
+    tenant: str = always(str)
+    refused: int = always(int)  # messages that were read and refused for that
+    rationed: bool = always(bool)  # whether it floods now: then the server delivers few of its messages
+
+
 class TenantBucketsRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Tenants whose buckets of the object store could not be made."""
 
@@ -214,3 +222,4 @@ class FleetAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     ledger_copies: LedgerCopies | None = None
     request_queue: RequestQueueRow | None = None  # left out until it was counted
     buckets: TenantBucketsRow | None = None  # left out where all are made, or none is to be made
+    rates: list[TenantRate] | None = None  # tenants beyond their rate, those with most first; left out without any

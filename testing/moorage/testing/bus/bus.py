@@ -28,7 +28,7 @@ from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, check_line, 
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
-from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
+from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing, Wanted
 from moorage.testing.bus.clock import SimulatedClock, Stalled
 from moorage.testing.bus.network import SERVER, Faults, FaultyNetwork
 from moorage.testing.bus.processes import Process, process_of
@@ -54,15 +54,18 @@ class SimulatedSubscription:
     """A standing subscription, whose handler is called as each message arrives. The simulated bus refuses none."""
 
     refused: None = None
-    __slots__ = ("connection", "handler", "lane", "open", "pattern", "prefix", "queue", "subject")
+    __slots__ = ("connection", "handler", "lane", "left", "open", "pattern", "prefix", "queue", "subject")
 
-    def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
+    def __init__(
+        self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str, most: int = 0
+    ) -> None:
         self.connection = connection
         self.subject = subject
         self.pattern = subject.split(".")
         self.prefix = ".".join(itertools.takewhile(lambda token: token not in ("*", ">"), self.pattern))
         self.handler = handler
         self.queue = queue
+        self.left = most or -1  # messages until the server ends it; below 0: never
         self.open = True
         self.lane = connection.new_lane()  # no order holds between two subscriptions
 
@@ -217,6 +220,10 @@ class SimulatedBus:
         carry = self.network.carry
         for each in hearers:
             receiver = each.connection
+            if each.left > 0:
+                each.left -= 1
+                if not each.left:
+                    account.remove(each)
             carry(sender, receiver.name, partial(receiver.deliver, each, subject, payload, reply, headers), each.lane)
         return bool(hearers)
 
@@ -358,6 +365,26 @@ class SimulatedConnection(Link):
         subscription = SimulatedSubscription(self, subject, handler, queue)
         self._account.add(subscription)
         return subscription
+
+    async def swap(
+        self, ended: Iterable[SimulatedSubscription], wanted: Iterable[Wanted]
+    ) -> list[SimulatedSubscription]:
+        """Do the same as `Connection.swap`."""
+        self._check_open()
+        wanted = list(wanted)
+        for each in wanted:
+            check_filter(each.subject)
+        for former in ended:
+            self._account.remove(former)  # what is on its way still arrives
+        made = [SimulatedSubscription(self, each.subject, each.handler, "", each.most) for each in wanted]
+        for new in made:
+            self._account.add(new)
+        return made
+
+    async def reconnect(self) -> None:
+        """Do the same as `Connection.reconnect`."""
+        self.lose()
+        asyncio.get_running_loop().call_later(RECONNECT_S, self.restore)
 
     async def flush(self, timeout_s: float = 5.0) -> None:
         """Wait for the connection: the simulated server knows everything at once. Raises as `Connection.flush`."""

@@ -1,0 +1,127 @@
+"""What each tenant sends: a bucket of requests and one of bytes, and which tenants flood.
+
+A message beyond its tenant's bucket is refused before it is decoded. A tenant floods if it goes on all the same; or if
+the leader falls behind, and most of what it reads is of that tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from moorage.schemas.answers.fleet import TenantRate
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.memo import Memo
+
+#: bytes that go with each request of `requests_per_s`: a request has some 300, and at most 64 KiB
+REQUEST_BYTES: Final = 1024
+#: a tenant may send so many seconds' worth at once
+BURST_S: Final = 2.0
+#: a tenant that goes on for so many seconds' worth beyond what is refused floods
+FLOOD_S: Final = 0.5
+#: of a leader that is behind: a tenant floods with this part of what was read of all tenants, and no less than so many
+#: requests or KiB in a second; unless no other tenant was heard for a while
+FLOOD_PART: Final = 1 / 3
+FLOOD_MIN: Final = 1000
+ALONE_S: Final = 60.0
+#: messages in a second, or KiB, that the server delivers of a flooding tenant
+RATION: Final = 500
+#: tenants whose buckets are remembered: one that is forgotten begins with a full one
+TENANTS_MAX: Final = 10_000
+#: tenants in the figures for operators
+FIGURES_MAX: Final = 20
+
+
+class _Bucket:
+    """What one tenant may still send; below 0, for how much it has to wait."""
+
+    __slots__ = ("at_s", "largest", "refused", "room", "room_bytes", "spent")
+
+    def __init__(self, room: float, room_bytes: float, at_s: float) -> None:
+        self.room = room
+        self.room_bytes = room_bytes
+        self.at_s = at_s  # when the last message came
+        self.largest = 1  # bytes of its largest message
+        self.refused = 0  # messages
+        self.spent = 0.0  # requests or KiB since the last look
+
+
+class TenantRates:
+    """The buckets of one term; `requests_per_s` is the rate of each tenant."""
+
+    def __init__(self, requests_per_s: int) -> None:
+        self.rate = requests_per_s
+        self.rate_bytes = requests_per_s * REQUEST_BYTES
+        self.rationed = frozenset[str]()
+        self.some = asyncio.Event()  # set by a message after a look
+        self.flooding: dict[str, None] = {}  # tenants that flood and are not rationed
+        self._by_tenant: Memo[str, _Bucket] = Memo(TENANTS_MAX)
+        self._looked_s = 0.0
+
+    def take(self, tenant: str, size: int, now_s: float) -> float:
+        """Count a message of `size` bytes. Return 0 if it is within the tenant's rate, else after how many seconds a
+        message will be."""
+        bucket = self._by_tenant.get(tenant)
+        if bucket is None:
+            bucket = _Bucket(self.rate * BURST_S, self.rate_bytes * BURST_S, now_s)
+            self._by_tenant.put(tenant, bucket)
+        gone_s = max(0.0, now_s - bucket.at_s)
+        bucket.at_s += gone_s
+        bucket.room = min(self.rate * BURST_S, bucket.room + gone_s * self.rate) - 1
+        bucket.room_bytes = min(self.rate_bytes * BURST_S, bucket.room_bytes + gone_s * self.rate_bytes) - size
+        bucket.spent += 1 + size / REQUEST_BYTES
+        self.some.set()
+        if size > bucket.largest:
+            bucket.largest = size
+        if bucket.room >= 0 and bucket.room_bytes >= 0:
+            return 0.0
+        bucket.refused += 1
+        wait_s = max(-bucket.room / self.rate, -bucket.room_bytes / self.rate_bytes)
+        if wait_s > FLOOD_S:
+            bucket.room = max(bucket.room, -FLOOD_S * self.rate)
+            bucket.room_bytes = max(bucket.room_bytes, -FLOOD_S * self.rate_bytes)
+            if tenant not in self.rationed:
+                self.flooding[tenant] = None
+        return wait_s
+
+    def look(self, now_s: float, *, is_behind: bool) -> list[str]:
+        """Return the tenants that flood and are not rationed, and begin to count anew. `is_behind` says whether more is
+        sent than the leader can read."""
+        others = [(name, bucket) for name, bucket in self._by_tenant.items() if name not in self.rationed]
+        if is_behind and sum(now_s - bucket.at_s < ALONE_S for bucket in self._by_tenant.values()) > 1:
+            enough = max(FLOOD_MIN * (now_s - self._looked_s), FLOOD_PART * sum(bucket.spent for _, bucket in others))
+            self.flooding |= {name: None for name, bucket in others if bucket.spent >= enough}
+        for _, bucket in others:
+            bucket.spent = 0.0
+        self._looked_s = now_s
+        self.some.clear()
+        found, self.flooding = list(self.flooding), {}
+        return found
+
+    def ration_of(self, tenant: str) -> int:
+        """Return how many messages of a flooding tenant the server delivers in a second."""
+        bucket = self._by_tenant.get(tenant)
+        largest = bucket.largest if bucket is not None else 1
+        return max(1, int(min(RATION, self.rate / 10) / (1 + largest / REQUEST_BYTES)))
+
+    def heard(self) -> list[str]:
+        """Return the tenants that have a bucket."""
+        return list(self._by_tenant)
+
+    def refusal(self, tenant: str, wait_s: float) -> Problem:
+        return problem(
+            "overloaded",
+            f"tenant {tenant} sends more than its rate, requests_per_s of the scheduler",
+            allowed=f"{self.rate} requests/s and {self.rate_bytes >> 10} KiB/s, {BURST_S:g} s of that at once",
+            next="send again after retry_after_s; several requests may come in one array",
+            retry_after_s=round(wait_s + 0.05, 2),
+        )
+
+    def figures(self) -> list[TenantRate]:
+        """Return the tenants that were refused messages in this term, or are rationed: first those with most."""
+        rows = [
+            TenantRate(tenant=tenant, refused=bucket.refused, rationed=tenant in self.rationed)
+            for tenant, bucket in self._by_tenant.items()
+            if bucket.refused or tenant in self.rationed
+        ]
+        return sorted(rows, key=lambda row: (-row.refused, row.tenant))[:FIGURES_MAX]
