@@ -58,8 +58,8 @@ check: test types lint  ## before a commit; CI runs more
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo
 
-dist: $(STAMP)  ## sdist, pure wheel and manylinux wheel, in dist/
-	$(BIN)/python -m tools.dist
+dist: $(STAMP)  ## sdist, pure wheel and manylinux wheel, in dist/; to publish them: make dist HOME_URL=https://…
+	$(BIN)/python -m tools.dist $(if $(HOME_URL),--home $(HOME_URL))
 
 docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate
@@ -79,7 +79,10 @@ mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: python -m bench.<name>
 	$(BIN)/python -m bench.run
 
-release-check: test test-system types lint site  ## what a release needs beyond CI: hours on two cores
+# first what takes minutes: with TRIAL=1 it says what stands against a publication, and goes on
+release-check: dist  ## what a release needs beyond CI, from what make dist made: hours on two cores
+	$(BIN)/python -m tools.release $(if $(TRIAL),--trial)
+	$(MAKE) test test-system types lint site
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image" tests/release
 	$(BIN)/python -m pytest -n 4 -m "unit and release" tests/unit/scheduler
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"

@@ -1,4 +1,8 @@
-"""Make what is published: `python -m tools.dist [FOLDER]`, else `dist`, which is emptied of older files of moorage.
+"""Make what is published: `python -m tools.dist [FOLDER] [--home URL]`, else in `dist`, which is emptied of older files
+of moorage.
+
+With `--home`, the project's address is put where the tree has `{{home}}` and in front of the README's links: an index
+shows it without the files that they name. Without it, nothing that is made can be published (`tools.release`).
 
 Three files of one version, each made from the one before and none from the checkout: the sdist; the pure wheel, which a
 client needs on any system; the wheel with the compiled programs of a worker, which pip prefers on Linux of this
@@ -8,7 +12,9 @@ library asks for glibc alone.
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,7 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from moorage.system.build import FILE
+from moorage.system.build import build as build_name
+
 ROOT: Final = Path(__file__).resolve().parents[1]
+PLACEHOLDER: Final = "{{home}}"
 FOLDER_DEFAULT: Final = "dist"
 
 
@@ -39,12 +49,39 @@ def build(kind: str, source: Path, out: Path, **env: str) -> Path:
         return file.rename(out / file.name)
 
 
-def make(out: Path) -> list[Path]:
+def at_home(home: str, folder: Path) -> Path:
+    """Copy the commit that is checked out into a folder, with the project's address, and return it.
+
+    Raises SystemExit if tracked files differ from that commit.
+    """
+    named = build_name()
+    if named.endswith(".dirty"):
+        raise SystemExit(f"{named}: commit what has changed, or leave --home out")
+    with subprocess.Popen(["git", "-C", ROOT, "archive", "HEAD"], stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        with tarfile.open(fileobj=made.stdout, mode="r|") as archive:
+            archive.extractall(folder, filter="data")
+    (folder / "system" / "moorage" / "system" / FILE).write_text(f"{named}\n")
+    project, readme = folder / "pyproject.toml", folder / "README.md"
+    project.write_text(project.read_text().replace(PLACEHOLDER, home))
+    readme.write_text(with_whole_links(readme.read_text(), f"{home}/blob/v{named}", f"{home}/raw/v{named}"))
+    return folder
+
+
+def with_whole_links(text: str, pages: str, pictures: str) -> str:
+    """Return a page whose links and pictures do not depend on where it is shown."""
+    text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:|#)", rf"\1{pictures}/", text)
+    text = re.sub(r"((?<!!)\[[^]]*\]\()(?![a-z]+:|#)", rf"\1{pages}/", text)
+    return re.sub(r'((?:src|srcset)=")(?![a-z]+:)', rf"\1{pictures}/", text)
+
+
+def make(out: Path, home: str = "") -> list[Path]:
     """Make the three files in a folder and return them. Needs a C compiler and the package index of this machine."""
     out.mkdir(parents=True, exist_ok=True)
     for older in out.glob("moorage-*"):
         older.unlink()
-    sdist = build("sdist", ROOT, out)
+    with TemporaryDirectory(prefix="moorage-home-") as folder:
+        sdist = build("sdist", at_home(home.rstrip("/"), Path(folder)) if home else ROOT, out)
     with TemporaryDirectory(prefix="moorage-source-") as folder:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
@@ -58,5 +95,9 @@ def make(out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for file in make(Path(sys.argv[1]) if sys.argv[1:] else ROOT / FOLDER_DEFAULT):
+    parser = argparse.ArgumentParser(prog="python -m tools.dist")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / FOLDER_DEFAULT)
+    parser.add_argument("--home", default="", metavar="URL")
+    given = parser.parse_args()
+    for file in make(given.folder, given.home):
         print(file)

@@ -1,0 +1,71 @@
+"""What stands against a publication, and what is made for one."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moorage.schemas.release import RELEASE
+from moorage.system.build import build
+from tools import release
+from tools.dist import PLACEHOLDER, ROOT, with_whole_links
+
+
+def test_links_of_a_page_that_an_index_shows_are_whole() -> None:
+    page = (
+        "[a](docs/a.md#b) [b](https://h.example/c) ![p](docs/p.svg) [top](#top)\n"
+        '<source srcset="docs/d.png"><img src="docs/e.png"> <img src="https://h.example/f.png">'
+    )
+    assert with_whole_links(page, "https://x.example/blob/v1", "https://x.example/raw/v1") == (
+        "[a](https://x.example/blob/v1/docs/a.md#b) [b](https://h.example/c) ![p](https://x.example/raw/v1/docs/p.svg) "
+        '[top](#top)\n<source srcset="https://x.example/raw/v1/docs/d.png">'
+        '<img src="https://x.example/raw/v1/docs/e.png"> <img src="https://h.example/f.png">'
+    )
+    assert with_whole_links((ROOT / "README.md").read_text(), "a:", "b:").count("](docs/") == 0
+
+
+def test_the_address_of_the_project_is_a_placeholder_in_the_tree() -> None:
+    assert f'Homepage = "{PLACEHOLDER}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_nothing_is_published_without_files(tmp_path: Path) -> None:
+    assert any("has 0 sdists: make dist" in each for each in release.against(tmp_path))
+
+
+def sdist(folder: Path, version: str, home: str) -> None:
+    """An sdist as far as its metadata go."""
+    inside = folder / f"moorage-{version}"
+    inside.mkdir()
+    (inside / "PKG-INFO").write_text(f"Metadata-Version: 2.4\nName: moorage\nVersion: {version}\n{home}\n")
+    with tarfile.open(folder / f"moorage-{version}.tar.gz", "w:gz") as archive:
+        archive.add(inside, inside.name)
+
+
+def test_a_placeholder_another_build_and_what_the_changelog_lacks_stand_against_it(tmp_path: Path) -> None:
+    sdist(tmp_path, "0.0.1", f"Project-URL: Homepage, {PLACEHOLDER}")
+    told = "\n".join(release.against(tmp_path))
+    assert f"names {PLACEHOLDER} for the project's address: make dist HOME_URL=" in told
+    assert f"is of 0.0.1, this tree is {build()}: make dist" in told
+    assert ("with the tag v" in told) == (build() != RELEASE)
+    assert ("gives" in told) == (f"## {RELEASE}, unreleased" in (ROOT / "CHANGELOG.md").read_text())
+
+
+def test_what_is_in_order_has_nothing_against_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {RELEASE}, 2026-12-01\n\n- a: b.\n")
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "build", lambda: RELEASE)
+    monkeypatch.setattr(release.changelog, "files", list)
+    sdist(tmp_path, RELEASE, "Project-URL: Homepage, https://h.example/")
+    assert list(release.against(tmp_path)) == []
+    (tmp_path / "dist").mkdir()
+    (tmp_path / f"moorage-{RELEASE}.tar.gz").rename(tmp_path / "dist" / f"moorage-{RELEASE}.tar.gz")
+    sums = release.write_sums(tmp_path / "dist")
+    assert release.write_sums(tmp_path / "dist").read_text().count("\n") == 1, "the sums are not summed"
+    checked = subprocess.run(
+        ["sha256sum", "--check", sums.name], cwd=sums.parent, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout) == (0, f"moorage-{RELEASE}.tar.gz: OK\n")
