@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import Request
 
-#: a job with a time limit may be let in by an estimate only if so many runs with as many GPUs have ended
+#: a job with a time limit may be let in by an estimate only if so many runs of its tenant were as short
 KNOWN: Final = 3
 
 
@@ -32,7 +32,8 @@ class ReservationsJudge:
         self.let_in = Counter[str]()
         self.reserved: Reserves | None = None
         self._pending: dict[tuple[int, int, int], int] = {}  # job, replica, fence -> the start that was told
-        self._ran = Counter[int]()  # by GPUs, how many runs have ended
+        self._began = dict[tuple[int, int], int]()  # by job and replica, when its last attempt was placed
+        self._ran = list[int]()  # how long runs took, in ms from the placement
 
     def record(self, payload: bytes) -> None:
         """Raises AssertionError for a job that was let in against the start that the ledger told."""
@@ -43,9 +44,11 @@ class ReservationsJudge:
                 self.reserved = what if what.workers else None
             elif isinstance(what, tuple):
                 self._placed(*what)
-        for op, num, *_ in _steps(record):
-            if op in (Op.EXIT, Op.RAN) and num in self.state.jobs:
-                self._ran[_gpus(decode_request(self.state.jobs[num].body))] += 1
+        for op, num, index, *_ in _steps(record):
+            if op == Op.PLACE:
+                self._began[num, index] = self.state.time_ms
+            elif op in (Op.EXIT, Op.RAN):
+                self._ran.append(self.state.time_ms - self._began[num, index])
         self._follow()
 
     def _placed(self, num: int, index: int, worker: int) -> None:
@@ -64,7 +67,8 @@ class ReservationsJudge:
         if ends_ms is not None and ends_ms <= held.start_ms:
             self.let_in["in time"] += 1
             return
-        is_known = self._ran.total() > 0 if limit_s is None else self._ran[_gpus(mine)] >= KNOWN
+        within_ms = held.start_ms - self.state.time_ms
+        is_known = sum(ran_ms <= within_ms for ran_ms in self._ran) >= (1 if limit_s is None else KNOWN)
         assert is_known, f"{job.name} ends by {ends_ms}, {waiting.name} was to start at {held.start_ms}"
         attempt = job.rows[index].attempt
         if attempt is not None:
@@ -83,10 +87,6 @@ class ReservationsJudge:
 
 def _steps(record: Record) -> list[list[int]]:
     return [record.steps[at : at + STEP_WIDTH] for at in range(0, len(record.steps), STEP_WIDTH)]
-
-
-def _gpus(request: Request) -> int:
-    return 0 if request.gpu is None else request.gpu.count
 
 
 def _in_order(record: Record) -> Iterator[AnyAct | tuple[int, int, int]]:

@@ -42,6 +42,24 @@ def test_a_job_that_might_not_end_in_time_is_not_backfilled() -> None:
     assert (drive.states("long"), drive.states("unbound")) == (["QUEUED"], ["QUEUED"])
 
 
+@pytest.mark.parametrize(("runs", "state"), [(runtime.SAMPLES_SURE - 1, "QUEUED"), (runtime.SAMPLES_SURE, "PLACED")])
+def test_a_generous_time_limit_keeps_no_job_out_whose_earlier_runs_were_short(runs: int, state: str) -> None:
+    """Without a time limit it was let in, and waited with one."""
+    drive = Driving.with_hosts(8)
+    for number in range(runs):
+        drive.submit(f"before{number}", gpu={"count": 2}, run=limited(50_000))
+        drive.settle()
+        drive.pass_time(5_000)
+        drive.run_out("w0")
+    drive.pass_time(2 * runtime.SIBLINGS_MS, step=60_000)
+    drive.submit("runs", gpu={"count": 4}, run=limited(600))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("long", gpu={"count": 2}, run=limited(50_000))
+    assert drive.states("long") == [state]
+
+
 def test_a_short_job_is_backfilled_behind_a_long_first_job_of_its_queue_group() -> None:
     drive = reserved()
     for name, timeout_s in (("a", None), ("b", 5_000), ("c", 60), ("d", None), ("e", 120)):
@@ -564,7 +582,7 @@ def test_a_job_that_a_drain_keeps_out_stops_no_backfill_of_those_behind_it() -> 
     assert drive.operate("drain", "w0", from_s=500, for_s=3_600)["changed"]
     drive.submit("probe", gpu={"count": 2}, run=limited(400))
     drive.settle()
-    drive.submit("too-long", gpu={"count": 2}, run=limited(400))  # over before the drain, after the reservation
+    drive.submit("too-long", gpu={"count": 1}, run=limited(400))  # over before the drain, after the reservation
     drive.submit("excluded", gpu={"count": 2}, run=unbound)  # surely over in time, but it has no limit of its own
     assert drive.engine.planner.order.left_too_soon_of(drive.job("excluded").num, drive.state.time_ms)
     drive.submit("short", gpu={"count": 2}, run=limited(60))

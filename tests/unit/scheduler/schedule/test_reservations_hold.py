@@ -175,3 +175,48 @@ def test_a_gang_over_several_hosts_gives_its_reservation_to(how: str) -> None:
     drive.submit("first", tenant="b", gpu={}, run=limited(86_400), priority=50 + (how == "a higher class"))
     drive.pass_time(3_000)
     assert drive.states("first", "b") != ["QUEUED"]
+
+
+def loaded(**limit: Any) -> Driving:
+    """A host of eight is full; a large job of tenant `a`, which has used the host before, has waited for 600 s."""
+    drive = Driving.with_hosts(8)
+    drive.order("limit", tenant="a", **(limit or {"gpus": None}))
+    drive.submit("past", tenant="a", gpu={"count": 8})
+    drive.settle()
+    drive.pass_time(1_200_000, step=20_000)
+    drive.run_out("w0")
+    drive.submit("runs", tenant="z", gpu={"count": 7}, run=limited(7_200))
+    drive.settle()
+    drive.submit("large", tenant="a", gpu={"count": 8})
+    drive.pass_time(600_000, step=10_000)
+    assert drive.state.jobs[drive.reservation.num].name == "large"
+    drive.submit("other", tenant="c", gpu={"count": 8}, run=limited(60))
+    drive.pass_time(PATIENCE_MS + 60_000, step=5_000)
+    return drive
+
+
+def test_who_is_owed_more_gets_a_reservation_once_it_has_waited_nearly_as_long() -> None:
+    """Under load all are overdue at once, and a large job of who had its share was never first."""
+    drive = loaded()
+    assert drive.state.jobs[drive.reservation.num].name == "large"
+    drive.pass_time(2_280_000, step=10_000)  # it comes 600 s later, so it has waited four fifths as long 2,400 s later
+    assert drive.state.jobs[drive.reservation.num].name == "large"
+    drive.pass_time(60_000, step=10_000)
+    assert drive.state.jobs[drive.reservation.num].name == "other"
+
+
+def test_who_may_have_waited_for_its_tenants_limit_makes_no_other_wait_as_long() -> None:
+    drive = loaded(gpus=8)
+    assert drive.state.jobs[drive.reservation.num].name == "other"
+
+
+def test_who_fits_nowhere_makes_no_other_wait_as_long() -> None:
+    drive = Driving.with_hosts(8, 8)
+    drive.submit("services", tenant="v", gpu={"count": 5}, replicas=2)
+    drive.submit("runs", gpu={"count": 3}, replicas=2, run=limited(3_600))
+    drive.settle()
+    drive.submit("gang", tenant="a", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
+    drive.pass_time(PATIENCE_MS + SHORT_MS + 600_000, step=20_000)
+    drive.submit("later", tenant="b", gpu={"count": 3})
+    drive.pass_time(PATIENCE_MS + 4_000)
+    assert drive.state.jobs[drive.reservation.num].name == "later"

@@ -20,6 +20,10 @@ by itself. So of equal jobs those that need whole hosts go first. A smaller one 
 many times as long as the first of them as the fleet has hosts, and before those that came a week later, however many
 come.
 
+*Those that have waited alike.* On a loaded fleet nearly all that waits is overdue, and by shares alone a large job of a
+tenant that uses its share would never be first. So a job is passed over while it has waited less than four fifths as
+long as another of its class that needs whole hosts, or none, as it does.
+
 *Many hosts a little later.* Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n
 of H hosts, and became first a time t after `reserve_after`, lets others use the hosts for another 3/2 t (n - 1) / H. It
 became first when the last job for whole hosts that goes before it started, as what runs tells; if a job of its shape
@@ -58,6 +62,8 @@ SHORT_MS: Final = 60_000
 MOST_OWED: Final = -1
 #: a smaller job goes before those for whole hosts that came so many ms later
 PASSED_MS: Final = 7 * 86_400_000
+#: a job is passed over while it has waited less than this part of the wait of another one
+ALIKE: Final = (4, 5)
 #: the slack of a gang: its wait, times the idle share of the fleet, times 3/2
 LETS_ON: Final = (3, 2)
 #: the most queue groups that are scanned for overdue jobs, and again for those that need whole hosts
@@ -139,6 +145,8 @@ def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
     """
     now_ms = draft.time_ms
     claims, until_ms = _claims(known, draft, last.reservation)
+    claims, later_ms = _alike(known, claims, last, now_ms)
+    until_ms = min(until_ms, later_ms)
     searched, in_turns = _searched(known, claims, last.reservation, now_ms)
     if draft.state.windows or in_turns:
         until_ms = min(until_ms, now_ms + STEP_MS)
@@ -207,6 +215,31 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
         if claim.later and _has_been_passed(known, claim, whole.get(claim.key), draft.time_ms):
             found[at] = claim._replace(later=False)
     return sorted(found), next_ms
+
+
+def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tuple[list[Claim], float]:
+    """Return the claims but those that have not waited `ALIKE` as long as others, and when the first of these has.
+
+    Others are of the same class, and need whole hosts alike. Those that are passed over do not count, nor those of a
+    tenant with a limit: for that they may have waited.
+    """
+    since = dict[tuple[int, int, bool], int]()
+    for claim in claims:
+        had, tenant = last.had.get(claim.num), known.order.state.read_tenant(claim.group.tenant)
+        is_passed = had is not None and had.short_ms and now_ms - had.short_ms >= SHORT_MS
+        if not is_passed and not tenant.gpus_max and known.could_ever(claim.group.shape):
+            kind = (*claim.key[:2], claim.later)
+            since[kind] = min(since.get(kind, claim.since_ms), claim.since_ms)
+    found, next_ms = list[Claim](), math.inf
+    for claim in claims:
+        first_ms = since.get((*claim.key[:2], claim.later), claim.since_ms)
+        alike_ms = claim.since_ms + max(0, claim.since_ms - first_ms) * ALIKE[0] // (ALIKE[1] - ALIKE[0])
+        is_kept = last.reservation is not None and claim.num == last.reservation.num and last.reservation.is_wide
+        if alike_ms <= now_ms or is_kept:
+            found.append(claim)
+        else:
+            next_ms = min(next_ms, alike_ms)
+    return found, next_ms
 
 
 def _has_been_passed(known: Known, claim: Claim, whole_ms: int | None, now_ms: int) -> bool:

@@ -17,7 +17,8 @@ longer than all seen before is assumed to follow a Pareto law of index 1: after 
 Of what stays (`STAYS`) nothing is learned, and only a time limit says when it ends.
 
 Backfill errs on the safe side twice: a job that would pass a reservation is taken at its longest likely time, the jobs
-that the reservation waits for at their median.
+that the reservation waits for at their median. The longest likely time is what nine of ten such runs take. A generous
+time limit does not make it longer: it would keep out jobs that get in without one.
 """
 
 from __future__ import annotations
@@ -219,14 +220,16 @@ class Estimates:
     def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
         """Return how long an attempt holds its devices at most, including grace and freeing of memory; None if unknown.
 
-        By its time limit, else as nine of ten such runs; `accepted_ms` is when its job was accepted.
+        As nine of ten such runs, but no longer than its time limit; with a limit only if `SAMPLES_SURE` runs are known.
+        `accepted_ms` is when its job was accepted.
         """
-        after, limit_ms = after_ms(request), _limit_ms(request)
-        if limit_ms is not None:
-            return limit_ms + after
-        groups = groups_of(tenant, workload_of(request), shape)
+        limit_ms, groups = _limit_ms(request), groups_of(tenant, workload_of(request), shape)
         found = self.durations.left_ms(groups, accepted_ms=accepted_ms, percent=90)
-        return found[0] + after if found is not None else None
+        most_ms = None if found is None else found[0]
+        if limit_ms is not None:
+            is_sure = found is not None and found[1] >= SAMPLES_SURE
+            most_ms = min(limit_ms, most_ms) if most_ms is not None and is_sure else limit_ms
+        return None if most_ms is None else most_ms + after_ms(request)
 
     def end_ms(self, attempt: Attempt, now_ms: int) -> int | None:
         """Return the ledger ms at which an attempt is expected to end; None if unknown."""

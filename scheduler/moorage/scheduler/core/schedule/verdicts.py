@@ -131,15 +131,15 @@ class Verdicts:
     def tell(self, draft: Draft, late_ms: int = 0) -> None:
         """Write the reservation into the record if the ledger tells another, or a start that is off by `late_ms`."""
         held, told = self.reservation, draft.state.reserved
-        if not draft.may(Reserves) or (held is None and told is None):
+        if not draft.may(Reserves):
             return
         if held is None:
             if told is not None:
                 draft.add(Reserves(told[0], [], 0))
-        elif (
-            told is None or told[:2] != (held.num, tuple(sorted(held.hosts))) or abs(held.start_ms - told[2]) > TOLD_MS
-        ):
-            draft.add(Reserves(held.num, sorted(held.hosts), held.start_ms))
+            return
+        workers = sorted(held.hosts)
+        if told is None or told[:2] != (held.num, tuple(workers)) or abs(held.start_ms - told[2]) > late_ms:
+            draft.add(Reserves(held.num, workers, held.start_ms))
 
     def _has_changed(self) -> bool:
         """Return whether room came free on reserved hosts since the last plan or the last look, or one has closed.
