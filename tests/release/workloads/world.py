@@ -257,7 +257,7 @@ class World:
         for event in self.drive.events[self._told :]:
             job = self.drive.state.job(event["tenant"], event["job"])
             gpus = reference.as_waiting(job).gpus if job is not None else 0
-            for change in event["changes"]:
+            for change in event.get("changes", ()):  # of a job that is not listed there are counts
                 name = (event["tenant"], event["job"], change["replica"])
                 self.ran.see(name, change["state"], gpus, self.drive.now)
                 if self.log is not None:

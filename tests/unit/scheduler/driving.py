@@ -383,6 +383,8 @@ class Driving:
             if frame is not None:
                 sent.append((self.workers[name], self.send(name, frame)))
         self.tick()
+        while any(reply not in self.answers for _, reply in sent) and self.engine.waiting:
+            self.tick()  # this record had no room for all of them
         for worker, reply in sent:
             assert self.answers[reply]["kind"] == "recorded", self.answers[reply]
             worker.report_answered(self.answers[reply]["no"])

@@ -20,7 +20,7 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.state import LISTED_MAX, REV, Job
+from moorage.scheduler.core.ledger.state import REV, Job
 from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting, is_end
 from moorage.scheduler.follower.follower import behind
 from moorage.scheduler.history.packing import BLOCK, Parts
@@ -218,7 +218,7 @@ class HistoryReader:
     def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> HistoryAnswer:
         changes = _merged((before, changes_since(self._engine.state, job, after, is_end)), after)
         name = job.tenant, job.name, job.state, job.rev
-        return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
+        return _page(*name, changes, after, limit, of_many=not job.is_listed)
 
     async def _of_parts(self, job: Job, after: int, limit: int) -> HistoryAnswer:
         """Return the answer for a job in memory whose older transitions are in the stream."""
@@ -227,7 +227,7 @@ class HistoryReader:
         before, whole = await self._parts(job.tenant, job.name, parts, after, limit)
         if not whole:
             changes, name = _merged((begin, before), after), (job.tenant, job.name, job.state, job.rev)
-            return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
+            return _page(*name, changes, after, limit, of_many=not job.is_listed)
         return self._of_memory(job, after, limit, begin + before)
 
     async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> HistoryAnswer:

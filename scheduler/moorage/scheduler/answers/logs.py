@@ -15,7 +15,6 @@ from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     FENCE,
     IS_TERMINAL,
-    LISTED_MAX,
     RANGE,
     REPLICA,
     SLOTS,
@@ -55,7 +54,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kep
     state = job.state_of(asked.replica)
     if state is None:
         return no_replica(asked, job.numbers)
-    if job.size > LISTED_MAX and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.history):
+    if not job.is_listed and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.history):
         return None  # the history has its end
     last = _last_attempt(job, asked.replica)
     attempt = asked.attempt if asked.attempt is not None else last

@@ -269,7 +269,7 @@ def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> Kept:
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     """Return, by worker, when it deletes the job's newest output or result, unless it runs out of room before."""
     until: dict[str, int] = {}
-    for row in job.history[-CEILINGS.history :] if job.size > LISTED_MAX else job.history:
+    for row in job.history[-CEILINGS.history :] if not job.is_listed else job.history:
         if row[WORKER] < 0:
             continue
         worker = engine.state.worker_by_num[row[WORKER]]
@@ -400,7 +400,7 @@ def _why(job: Job) -> str:
     """
     rows = (row for row in reversed(job.history) if not _asked_of_others(job.state, HISTORY_WORDS[row[STATE]], row[BY]))
     rows = (row for row in rows if row[STATE] not in NO_REASONS)
-    if job.size > LISTED_MAX:
+    if not job.is_listed:
         return next((row[WHY] for row in rows if row[WHY] and is_exception(row)), "")
     rows = (row for row in rows if job.live or row[STATE] >= 0)
     return _newest_reason((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
@@ -434,7 +434,7 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Return whether any replica was placed on a simulated worker."""
-    return were_simulated(engine.state, job.history if job.size <= LISTED_MAX else job.history[-SIMULATED_LOOKS:])
+    return were_simulated(engine.state, job.history if job.is_listed else job.history[-SIMULATED_LOOKS:])
 
 
 def replicas_of(job: Job) -> ReplicaCounts:
@@ -507,7 +507,7 @@ def ended_row(
 
 def listed(job: Job) -> list[Replica]:
     """Return the replicas that `show` lists: of few all, of many those that were placed and have not ended."""
-    if job.size > LISTED_MAX:
+    if not job.is_listed:
         return list(job.rows.values())[:LISTED_MAX]
     last = {row[REPLICA]: row for row in job.history if row[FENCE]}
     found = list(job.replicas)

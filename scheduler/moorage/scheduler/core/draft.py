@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
@@ -17,7 +17,6 @@ from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
     NO_JOB,
-    RECORD_BYTES_MAX,
     STEP_WIDTH,
     Op,
     ending,
@@ -29,7 +28,6 @@ from moorage.scheduler.core.ledger.records import (
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     FAILURES,
-    LISTED_MAX,
     LOST_KEPT,
     QUEUED,
     SUCCEEDED,
@@ -48,17 +46,10 @@ from moorage.schemas.service import Turn
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
 NOTE_CHARS_MAX: Final = 200
-#: room reserved for acts, evidence and the record's own fields
-SLACK_BYTES: Final = 96 * 1024
-#: a record with more bytes than this takes no more steps
-FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
-#: a record with more steps or new jobs is full too: building and folding it blocks the event loop
-STEPS_MAX: Final = 2_048
-ACCEPTS_MAX: Final = 1_024
-#: how much of a record cancels, deadlines and rejections may fill together (the last job may exceed it). A job may
-#: have thousands of rows, and renewals, requests and placements need room in the same record
-BULK_STEPS: Final = STEPS_MAX // 2
-BULK_BYTES: Final = FULL_BYTES // 2
+#: the longest address with its ports, see `lifecycle.readiness`: one that is cut is another one
+ADDRESS_CHARS_MAX: Final = 400
+#: an upper estimate of the bytes of an act that ends nothing by itself
+ACT_BYTES: Final = 200
 _PLACE: Final = int(Op.PLACE)
 _CLAIM: Final = int(Op.CLAIM)
 _START: Final = int(Op.START)
@@ -70,12 +61,23 @@ _ACCEPT: Final = int(Op.ACCEPT)
 _A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
 
 
+def steps_to_end(attempts: Iterable[Attempt]) -> int:
+    """Return the most steps that it takes to end these attempts, and to move what follows from it.
+
+    It is two for each; a gang ends as a whole, with three for each of its ranks.
+    """
+    jobs = [attempt.replica.job for attempt in attempts]
+    gangs = {job.num: 3 * job.size + 2 for job in jobs if job.gang}
+    return 2 * sum(not job.gang for job in jobs) + sum(gangs.values())
+
+
 class Draft:
     """The record that is being built. Without `begin` it is only read: for questions, between records."""
 
     __slots__ = (
         "_actor",
         "_bulk",
+        "_ceilings",
         "_first",
         "_folding",
         "_note_numbers",
@@ -144,7 +146,9 @@ class Draft:
         self._first = state.next_num  # the number of the first job that this record accepts
         self._note_numbers: dict[str, int] = {}
         self._actor = ""
-        self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
+        self._ceilings = ceilings = state.ceilings
+        #: the steps and bytes at which `bulk_full` becomes true
+        self._bulk = ceilings.bulk_steps * STEP_WIDTH, ceilings.bulk_bytes
 
     def begin(self) -> None:
         """Begin a record: from now on all that is written here changes the state, and can be taken back."""
@@ -195,23 +199,40 @@ class Draft:
     @property
     def full(self) -> bool:
         """Whether the record takes no more events: it is near its size limit (ledger-rules H5), or slow to fold."""
+        ceilings = self._ceilings
         return (
-            self.bytes > FULL_BYTES
-            or len(self.steps) + self.moved * STEP_WIDTH > STEPS_MAX * STEP_WIDTH
-            or self.state.next_num - self._first > ACCEPTS_MAX
+            self.bytes > ceilings.full_bytes
+            or len(self.steps) + self.moved * STEP_WIDTH > ceilings.steps * STEP_WIDTH
+            or self.state.next_num - self._first > ceilings.accepts
         )
+
+    @property
+    def half_full(self) -> bool:
+        """Whether half of the record is taken: the other half is for what each second ends."""
+        return self.full or self.bytes > self._ceilings.bulk_bytes
+
+    def has_room(self, steps: int, acts: int = 0) -> bool:
+        """Return whether so many more steps and acts have room, which belong together; what is left out follows later.
+
+        What is too large for half a record, such as the end of a wide gang, goes into one that is less than half full.
+        """
+        size, most = steps * STEP_BYTES + acts * ACT_BYTES, self._ceilings.full_bytes
+        return self.bytes + size <= most or not self.half_full or self.empty
 
     @property
     def steps_left(self) -> int:
         """How many more steps may be added, checking `full` before each."""
         if self.full:
             return 0
-        in_steps = STEPS_MAX - self.moved - len(self.steps) // STEP_WIDTH
-        return 1 + min(in_steps, (FULL_BYTES - self.bytes) // STEP_BYTES)
+        ceilings = self._ceilings
+        in_steps = ceilings.steps - self.moved - len(self.steps) // STEP_WIDTH
+        return 1 + min(in_steps, (ceilings.full_bytes - self.bytes) // STEP_BYTES)
 
     def begin_bulk(self) -> None:
         """Start the bulk part: from here on `bulk_full` limits how much cancels, deadlines and rejections may write."""
-        self._bulk = len(self.steps) + (self.moved + BULK_STEPS) * STEP_WIDTH, self.bytes + BULK_BYTES
+        ceilings = self._ceilings
+        steps = len(self.steps) + (self.moved + ceilings.bulk_steps) * STEP_WIDTH
+        self._bulk = steps, self.bytes + ceilings.bulk_bytes
 
     @property
     def bulk_full(self) -> bool:
@@ -229,24 +250,27 @@ class Draft:
                 return True
         return False
 
-    def note(self, text: str, *, always: bool = False) -> int:
+    def note(self, text: str, *, always: bool = False, most: int = NOTE_CHARS_MAX) -> int:
         """Add a note to this record, unless it has it already; return its number from 1 on, or 0 if there is none.
 
-        When the record is full, a new text is dropped unless `always`: the transition matters, its explanation does
-        not.
+        It is cut to `most` characters. When the record is full, a new text is dropped unless `always`: the transition
+        matters, its explanation does not.
         """
         if not text:
             return 0
-        text = shortened(shown(text), NOTE_CHARS_MAX)  # texts come from tenants and workers, and are shown in terminals
+        text = shortened(shown(text), most)  # texts come from tenants and workers, and are shown in terminals
         known = self._note_numbers.get(text)
         if known is not None:
             return known
-        if self.bytes > FULL_BYTES and not always:
+        if self.bytes > self._ceilings.full_bytes and not always:
             return 0
         self.notes.append(text)
         self.bytes += len(text.encode()) + 3
         number = self._note_numbers[text] = len(self.notes)
         return number
+
+    def _address(self, address: str) -> int:
+        return self.note(address, always=True, most=ADDRESS_CHARS_MAX) if address else 0
 
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
@@ -348,13 +372,13 @@ class Draft:
 
     def claim(self, replica: Replica, master: str, ran_ms: int = 0) -> None:
         """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address."""
-        self._step_of(_CLAIM, replica, ran_ms, 0, self.note(master, always=True) if master else 0)
+        self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master))
 
     def start(self, replica: Replica, ran_ms: int = 0, address: str = "") -> None:
         """Record that an attempt has started, and has run for so many ms already; at the address its ports are
         reached."""
         self._starts(replica.job)
-        self._step_of(_START, replica, ran_ms, 0, self.note(address, always=True) if address else 0)
+        self._step_of(_START, replica, ran_ms, 0, self._address(address))
 
     def ran(self, replica: Replica, ran_ms: int, result: int | None) -> None:
         """Record that a placed attempt was claimed, ran for so many ms and succeeded: most attempts of short jobs."""
@@ -430,7 +454,7 @@ class Draft:
         moved = job.fresh if only is None else both(job.fresh, only)
         for first, last in moved:
             self.step(Op.MOVE_FRESH, job.num, first, moving(to, code), last, self.note(why))
-            if job.size <= LISTED_MAX:
+            if job.is_listed:
                 self.moved += last - first
             self.left_queue += 1
         return bool(moved)

@@ -23,7 +23,7 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.containment import PLACING, TIMERS, Containment, unread
-from moorage.scheduler.core.draft import FULL_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.events import (
     Ask,
     Batch,
@@ -49,7 +49,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
-from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State, Worker
+from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.frozen import Frozen
@@ -60,7 +60,7 @@ from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.services import Services
-from moorage.scheduler.core.lifecycle.sessions import Sessions, has_room, lose_bytes
+from moorage.scheduler.core.lifecycle.sessions import Sessions, has_room
 from moorage.scheduler.core.lifecycle.sleeping import Sleeping
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.starts import Starts
@@ -98,8 +98,6 @@ from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
-#: the most events (apart from submits and cancels) in one record, including those that write nothing, such as renewals
-EVENTS_MAX: Final = 2_048
 
 
 class Displaced(Exception):
@@ -360,8 +358,9 @@ class Engine:
         self._built_ms = mono_ms
         if self.state.half_life_ms != self._half_life_ms:
             draft.add(acts.HalfLife(self._half_life_ms))  # a leader counts usage by its own setting
-        orders = self._gather(flight, mono_ms)
-        looks = mono_ms - self._looked_ms >= 1000 and self._begins("each second", draft)
+        looks = mono_ms - self._looked_ms >= 1000
+        orders = self._gather(flight, mono_ms, looks=looks)
+        looks = looks and self._begins("each second", draft)
         if looks:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
@@ -421,10 +420,11 @@ class Engine:
         self._at = step
         return not self.containment.is_aside(draft.time_ms, "step", step)
 
-    def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | ChangeOrder | Execute]:
+    def _gather(self, flight: InFlight, mono_ms: int, *, looks: bool) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
+        Where the second's ends are looked for behind them (`looks`), half of the record is left for those.
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
@@ -432,8 +432,8 @@ class Engine:
         later: list[FromWorker] = []
         joined: set[str] = set()
         taken = self.pending.taken_rest
-        for _ in range(EVENTS_MAX):
-            if not rest or draft.full:
+        for _ in range(self.state.ceilings.events):
+            if not rest or (draft.half_full if looks else draft.full):
                 break
             event = rest.popleft()
             taken.append(event)
@@ -508,6 +508,10 @@ class Engine:
         """Return why this ledger is an older backup, "" if it is not known to be. Call it after an acknowledgement."""
         return self.stale_ledger.behind(mono_ms)
 
+    def look_at_once(self) -> None:
+        """Do in the next record what is done once a second."""
+        self._looked_ms = -1000
+
     def seek_at_once(self) -> None:
         """Search in the next record for jobs to end for others, and not once a second only."""
         self.planner.preempting.seek_at_once()
@@ -570,6 +574,9 @@ class Engine:
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
                 continue
             answer = self.admission.cancel(draft, event)
+            if answer is None:
+                cancels.goes_on(event)
+                return
             if isinstance(answer, Problem) and answer.code == "not-found":
                 if coming is None:
                     coming = {(each.tenant, each.name) for each in self.pending.submits if isinstance(each, Submit)}
@@ -580,14 +587,17 @@ class Engine:
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self.pending.submits, self.pending.taken_submits, flight.draft
-        tenants = self.state.tenants
+        tenants, held_up = self.state.tenants, self.pending.held_up
         while submits and not draft.full:
             self._at = event = submits[0]
-            if isinstance(event, Submit):
+            if held_up and event.tenant in held_up:
+                held_up[event.tenant].append(submits.popleft())  # a tenant's requests stay in their order
+            elif isinstance(event, Submit):
                 known = tenants.get(event.tenant)
                 job = known.jobs.get(event.name) if known is not None else None
                 if job is not None and self.retention.holds_up(job):
-                    return
+                    held_up[event.tenant] = [submits.popleft()]
+                    continue
                 taken.append(submits.popleft())
                 self._submit(flight, event)
             elif isinstance(event, QueueRead):
@@ -596,6 +606,7 @@ class Engine:
             else:
                 taken.append(submits.popleft())
                 self._run_schedule(flight, event)
+        self.pending.put_back_held_up()
 
     def _run_schedule(self, flight: InFlight, event: ScheduleRun) -> None:
         """Make the job of a schedule's run, or note why there is none."""
@@ -640,7 +651,7 @@ class Engine:
         flight.new[num] = outcome
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
-                if copies <= LISTED_MAX:
+                if job.is_listed:
                     draft.moved += copies
                 for first, last in numbers:
                     draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
@@ -694,7 +705,7 @@ class Engine:
         for worker in silent:
             if (worker.id, worker.session) in heard:
                 continue
-            if not draft.empty and draft.bytes + lose_bytes(worker) > FULL_BYTES:
+            if not draft.has_room(steps_to_end(worker.attempts.values()), 1):
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())

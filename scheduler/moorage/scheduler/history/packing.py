@@ -14,7 +14,6 @@ import msgspec
 
 from moorage.scheduler.core.ledger.state import (
     HISTORY_WORDS,
-    LISTED_MAX,
     RANGE,
     REPLICA,
     REV,
@@ -105,12 +104,12 @@ class Packing:
         `HISTORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
         """
         moves, over = unwritten(job, parts), job.over
-        request = _request(job) if over and (with_request or job.size > LISTED_MAX) else None
+        request = _request(job) if over and (with_request or not job.is_listed) else None
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
             told = moves
-            if job.size > LISTED_MAX:  # the rows do not say which revisions they tell of
+            if not job.is_listed:  # the rows do not say which revisions they tell of
                 told = list(filter(is_end, moves))
                 ended = (_ended(job),) if over else ()
                 row = _encode((*name, parts if over else (), told, request, job.used, (first, last), *ended))

@@ -137,7 +137,7 @@ def _loaded(found: Any, state: State, *, with_facts: bool) -> State:
 def _load_job(state: State, values: Sequence[Any], replicas: list[Sequence[Any]]) -> None:
     job = new_job(*Job.LASTING.arguments(values))
     Job.LASTING.fill(job, values)
-    job.folded = job.rev
+    job.folded, job.is_listed = job.rev, job.size <= state.ceilings.listed
     for nth, each in enumerate(replicas):
         replica = Replica(job, *Replica.LASTING.arguments(each))
         Replica.LASTING.fill(replica, each)

@@ -123,10 +123,11 @@ class Future(Play):
 
     def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
         """Return (how much longer an attempt runs in this look, number of known runs); None if nothing is known."""
-        part, elapsed_ms = part_of(self.look, held.tenant, held.job), self._after.get(held.name)
+        replica = 0 if job.gang else held.replica  # ranks of a gang run alike
+        part, elapsed_ms = part_of(self.look, held.tenant, held.job, replica), self._after.get(held.name)
         # for an attempt already running, take the middle of the part, so that what waits for this one gets its
         # quantiles; for later starts draw within the part, since many of them together must differ as such runs do
-        of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
+        of_part = somewhere_in(part, self.look, held.tenant, held.job, replica) if elapsed_ms is None else middle(part)
         return View(self.engine).left_ms(job, elapsed_ms or 0, of_part, held.fence)
 
     def end_attempt(self, held: Held) -> None:

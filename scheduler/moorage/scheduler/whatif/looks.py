@@ -3,8 +3,8 @@
 One look with the median of every run is wrong where many runs follow each other: the sum of medians is not the median
 of the sum, and far too early for runs that are mostly short and sometimes long. So each look draws each job's run time.
 The draws are a Latin hypercube (McKay, Beckman and Conover, 1979): quantiles are cut into as many equal parts as there
-are looks, and over all looks a job is drawn once from each part. If a job waits for a single end, the looks are exactly
-the quantiles of that end; if it waits for many, they differ as sums of such runs do.
+are looks, and over all looks a job's replica is drawn once from each part. If a job waits for a single end, the looks
+are exactly the quantiles of that end; if it waits for many, they differ as sums of such runs do.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ class Band(NamedTuple):
     detail: tuple[str, int]
 
 
-def part_of(look: int, tenant: str, job: str) -> int:
-    """Return the part of the quantiles that a look draws from for a job, 0 for the shortest runs."""
-    drawn = zlib.crc32(f"{tenant} {job}".encode())
+def part_of(look: int, tenant: str, job: str, replica: int = 0) -> int:
+    """Return the part of the quantiles that a look draws from for a job's replica, 0 for the shortest runs.
+
+    Replicas differ as jobs do: else all of a sweep would be short in one look, and all long in the next one.
+    """
+    drawn = zlib.crc32(f"{tenant} {job}{f' {replica}' if replica else ''}".encode())
     step, first = 1 + drawn % (LOOKS - 1), drawn // (LOOKS - 1)
     return (step * look + first) % LOOKS
 
@@ -55,12 +58,13 @@ def middle(part: int) -> int:
     return 50 * (2 * part + 1) // LOOKS
 
 
-def somewhere_in(part: int, look: int, tenant: str, job: str) -> int:
+def somewhere_in(part: int, look: int, tenant: str, job: str, replica: int = 0) -> int:
     """Return a percent within a part that looks random, but is always the same for these arguments.
 
     So the longest of many runs are drawn too.
     """
-    return (100 * part + zlib.crc32(f"{look} {tenant} {job}".encode()) % 100) // LOOKS
+    drawn = zlib.crc32(f"{look} {tenant} {job}{f' {replica}' if replica else ''}".encode())
+    return (100 * part + drawn % 100) // LOOKS
 
 
 def band(outcomes: Sequence[Outcome]) -> Band | None:

@@ -98,7 +98,14 @@ class Play:
         timer = self.engine.next_timer_ms
         if timer != math.inf:
             times.append(max(self.time_ms, int(timer)))
-        return min(times, default=None)
+        return min([*times, *self._windows_ms()], default=None)
+
+    def _windows_ms(self) -> list[int]:
+        """Return the ledger times ahead at which a drain begins or is over, or a closed worker opens by itself."""
+        state = self.engine.state
+        windows = [worker.window for worker in state.windows.values() if worker.window is not None]
+        times = [at_ms for window in windows for at_ms in (window.from_ms, window.leave_ms, window.until_ms)]
+        return [at_ms for at_ms in (*times, *(each.until_ms for each in state.shut.values())) if at_ms > self.time_ms]
 
     def next_pass_ms(self) -> float:
         """Return the ledger time at which time alone may let the core place more; infinity for never.
@@ -109,6 +116,8 @@ class Play:
 
     def go_to(self, time_ms: int) -> None:
         """Advance time to a moment, and end the attempts that end then; `settle` must follow."""
+        if any(at_ms <= time_ms for at_ms in self._windows_ms()):
+            self.engine.look_at_once()  # the monotonic clock, by which it looks, stands still
         self.time_ms = time_ms
         while self._ends and self._ends[0][0] <= time_ms:
             held = self.held.get(heappop(self._ends)[2])

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import STEPS_MAX
 from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.state import CANCELLED, FAILED, LISTED_MAX, QUEUED
 from moorage.scheduler.core.queue import queue
 from moorage.scheduler.ledger import state_bytes as snapshots
@@ -313,6 +313,6 @@ def test_no_record_of_a_job_of_many_is_large() -> None:
     before = 0
     for _ in range(5):
         drive.tick()
-        assert len(running(drive, "many")) - before <= STEPS_MAX + 1
+        assert len(running(drive, "many")) - before <= CEILINGS.steps + 1
         before = len(running(drive, "many"))
     assert before == 40 * 64

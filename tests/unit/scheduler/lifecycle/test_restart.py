@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from moorage.scheduler.answers import views
-from moorage.scheduler.core import draft
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.schemas.frames import ReportKind
 from tests.unit.scheduler.driving import Driving, wire
 
@@ -182,11 +183,9 @@ def test_its_latest_start_is_that_of_its_first_attempt() -> None:
     assert drive.states("j") == ["RUNNING", "RUNNING"], "it waited for 16 s"
 
 
-def test_its_other_replicas_wait_on_in_the_queue_when_their_latest_start_passes_in_a_full_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(draft, "BULK_STEPS", 1)
+def test_its_other_replicas_wait_on_in_the_queue_when_their_latest_start_passes_in_a_full_record() -> None:
     drive = staying(start_within_s=60, replicas=4)
+    drive.state.ceilings = replace(CEILINGS, bulk_steps=1)
     drive.reports([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
     drive.submit("other", gpu={"model": "H200"})
     drive.pass_time(drive.job("j").waits_from_ms + 59_990 - drive.now)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from moorage.scheduler.core import engine
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.ledger.acts import Gone
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.schemas.attempt import name_in
@@ -735,10 +736,10 @@ def test_a_worker_is_never_heard_from_in_the_future() -> None:
     assert not drive.state.workers["w0"].session
 
 
-def test_a_renewal_that_waits_for_the_next_record_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_that_waits_for_the_next_record_keeps_its_lease() -> None:
     """A record takes a bounded number of frames, and a leader that is behind has read more."""
-    monkeypatch.setattr(engine, "EVENTS_MAX", 1)
     drive = Driving.with_hosts(1, 1)
+    drive.state.ceilings = replace(CEILINGS, events=1)
     drive.pass_time(drive.engine.config.lost_ms - 500, renew=False)
     for name, worker in drive.workers.items():
         drive.send(name, worker.renew_frame())

@@ -13,9 +13,9 @@ from moorage.scheduler.answers.listing import Reasons, row_of
 from moorage.scheduler.answers.views import summary
 from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import ACCEPTS_MAX
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.acts import Met
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
@@ -395,8 +395,8 @@ def test_the_ledger_says_which_end_let_it_go() -> None:
 
 
 def submit_many(drive: Driving, names: list[str], behind: Any) -> None:
-    for at in range(0, len(names), ACCEPTS_MAX):
-        for name in names[at : at + ACCEPTS_MAX]:
+    for at in range(0, len(names), CEILINGS.accepts):
+        for name in names[at : at + CEILINGS.accepts]:
             drive.offer_submit(name, gpu={}, after=[behind(name)], reply="")
         drive.tick()
 

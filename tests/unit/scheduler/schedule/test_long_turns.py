@@ -8,15 +8,16 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import EXPIRED, QUEUED, REJECTED
@@ -63,7 +64,7 @@ def test_many_small_requests_are_accepted_and_placed_in_several_records() -> Non
     records = _until_calm(drive)
     drive.check()
     assert sum(map(_accepts, records)) == sum(_steps(payload, Op.PLACE) for payload in records) == 3_000
-    assert max(map(_accepts, records)) <= draft.ACCEPTS_MAX + 1
+    assert max(map(_accepts, records)) <= CEILINGS.accepts + 1
     assert len(records) >= 3
 
 
@@ -85,7 +86,7 @@ def test_the_ends_of_thousands_are_told_in_several_records() -> None:
     drive.check()
     ends = [_steps(payload, Op.RAN) for payload in records]
     assert sum(ends) == 3_600
-    assert max(ends) <= draft.STEPS_MAX + 64, "one frame more than the bound, at most"
+    assert max(ends) <= CEILINGS.steps + 64, "one frame more than the bound, at most"
     assert drive.free_gpus() == 60 * 64
 
 
@@ -98,7 +99,7 @@ def test_choices_that_differ_are_made_over_several_records_in_their_order() -> N
         drive.offer_submit(f"j{index}", gpu={"count": 8}, priority=90 if index >= 300 else 50)
     records = _until_calm(drive)
     drive.check()
-    assert len(records) == -(-600 // (cycle.CHOICES_MAX + 1))
+    assert len(records) == -(-600 // (CEILINGS.choices + 1))
     assert {attempt.replica.job.num for attempt in drive.state.attempts()} == set(range(1, 601))
     placed = [decode_record(payload).steps[1::STEP_WIDTH] for payload in records]
     assert min(placed[0]) > 300, "who goes first is not asked twice"
@@ -166,7 +167,7 @@ def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> N
     drive = Driving()
     drive.checks = False
     drive.worker("w0", 8)
-    for index in range(draft.ACCEPTS_MAX + 1):
+    for index in range(CEILINGS.accepts + 1):
         drive.offer_submit(f"j{index}", gpu={"count": 8})
     drive.tick(obey=False)
     assert not drive.engine.waiting
@@ -180,7 +181,7 @@ def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
     drive = Driving()
     drive.checks = False
     drive.worker("w0", 0)
-    count = draft.STEPS_MAX + 500
+    count = CEILINGS.steps + 500
     for index in range(-(-count // 1_000)):
         drive.offer_submit(f"j{index}", replicas=min(1_000, count - index * 1_000))
     while drive.engine.urgent:
@@ -196,9 +197,9 @@ def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
     assert len(told) == count
 
 
-def test_renewals_of_a_large_fleet_are_answered_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "EVENTS_MAX", 100)
+def test_renewals_of_a_large_fleet_are_answered_over_several_records() -> None:
     drive = Driving()
+    drive.state.ceilings = replace(CEILINGS, events=100)
     drive.checks = False
     replies = []
     for index in range(350):
@@ -232,7 +233,7 @@ def _keeps_nobody_waiting(drive: Driving) -> int:
         assert drive.answers[answer]["kind"] == "accepted"
         assert drive.states(f"n{records}") == ["PLACED"]
         after = sum(replica.state != QUEUED for job in drive.state.jobs.values() for replica in job.replicas)
-        assert after - before <= draft.STEPS_MAX + 64
+        assert after - before <= CEILINGS.steps + 64
         records += 1
         assert records < 50
     return records
@@ -272,11 +273,9 @@ def test_jobs_whose_time_is_over_at_once_keep_nobody_waiting_and_start_no_more(f
     drive.check()
 
 
-def test_of_several_replicas_those_that_are_overdue_expire_in_their_turn_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(draft, "BULK_STEPS", 1)
+def test_of_several_replicas_those_that_are_overdue_expire_in_their_turn_and_the_others_go_on() -> None:
     drive = Driving()
+    drive.state.ceilings = replace(CEILINGS, bulk_steps=1)
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("first", gpu={"model": "H200"}, start_within_s=60)
     drive.submit("second", gpu={"count": 1}, replicas=2, start_within_s=60)
@@ -300,7 +299,7 @@ def test_what_nobody_could_run_is_rejected_in_several_records_once_all_are_heard
     drive.pass_time(1_000)
     assert drive.engine.urgent, "the rest is not put off"
     assert _keeps_nobody_waiting(drive) >= 5
-    assert max(drive.sizes[first:]) < draft.FULL_BYTES
+    assert max(drive.sizes[first:]) < CEILINGS.full_bytes
     assert {replica.state for job in drive.state.tenants["crowd"].jobs.values() for replica in job.replicas} == {
         REJECTED
     }

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
@@ -27,6 +29,26 @@ class Ceilings:
     #: history in its stream
     part: int = 64
     part_each: int = 4
+    #: rate. A record with more bytes takes no more steps: up to `RECORD_BYTES_MAX` is room for acts, evidence and its
+    #: own fields
+    full_bytes: int = RECORD_BYTES_MAX - 96 * 1024
+    #: rate. A record with more steps or new jobs is full too: building and folding it blocks the event loop
+    steps: int = 2_048
+    accepts: int = 1_024
+    #: rate. How much of a record cancels, deadlines and rejections may fill together: a job may have thousands of rows,
+    #: and renewals, requests and placements need room in the same record. Where a second's ends follow, frames fill no
+    #: more either
+    bulk_bytes: int = (RECORD_BYTES_MAX - 96 * 1024) // 2
+    bulk_steps: int = 1_024
+    #: rate. The most events (apart from submits and cancels) in one record, including those that write nothing, such as
+    #: renewals
+    events: int = 2_048
+    #: rate. Choices that one pass makes; they hold up the leader, so the rest goes into the next record
+    choices: int = 192
+    #: rate. The most jobs for which others are being ended at one time
+    standing: int = 16
+    #: form. Of jobs with more replicas, transitions of many replicas at once are one row, and answers have counts
+    listed: int = 1_024
 
 
 CEILINGS: Final = Ceilings()

@@ -245,6 +245,7 @@ class Folding:
     def renumber(self, job: Job, numbers: Ranges) -> None:
         """Give a job these numbers of replicas instead of those that it has."""
         job.numbers, job.size, before = numbers, count_of(numbers), job.extra
+        job.is_listed = job.size <= self.state.ceilings.listed
         job.extra = extra_of(job.size, len(job.body))
         self.state.extra += job.extra - before
         self.state.tenants[job.tenant].extra += job.extra - before
@@ -288,6 +289,7 @@ class Folding:
         if name in tenant.jobs:
             raise FoldError(f"job {tenant_name}/{name} is accepted twice")
         job = new_job(num, tenant_name, name, body, numbers, traceparent, self.time, self.seq)
+        job.is_listed = job.size <= state.ceilings.listed
         tenant.jobs[name] = state.jobs[num] = self.out.jobs[num] = job
         if job.extra:
             state.extra += job.extra
@@ -585,7 +587,7 @@ class Folding:
         self.state.tenants[job.tenant].waits -= count_of(moved)
         for first, last in moved:
             self._end_replicas(job, first, last, to, code)
-            if job.size <= LISTED_MAX:
+            if job.is_listed:
                 for number in range(first, last + 1):
                     job.rev += 1
                     job.history.append((job.rev, self.time, number, 0, to, -1, 0, code, why, 0, by))

@@ -120,8 +120,8 @@ BY: Final = 10  # the actor as `records.actor` writes it; empty for the schedule
 RESULT: Final = 11  # message number of the result, 0 for none; only in rows of attempts whose result is known
 #: in place of a worker: the transition is of all replicas from that in `REPLICA` to that in `SLOTS`
 RANGE: Final = -2
-#: of jobs with more replicas, transitions of many replicas at once are one row, and answers have counts
-LISTED_MAX: Final = 1_024
+#: so many replicas of a job count towards bounds of memory: of a larger one, few have rows
+LISTED_MAX: Final = CEILINGS.listed
 #: one transition; a plain tuple because there are millions of them
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
 #: in place of a job's number in `Job.awaits`: the job waits for a time
@@ -263,7 +263,7 @@ class Job:
     #: number of replicas whose attempt ended FAILED or TIMED_OUT; those that ended so while they waited are none
     failed: int = 0
     ends: int = 0  # a digest of all ends, in their order
-    #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
+    #: by state: the exit code with which the first of its replicas ended so; only of jobs that are not listed
     codes: dict[int, int] | None = None
     attempt_no: int = 0  # the highest attempt of a replica
     back: int = 0  # number of `rows` that are QUEUED: they have been placed before
@@ -321,6 +321,7 @@ class Job:
     #: soft: ledger ms since which it may start, or may start more after it had `max_running`
     since_ms: int = 0
     extra: int = 0  # soft: `extra_of` it
+    is_listed: bool = True  # soft: each transition of a replica is a row of its history, see `Ceilings.listed`
     derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
     LASTING: ClassVar = Lasting(
@@ -546,7 +547,7 @@ class Job:
         if state not in self.bad:
             self.bad[state] = bytearray()
         bits.mark(self.bad[state], first, last)
-        if code and self.size > LISTED_MAX:
+        if code and not self.is_listed:
             self.codes = {state: code} | (self.codes or {})
 
 
@@ -725,7 +726,7 @@ def exit_code_of(job: Job) -> int | None:
     """Return the exit code of a job in memory; None until all of its replicas have ended, and if it has none."""
     if job.live:
         return None
-    if job.size > LISTED_MAX:
+    if not job.is_listed:
         return (job.codes or {}).get(STATE_NUMBER[job.state], 0 if job.state == "SUCCEEDED" else None)
     rows = [row for row in job.history if row[WORKER] >= 0]
     return decided_code(job.state, [(STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE])) for row in rows])

@@ -514,13 +514,14 @@ class Admission:
             if draft.full:
                 return
 
-    def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
+    def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem | None:
         """Cancel a job at any stage, or forget the cancel of an unknown one.
 
         An unknown id is remembered if its submit may be on its way, so that this is refused (H43): of a cancel with
         `before`, and of one from the durable queue. Any other changes nothing, and is a problem; so is one too many,
         when the tenant has `tombstones_max` of them. The answer's `cancelled` is False for a job that has ended or is
-        being cancelled. The answer gets the number of its record once that is stored.
+        being cancelled. The answer gets the number of its record once that is stored. None: of a job with many replicas
+        on workers some are left for the next record, in which the cancel goes on.
         """
         if event.lifts:
             return self._uncancel(draft, event)
@@ -533,6 +534,8 @@ class Admission:
             was = job.state
             with draft.by(event.by):
                 did = self.lifecycle.cancel(draft, job, event.why, only)
+            if self.lifecycle.is_left(draft, job, only):
+                return None
             return Answer("cancel", 0, Cancelled(job=event.job, cancelled=did, was=was))
         row = self._finished_lately(job_key(event.tenant, event.job))
         if row is not None:

@@ -12,10 +12,10 @@ from functools import reduce
 from operator import or_
 from typing import Final
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -24,8 +24,6 @@ from moorage.schemas.printable import stripped
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
-#: the most bytes that an act of this module takes in a record, for checks before it is written
-ACT_BYTES: Final = 200
 #: the most jobs that one join lets try a worker again; further ones wait for the next join, or an operator
 LIFTED_MAX: Final = 500
 
@@ -46,7 +44,7 @@ class Health:
         worker = host.worker
         if worker.num in draft.examined or not (frame.unwell or worker.unwell or worker.well):
             return
-        if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
+        if not draft.has_room(0, len(frame.unwell) + len(worker.unwell) + 2):
             return  # the next renewal repeats it
         draft.examined.add(worker.num)
         # reported before the worker received the order
@@ -76,6 +74,8 @@ class Health:
             if (mask := attempt.home & failed) and self.lifecycle.is_on_worker(attempt)
         ]
         for attempt, mask in stands:
+            if not draft.has_room(steps_to_end((attempt,)), 1):
+                return  # the next renewal repeats it
             slot = (mask & -mask).bit_length() - 1
             job = attempt.replica.job
             if self.lifecycle.is_on_worker(attempt):  # else it leaves with its gang already
@@ -149,12 +149,6 @@ class Health:
         if self._shy is None:
             self._shy = {job.num for job in self.state.jobs.values() if job.avoid}
         return self._shy
-
-    @staticmethod
-    def _bytes(worker: Worker, frame: Renew) -> int:
-        return ACT_BYTES * (len(frame.unwell) + len(worker.unwell) + 2) + len(worker.attempts) * (
-            ACT_BYTES + 3 * STEP_BYTES
-        )
 
 
 def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, int]]:

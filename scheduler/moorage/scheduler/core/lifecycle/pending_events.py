@@ -11,13 +11,17 @@ from moorage.scheduler.core.events import (
     Arrival,
     Ask,
     Cancel,
+    ChangeOrder,
     Event,
+    Execute,
     FromWorker,
     Order,
     QueueRead,
     Rest,
+    ScheduleOrder,
     ScheduleRun,
     Submit,
+    Wake,
     is_urgent,
 )
 from moorage.schemas.frames import Renew
@@ -32,7 +36,7 @@ class PendingEvents:
     So no cursor of a durable queue passes a request that is not recorded.
     """
 
-    __slots__ = ("cancels", "rest", "submits", "taken_rest", "taken_submits", "urgent")
+    __slots__ = ("cancels", "held_up", "rest", "submits", "taken_rest", "taken_submits", "urgent")
 
     def __init__(self) -> None:
         self.submits: deque[Arrival] = deque()
@@ -42,6 +46,8 @@ class PendingEvents:
         #: taken for the current record, in order, besides `cancels.taken`
         self.taken_submits: list[Arrival] = []
         self.taken_rest: list[Rest] = []
+        #: by tenant, what this record leaves for later, as the first of it waits until its id is free
+        self.held_up: dict[str, list[Arrival]] = {}
 
     def __len__(self) -> int:
         return len(self.submits) + self.cancels.size + len(self.rest)
@@ -65,6 +71,7 @@ class PendingEvents:
 
     def take_back(self) -> None:
         """Put back everything taken for a record that is not written."""
+        self.put_back_held_up()
         self.submits.extendleft(reversed(self.taken_submits))
         self.cancels.take_back()
         back = {id(event) for event in self.taken_rest}  # some were put back already
@@ -91,7 +98,7 @@ class PendingEvents:
             mine: list[Event] = [event for event in self.submits if event.tenant == whose]
             self.submits = deque(event for event in self.submits if event.tenant != whose)
             return mine
-        orders = [each for each in self.rest if isinstance(each, Order) and (each.operator, each.verb) == (whose, verb)]
+        orders = [each for each in self.rest if _asked_by(each, verb) == whose]
         for order in orders:
             self.remove(order)
         return list[Event](orders)
@@ -111,6 +118,12 @@ class PendingEvents:
         self.rest.extendleft(reversed(events))
         self.urgent = sum(map(is_urgent, self.rest))  # `rest` is nearly always empty here
 
+    def put_back_held_up(self) -> None:
+        """Put back what waits until an id is free, for the next record."""
+        for mine in self.held_up.values():
+            self.submits.extendleft(reversed(mine))
+        self.held_up.clear()
+
     def renewing(self) -> set[tuple[str, str]]:
         """Return worker and session of each renewal that waits for a later record."""
         return {
@@ -122,6 +135,13 @@ class PendingEvents:
     def forget_asks(self) -> None:
         self.rest = deque(event for event in self.rest if not isinstance(event, Ask))
         self.urgent = sum(map(is_urgent, self.rest))
+
+
+def _asked_by(event: Rest, verb: str) -> str | None:
+    """Return which operator or tenant asks this verb with an event; None if it is another one, or no request."""
+    if not isinstance(event, Order | ChangeOrder | ScheduleOrder | Execute | Wake) or event.verb != verb:
+        return None
+    return event.operator if isinstance(event, Order) else event.tenant
 
 
 class Cancels:
@@ -161,6 +181,11 @@ class Cancels:
         """Have the next record take an event that was just taken."""
         self._put_off.append(event)
         self.size += 1
+
+    def goes_on(self, event: Cancel) -> None:
+        """Have the next record go on with the event that was just taken, before all others of its tenant."""
+        self.taken.pop()
+        self.put_first(event.tenant, (event,))
 
     def begin_record(self) -> None:
         """Forget what was taken for the record before, but for what was put off."""

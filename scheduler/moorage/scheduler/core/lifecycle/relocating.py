@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
-from moorage.scheduler.core.ledger.records import MOVED, RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.records import MOVED, Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
     CANCELLING,
@@ -187,8 +187,7 @@ class Relocating:
     def _end(self, draft: Draft, leaves: Leaves, by_ms: int) -> None:
         """Ask a member to end, with its notice; on a worker that was told to end, that is no longer than it stays."""
         job = leaves.member.replica.job
-        size = 4 * STEP_BYTES * len(job.rows) if job.gang else 0
-        if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
+        if not draft.has_room(steps_to_end((leaves.member,))):
             return  # the rest follow a second later
         notice_s = self._lifecycle.notice_s(job)
         if not leaves.is_awaited:

@@ -138,10 +138,11 @@ class Services:
         """End what has been replaced; to be called once a second."""
         replaced: set[int] = set()
         for (tenant, service), jobs in list(self._jobs.items()):
+            pair = self.live(tenant, service)  # which forgets those that have ended
             if len(jobs) < 2:
-                scaling.come_back(draft, jobs[0], "no next version takes its place")
+                if pair:
+                    scaling.come_back(draft, jobs[0], "no next version takes its place")
                 continue
-            pair = self.live(tenant, service)
             if len(pair) == 1:
                 scaling.come_back(draft, pair[0], "its next version has ended")
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
@@ -538,23 +538,18 @@ def has_kept_jobs(worker: Worker) -> bool:
     return any(replica.state == LOST_KEPT for replica in current)
 
 
-def lose_bytes(worker: Worker) -> int:
-    """Return the most bytes written by ending a session: two steps for each attempt and each rank of its gangs."""
-    return sum(
-        2 * STEP_BYTES * (attempt.replica.job.size if attempt.replica.job.gang else 1)
-        for attempt in worker.attempts.values()
-    )
-
-
 def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
     """Return whether the record has room for the most that this frame may write; an empty record always has."""
-    frame, size = event.frame, 0
+    frame, steps, worker = event.frame, 0, state.workers.get(event.worker)
+    if worker is None:
+        return True
     if isinstance(frame, ReportFrame | Join):
-        size = 2 * STEP_BYTES * len(frame.reports)
+        steps = 2 * len(frame.reports)
+        told = (worker.attempts.get(name_in(report)) for report in frame.reports)
+        steps += steps_to_end([attempt for attempt in told if attempt is not None and attempt.replica.job.gang])
     if isinstance(frame, Join | Goodbye):
-        worker = state.workers.get(event.worker)
-        size += lose_bytes(worker) if worker is not None else 0
-    return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
+        steps += steps_to_end(worker.attempts.values())
+    return steps == 0 or draft.has_room(steps)
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[AttemptName]) -> frozenset[AttemptName]:

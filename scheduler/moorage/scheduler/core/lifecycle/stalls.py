@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import RUNNING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
@@ -91,7 +91,7 @@ class Stalls:
             run = self._lifecycle.request_of(job).workload
             if run.on_stall == "end":
                 why = f"stalled: no output and no work of its GPUs for {run.stall_s:g} s; {told.why}"
-                if draft.bytes + 2 * STEP_BYTES * len(job.rows) <= RECORD_BYTES_MAX // 2 or draft.empty:
+                if draft.has_room(steps_to_end((ranks[0].attempt,))):
                     self._lifecycle.leave(draft, ranks[0].attempt, why, Count.RETRY, notice_s=0)
                 continue  # without room it is ended a second later
             if known is None or known.attempts != attempts:

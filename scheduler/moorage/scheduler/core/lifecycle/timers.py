@@ -128,6 +128,8 @@ class Timers:
                 self._starting.discard(num)
             elif kind == _DEADLINE:
                 lifecycle.deadline(draft, job)
+                if lifecycle.is_left(draft, job):
+                    self._passed.appendleft(_Passed(0, kind, num, False))
             elif (start_ms := self._start_ms(job)) > draft.time_ms:
                 self._push(start_ms, _START_WITHIN, num)  # others of its replicas were placed since, or came back
             else:

@@ -476,12 +476,17 @@ class Lifecycle:
         self._end_waiting(draft, job, REJECTED, why)
 
     def cancel(self, draft: Draft, job: Job, why: str, only: Ranges | None = None) -> bool:
-        """Cancel all replicas that have not ended, or those `only`; return False if there are none left to cancel."""
+        """Cancel all replicas that have not ended, or those `only`; return False if there are none left to cancel.
+
+        Of a job with many on workers, some may be left for the next record, see `is_left`.
+        """
         did = draft.move_fresh(job, CANCELLED, why, only=only)
         if job.gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
         for replica in rows_of(job, only):
             state = replica.state
+            if draft.full and not job.gang:
+                break
             if state in (QUEUED, EXITED):
                 draft.move(replica, CANCELLED, why)
             elif state in MAY_END or state == ENDING:
@@ -492,6 +497,12 @@ class Lifecycle:
                 continue
             did = True
         return did
+
+    @staticmethod
+    def is_left(draft: Draft, job: Job, only: Ranges | None = None) -> bool:
+        """Return whether a full record has left some of these replicas as they are, which are to end."""
+        goes_on = (*MAY_END, QUEUED, LOST_KEPT)
+        return draft.full and not job.gang and any(row.state in goes_on for row in rows_of(job, only))
 
     def give_up(self, draft: Draft) -> None:
         """Cancel what is left of jobs in `failing` of which so many replicas failed that the others would fail, too.
@@ -511,6 +522,9 @@ class Lifecycle:
             failed, most = job.failed, request.failed_max
             if most is not None and failed >= most:
                 self.cancel(draft, job, f"{many(failed, 'replica')} failed, and max_failed is {most}")
+                if self.is_left(draft, job):
+                    self.failing[job] = None
+                    return
 
     def start_over(self, draft: Draft, job: Job, why: str, only: Ranges | None = None) -> int:
         """End a job's placed and running replicas, or those `only`, and queue them again. Return their number.
@@ -581,7 +595,8 @@ class Lifecycle:
     def deadline(self, draft: Draft, job: Job) -> None:
         """Apply a passed deadline: waiting replicas become EXPIRED, the others are ended and become TIMED_OUT.
 
-        Replicas that are ending already go on, but get no new attempt.
+        Replicas that are ending already go on, but get no new attempt. Of a job with many on workers, some may be left
+        for the next record, see `is_left`.
         """
         phase, after = job.gang, job.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
@@ -590,6 +605,8 @@ class Lifecycle:
         draft.move_fresh(job, EXPIRED, "deadline_s passed")
         for replica in list(job.rows.values()):
             state = replica.state
+            if draft.full and not job.gang:
+                break
             if state == QUEUED:
                 draft.move(replica, EXPIRED, "deadline_s passed")
             elif state in MAY_END:

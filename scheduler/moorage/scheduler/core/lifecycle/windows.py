@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Count
+from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, Count
 from moorage.scheduler.core.ledger.state import Attempt, State, Window, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -97,8 +97,7 @@ class Windows:
         for attempt in list(worker.attempts.values()):
             if not self.lifecycle.is_on_worker(attempt) or left_s > self._notice_s(attempt):
                 continue
-            size = 4 * STEP_BYTES * len(attempt.replica.job.rows)
-            if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
+            if not draft.has_room(steps_to_end((attempt,))):
                 return  # the rest follow a second later
             self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(left_s))
 

@@ -16,7 +16,6 @@ from moorage.scheduler.core.ledger.state import (
     HISTORY_WORDS,
     IS_TERMINAL,
     LEAVING,
-    LISTED_MAX,
     MAY_END,
     ON_WORKER,
     PLACED,
@@ -291,7 +290,7 @@ def changes_since(
         return []
     if count < len(rows):
         rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
-    if job.size > LISTED_MAX:
+    if not job.is_listed:
         rows = list(filter(of_many, rows))
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
@@ -345,7 +344,7 @@ def event_of(state: State, job: Job) -> Event:
     if all_of_it > CHANGES_SURE:
         del changes[fitting(changes) :]
     job.told = job.rev
-    if job.size > LISTED_MAX:
+    if not job.is_listed:
         simulated = were_simulated(state, job.history[-min(new, SIMULATED_LOOKS) :])
         replicas = Replicas(job.size, job.counts, after if len(changes) == all_of_it else job.rev)
         name = job.tenant, job.name, job.rev, job.state, state.seq

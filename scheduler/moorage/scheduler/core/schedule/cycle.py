@@ -31,8 +31,6 @@ from moorage.scheduler.core.schedule.preempt import CANDIDATES_MAX, REPLICAS_MAX
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 
-#: choices that one pass makes; they hold up the leader, so the rest goes into the next record
-CHOICES_MAX: Final = 192
 #: failed searches in one pass, beyond which it goes on in the next record. A group counts `A_LOOK` if the ranker
 #: searched, else one. It matters where many groups each ask for something different
 IN_VAIN_MAX: Final = 1_024
@@ -113,7 +111,7 @@ class Planner:
         placing = self.placing
         if self._unprepared:
             return True
-        return placing.spent > CHOICES_MAX or placing.in_vain > self._in_vain_max or draft.full
+        return placing.spent > draft.state.ceilings.choices or placing.in_vain > self._in_vain_max or draft.full
 
     def plan(self, draft: Draft) -> int:
         """Run one cycle: write placements and preemptions into the draft. Return how many replicas were placed."""

@@ -26,14 +26,14 @@ from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choi
 
 #: ledger ms between two searches
 SEEK_MS: Final = 1_000
-#: the most jobs for which others are being ended at one time
-STANDING_MAX: Final = 16
+#: a job for which others are being ended counts towards `Ceilings.standing` for so long
+STANDING_MS: Final = 60_000
 #: jobs for which victims are searched each second, by one right after the other: two, and more as long as they look at
 #: no more hosts than `LOOKS_MAX`. Each search reads up to `victims.READ_MAX` changed hosts
 SEARCHES_MIN: Final = 2
 LOOKS_MAX: Final = 2_048
 #: jobs of one group for which victims are searched in one second
-CANDIDATES_MAX: Final = STANDING_MAX
+CANDIDATES_MAX: Final = 16
 #: the most replicas of a job for which one search makes room
 REPLICAS_MAX: Final = 64
 #: a job of many replicas, whose victims have ended, keeps their hosts for so long: by then those it could start run
@@ -116,6 +116,7 @@ class Preempting:
         self._seen: tuple[int, int, int] | None = None  # the `_view` of the last search; None if it left anything out
         #: by the kind of the group: ledger ms of the last search without result
         self._in_vain: dict[Kind, int] = {}
+        self._stands_ms: dict[int, int] = {}  # job number -> ledger ms since which others are being ended for it
         self._void: dict[int, int] = {}  # job number -> ledger ms since which all its victims have ended
         #: numbers of jobs asked to end that may not have ended; None if all attempts must be read to find them
         self._asked: set[int] | None = None
@@ -153,6 +154,12 @@ class Preempting:
                     continue
             draft.add(Preempt(num, [], []))
 
+    def _standing(self, draft: Draft) -> int:
+        """Count the jobs for which others are being ended since less than `STANDING_MS`: a notice may take an hour."""
+        before = self._stands_ms
+        self._stands_ms = {num: before.get(num, draft.time_ms) for num in draft.state.preempting}
+        return sum(draft.time_ms - since_ms < STANDING_MS for since_ms in self._stands_ms.values())
+
     def seek(
         self,
         draft: Draft,
@@ -170,7 +177,7 @@ class Preempting:
         if not self.knows_fleet():
             return
         state, searches, candidates = draft.state, 0, list(eligible(draft))
-        self._sought_ms, self._seen, standing = draft.time_ms, None, len(state.preempting)
+        self._sought_ms, self._seen, standing = draft.time_ms, None, self._standing(draft)
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
@@ -185,7 +192,7 @@ class Preempting:
                 continue
             if job.ledger > state.seq:
                 continue  # accepted with this record: nobody ends for it at once
-            if searches >= most or standing + searches >= STANDING_MAX:
+            if searches >= most or standing + searches >= state.ceilings.standing:
                 return
             rights = self._rights(job, candidate, under_way, yielding)
             if not rights:
