@@ -33,7 +33,10 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     """
 
     nats: Annotated[
-        str | None, setting("URL or nats context of the users' account; else the one that the nats command would use.")
+        str | None,
+        setting(
+            "URL or nats context of the users' account; else the one that the nats command would use.", of_site="always"
+        ),
     ] = None
     ledger_url_file: Annotated[
         Path | None,
@@ -43,7 +46,8 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
         Literal[1, 3, 5],
         setting(
             "Copies of the ledger, each on a server of its own; on several servers the number has to be said to make"
-            " one. Above 1, other settings have other defaults."
+            " one. Above 1, other settings have other defaults.",
+            of_site="always",
         ),
     ] = 1
     snapshot_records: Annotated[
@@ -52,8 +56,10 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
             "Ledger records between two snapshots; two snapshots are kept, and older records deleted.", ge=100, le=10**9
         ),
     ] = RECORDS_BETWEEN
-    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
-    name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.", of_site="always")] = (
+        PREFIX_DEFAULT
+    )
+    name: Annotated[str, setting("Shown as the leader's name; host and pid by default.", of_site="always")] = ""
     record: Annotated[
         Path | None,
         setting("Record in this file what decisions are based on, for moorage replay.", env=RECORD_VARIABLE),

@@ -23,6 +23,7 @@ import msgspec
 
 from moorage.schemas.errors import Details, Refused, refuse
 from moorage.schemas.nearest import nearest
+from moorage.schemas.settings_file import OWN_FLEET_VARIABLE
 from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
 #: the tables of a settings file, one a service
@@ -46,12 +47,15 @@ def setting(
     le: float | None = None,
     flag: str = "",
     env: str = "",
+    of_site: Literal["", "always", "unprivileged"] = "",
 ) -> msgspec.Meta:
     """Return the note that declares a key within `Annotated`: its help, unit and bounds.
 
-    `flag` (without dashes) and `env` are only given if their names do not follow from the key.
+    `flag` (without dashes) and `env` are only given if their names do not follow from the key. `of_site`: the value is
+    for one site alone, and a `moorage up` takes it from no file and no variable; `unprivileged`: unless it is root's.
     """
-    return msgspec.Meta(description=help, ge=ge, le=le, extra={"unit": unit, "flag": flag, "env": env})
+    extra = {"unit": unit, "flag": flag, "env": env, "of_site": of_site}
+    return msgspec.Meta(description=help, ge=ge, le=le, extra=extra)
 
 
 class Setting(NamedTuple):
@@ -68,6 +72,12 @@ class Setting(NamedTuple):
     default: Any
     flag: str
     env: str
+    of_site: str = ""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether a `moorage up` of this user leaves the key to the site that it is for."""
+        return self.of_site == "always" or (self.of_site == "unprivileged" and os.geteuid() != 0)
 
     @property
     def type(self) -> Any:
@@ -149,6 +159,7 @@ def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
             default,
             "" if section.startswith(f"{OF_DRIVERS}.") else "--" + (extra.get("flag") or key.replace("_", "-")),
             extra.get("env") or f"{variables_of(section)}{key.upper()}",
+            extra.get("of_site", ""),
         )
     return found
 
@@ -239,7 +250,8 @@ def settle(
     `flags` and `defaults` are by key; a flag that is None was not given, and an empty variable is ignored. `defaults`
     replace the declared ones.
     `flags_named` says by key how errors name a flag that is not the service's own, as `--set jobs_max`. `others` are
-    the other sections: an unknown key may be one of theirs. Raises Refused with bad-settings, which names the key,
+    the other sections: an unknown key may be one of theirs. In a process of a `moorage up` (`OWN_FLEET_VARIABLE`) a key
+    of a site is that of a flag or the default. Raises Refused with bad-settings, which names the key,
     what was found and what is allowed.
     """
     env = os.environ if env is None else env
@@ -262,6 +274,8 @@ def settle(
     for key, one in keys.items():
         if flags and flags.get(key) is not None:
             found[key] = Found(one, converted(one, flags[key], one.flag, from_text=True), one.flag)
+        elif one.is_left_out and env.get(OWN_FLEET_VARIABLE):
+            found[key] = Found(one, (defaults or {}).get(key, one.default), DEFAULT)
         elif env.get(one.env):
             found[key] = Found(one, converted(one, env[one.env], one.env, from_text=True), one.env)
         elif key in table:

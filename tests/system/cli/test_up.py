@@ -64,6 +64,36 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert read_up(folder) is None
 
 
+SITE = """
+[scheduler]
+nats = "scheduler.main"
+replicas = 3
+prefix = "gpu.eu"
+name = "h1"
+lease_s = 17
+
+[worker]
+nats = "worker.n01"
+id = "n01"
+prefix = "gpu.eu"
+"""
+
+
+@pytest.mark.slow
+async def test_it_is_a_fleet_of_its_own_whatever_a_sites_file_says(tmp_path: Path) -> None:
+    """With the three copies of a site, its scheduler ended six times, and moorage up with it."""
+    (tmp_path / "site.toml").write_text(SITE)
+    env = {"MOORAGE_SCHEDULER_REPLICAS": "3", "MOORAGE_WORKER_PREFIX": "gpu.eu", "NATS_CONTEXT": "none"}
+    async with node_on(tmp_path / "home", "--settings", str(tmp_path / "site.toml"), env=env) as node:
+        said = talk(tmp_path / "home")
+        for left_out in ("[scheduler] nats", "[scheduler] replicas", "[scheduler] prefix", "[scheduler] name",
+                         "[worker] id", "[worker] nats", "[worker] prefix"):  # fmt: skip
+            assert left_out in said.splitlines()[0], said
+        assert said.splitlines()[0].endswith("of a site are left out: moorage up is a fleet of its own")
+        assert (await node.run("run", "--", "true")).code == 0
+        assert "lease_s = 17s" in (tmp_path / "home/scheduler.log").read_text(), "what it may take is taken"
+
+
 @pytest.mark.slow
 async def test_without_the_password_of_its_user_nobody_runs_jobs(tmp_path: Path) -> None:
     """As another user of the machine, who may read none of its files."""

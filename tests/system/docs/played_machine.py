@@ -1,8 +1,9 @@
 """`ssh`, `systemctl`, `chown` and `curl` as the walk of a page calls them: the first argument is which.
 
-A machine is a folder below $PLAYED. `ssh root@h1 …` runs a command here whose paths are that folder's; `systemctl` runs
-the units of `deploy/systemd` so, each in a session of its own whose leader stands in a file of `pids`. A port that
-`ports.json` has for a machine, or for all of them, stands in place of the page's.
+A machine is a folder below $PLAYED. `ssh root@h1 …` runs a command here in a mount namespace in which that machine's
+`/etc/moorage` and `/var/lib/moorage` are at their places; `systemctl` runs the units of `deploy/systemd` there, each in
+a session of its own whose leader stands in a file of `pids`. A port that `ports.json` has for a machine, or for all of
+them, stands in place of the page's.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ MACHINE = os.environ.get("MACHINE", "")
 UNITS = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
 
 
-def moved(text: str, machine: str) -> str:
-    for there in ("/etc/moorage", "/var/lib/moorage"):
-        text = text.replace(there, f"{HERE / machine}{there}")
+def with_ports(text: str, machine: str) -> str:
     ports = json.loads((HERE / "ports.json").read_text())
     for port, instead in {**ports.get("", {}), **ports.get(machine, {})}.items():
         text = text.replace(port, str(instead))
@@ -33,11 +32,25 @@ def moved(text: str, machine: str) -> str:
 
 
 def ssh(where: str, *words: str) -> int:
-    machine = where.removeprefix("root@")
-    command = moved(" ".join(words), machine)
-    typed = moved(sys.stdin.read(), machine) if words[0] == "tee" else None  # a file that the page writes there
-    env = {**os.environ, "MACHINE": machine}
-    return subprocess.run(["sh", "-c", command], env=env, input=typed, text=True).returncode
+    name = where.removeprefix("root@")
+    command = with_ports(" ".join(words), name)
+    typed = with_ports(sys.stdin.read(), name) if words[0] == "tee" else None  # a file that the page writes there
+    argv = ["unshare", "--mount", sys.executable, "-S", __file__, "machine", name, "sh", "-c", command]
+    return subprocess.run(argv, env={**os.environ, "MACHINE": name}, input=typed, text=True).returncode
+
+
+def machine(name: str, *argv: str) -> int:
+    """In a mount namespace of its own already: let this be that machine, and run the command."""
+    if not MACHINE:
+        for place, copy in (("/etc", "real/etc"), ("/var/lib", "real/lib")):
+            _bind(HERE / copy, place)
+    for place in ("/etc/moorage", "/var/lib/moorage"):
+        _bind(HERE / name / place[1:], place)
+    os.execvp(argv[0], argv)
+
+
+def _bind(source: Path, place: str) -> None:
+    subprocess.run(["mount", "--bind", str(source), place], check=True)
 
 
 class Unit:
@@ -46,7 +59,7 @@ class Unit:
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read_string((UNITS / f"{name}.service").read_text())
         self.name = name
-        self.of = {key: moved(value, MACHINE) for key, value in parser["Service"].items()}
+        self.of = {key: with_ports(value, MACHINE) for key, value in parser["Service"].items()}
         self.pid = HERE / "pids" / f"{MACHINE}.{name}"
 
     def argv(self, line: str) -> list[str]:
@@ -56,10 +69,9 @@ class Unit:
 
     def start(self) -> None:
         env = {**os.environ, **dict(word.split("=", 1) for word in self.of.get("Environment", "").split())}
-        env["MOORAGE_SETTINGS"] = moved("/etc/moorage/moorage.toml", MACHINE)  # where a machine's own is found
         log = (HERE / f"{MACHINE}.{self.name}.log").open("ab")
         if self.of.get("Type") == "oneshot":
-            (HERE / MACHINE / "var/lib" / self.of["StateDirectory"]).mkdir(mode=0o700, exist_ok=True)
+            Path("/var/lib", self.of["StateDirectory"]).mkdir(mode=0o700, exist_ok=True)
             for line in ("ExecStart", "ExecStartPost"):
                 subprocess.run(self.argv(line), env=env, check=True, stdout=log, stderr=log)
             return
@@ -119,5 +131,5 @@ def chown(*words: str) -> int:
 
 
 if __name__ == "__main__":
-    verbs = {each.__name__: each for each in (ssh, systemctl, curl, chown)}
+    verbs = {each.__name__: each for each in (ssh, systemctl, curl, chown, machine)}
     sys.exit(verbs[sys.argv[1]](*sys.argv[2:]))

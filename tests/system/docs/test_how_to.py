@@ -33,7 +33,7 @@ NOT_RUN: Final = {
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/how-to/serve-a-model-to-any-language.md": 1,  # the installation of the model
     "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings
-    "docs/how-to/show-a-fleet-in-a-browser.md": 2,  # keys of a site
+    "docs/how-to/show-a-fleet-in-a-browser.md": 4,  # keys of a site, a proxy, and a page that keeps its secret
     "docs/how-to/use-the-nats-you-have.md": 1,  # a tool that is no dependency
     "docs/how-to/write-a-worker.md": 1,  # it waits for a worker
     "docs/index.md": 1,  # the first steps of the pages that it leads to

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from moorage.cli.framework.settings import client_settings, effective, example_file, flags_of, sections, the_file
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.settings import SchedulerSettings, scheduler_settings
+from moorage.schemas import settings_file
 from moorage.schemas.errors import Refused
 from moorage.schemas.settings import (
     DEFAULT,
     NO_FILE,
     SECTIONS,
+    SettingsFile,
     as_words,
     declared,
     made,
@@ -30,10 +32,16 @@ from moorage.schemas.settings import (
     shown,
     unknown_variables,
 )
-from moorage.schemas.settings_file import find_file
+from moorage.schemas.settings_file import OWN_FLEET_VARIABLE, find_file
 from moorage.schemas.units import duration_s, size_bytes
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.settings import WorkerSettings, worker_settings
+
+
+class Own(msgspec.Struct, kw_only=True):
+    copies: Annotated[int, setting("Copies.", of_site="always")] = 1
+    user: Annotated[str, setting("User.", of_site="unprivileged")] = ""
+    wait: Annotated[int, setting("Wait.")] = 1
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -495,3 +503,23 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="KiB"):
         size_bytes(text)
+
+
+def test_a_fleet_of_ones_own_takes_no_setting_of_a_site_and_no_file_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SettingsFile(tmp_path, {"scheduler": {"copies": 3, "user": "jobs", "wait": 2}})
+    own = {OWN_FLEET_VARIABLE: "1", "MOORAGE_SCHEDULER_COPIES": "5"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    values = {key: one.value for key, one in settle("scheduler", Own, env=own, file=file).items()}
+    assert values == {"copies": 1, "user": "", "wait": 2}
+    assert settle("scheduler", Own, env=own, file=file, flags={"copies": 3})["copies"].value == 3
+    assert settle("scheduler", Own, env={}, file=file)["copies"].value == 3
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert settle("scheduler", Own, env=own, file=file)["user"].value == "jobs", "root's jobs are not root's by this"
+
+    monkeypatch.setattr(settings_file, "SYSTEM_FOLDER", str(tmp_path))
+    (tmp_path / "moorage.toml").write_text("")
+    home = {"HOME": str(tmp_path / "home")}
+    assert find_file(env=home) == tmp_path / "moorage.toml"
+    assert find_file(env={**home, OWN_FLEET_VARIABLE: "1"}) is None

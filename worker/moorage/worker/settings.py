@@ -70,10 +70,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     state_dir: Annotated[Path, setting("Folder of its journals and its supervisor, made 0700.", flag="state")]
-    worker: Annotated[str | None, setting("The worker's id; the host's name by default.")] = msgspec.field(
-        name="id", default=None
+    worker: Annotated[str | None, setting("The worker's id; the host's name by default.", of_site="always")] = (
+        msgspec.field(name="id", default=None)
     )
-    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.")] = PREFIX_DEFAULT
+    prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.", of_site="always")] = (
+        PREFIX_DEFAULT
+    )
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
     modes: Annotated[
         tuple[str, ...],
@@ -233,11 +235,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = {}
     run_as: Annotated[
-        str | None, setting("User that runs every job; without it the request's user, or the agent's own. Needs root.")
+        str | None,
+        setting(
+            "User that runs every job; without it the request's user, or the agent's own. Needs root.",
+            of_site="unprivileged",
+        ),
     ] = None
     run_as_for: Annotated[
         dict[str, str],
-        setting("User that runs a tenant's jobs, name or uid; * is every other tenant, by default run_as. Needs root."),
+        setting(
+            "User that runs a tenant's jobs, name or uid; * is every other tenant, by default run_as. Needs root.",
+            of_site="unprivileged",
+        ),
     ] = {}
     root_jobs: Annotated[
         Literal["warn", "refuse"],
@@ -355,7 +364,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0, le=UID_MAX)] | None = None
     nats: Annotated[
-        str | None, setting("URL or nats context of the server; else the one that the nats command would use.")
+        str | None,
+        setting("URL or nats context of the server; else the one that the nats command would use.", of_site="always"),
     ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")

@@ -12,6 +12,7 @@ from typing import Any
 from moorage.bus.contexts import CONTEXT_VARIABLE, URL_VARIABLE
 from moorage.bus.embedded import EmbeddedServer
 from moorage.cli.local.local_tools import end_jobs_now
+from moorage.schemas.settings_file import OWN_FLEET_VARIABLE
 from moorage.system.parentage import die_with_parent
 
 
@@ -62,7 +63,7 @@ class Stack:
     def _environment(self) -> dict[str, str]:
         """Ours, with the server, whose URL has a password: arguments are for every user of the machine to read."""
         others = {key: value for key, value in os.environ.items() if key != CONTEXT_VARIABLE}
-        return {**others, URL_VARIABLE: self.url}
+        return {**others, URL_VARIABLE: self.url, OWN_FLEET_VARIABLE: "1"}
 
     async def _spawn(self, *words: Any) -> asyncio.subprocess.Process:
         self.spawning = asyncio.create_task(self._start(*words))

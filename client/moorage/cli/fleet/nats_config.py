@@ -192,13 +192,14 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
     """
     from moorage.bus import identities
     from moorage.bus.site import accounts, server, server_name
+    from moorage.bus.target import UP_CONTEXTS
     from moorage.system.private_files import replace_private
 
     for each in (folder, folder / KEYS, folder / CONTEXTS, folder / TLS):
         if each.name != TLS or site.auth == "mtls":
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = {path.name for path in (folder / KEYS).iterdir()}
-    known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json")}
+    known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json") if not path.stem.startswith(UP_CONTEXTS)}
     public: dict[Identity, str] = {}
     if site.auth == "nkey":
         public = {identity: identities.nkey(folder / KEYS, identity) for identity in site.identities}

@@ -29,9 +29,7 @@ from moorage.schemas.settings_file import FILE_VARIABLE, file_here, find_file
 CLIENT: Final = "client"
 UP: Final = "up"
 FILE_HELP: Final = "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in ~/.config/moorage or /etc/moorage."
-UP_FILE_HELP: Final = (
-    "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in this folder, ~/.config/moorage or /etc/moorage."
-)
+UP_FILE_HELP: Final = "Settings file; else $MOORAGE_SETTINGS, or moorage.toml in this folder or ~/.config/moorage."
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):

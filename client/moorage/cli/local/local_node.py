@@ -22,7 +22,7 @@ from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.options import LocalOptions
 from moorage.cli.local.local_tools import end_jobs, until_gone
 from moorage.cli.local.processes import LEDGER_URL_FILE
-from moorage.schemas.settings_file import FILE_VARIABLE
+from moorage.schemas.settings_file import FILE_VARIABLE, OWN_FLEET_VARIABLE
 from moorage.schemas.units import many
 from moorage.system.private_files import replace_private
 
@@ -63,7 +63,7 @@ class Node:
         self._restore = restore
         self._is_open = is_open
         #: by the folder, clients of moorage find the password
-        self._env = {HOME_VARIABLE: str(folder)}
+        self._env = {HOME_VARIABLE: str(folder), OWN_FLEET_VARIABLE: "1"}
         if settings is not None:
             self._env[FILE_VARIABLE] = str(settings.absolute())
         self._context = ""

@@ -10,16 +10,16 @@ import fcntl
 import gc
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
-from moorage.cli.framework.settings import UP, UP_FILE_HELP, UpSettings, flags_of, the_file
+from moorage.cli.framework.settings import UP, UP_FILE_HELP, UpSettings, flags_of, sections, the_file
 from moorage.client.errors import ClientError, Rejected, client_problem, rejected
-from moorage.schemas.settings import made, settle
-from moorage.schemas.settings_file import FILE_VARIABLE, file_here
+from moorage.schemas.settings import NO_FILE, SettingsFile, declared, made, settle
+from moorage.schemas.settings_file import FILE_NAME, FILE_VARIABLE, OWN_FLEET_VARIABLE, SYSTEM_FOLDER, file_here
 from moorage.worker.settings import WorkerSettings
 
 LOCK_FILE: Final = "up.lock"
@@ -47,10 +47,13 @@ def up(
     """Run a server, a scheduler and a worker on this machine with one command. Other commands of this user find it: in
     this folder, and elsewhere if it is the only one. Other users of the machine are refused, unless --open is given.
 
-    If the folder has a moorage.toml, it is read, and a line says so. Ctrl-C ends everything, running jobs included:
-    SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder continues from it. Waiting jobs still
-    wait. Jobs that ran are tried again if they have retries left; else they are FAILED, "its worker was stopped". A
-    process that dies is started again; after six times within a minute, everything ends.
+    If the folder has a moorage.toml, it is read, and a line says so. It is a fleet of its own: it takes nothing of a
+    site's /etc/moorage/moorage.toml, and of other files no setting that is for one site, such as replicas.
+
+    Ctrl-C ends everything, running jobs included: SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same
+    folder continues from it. Waiting jobs still wait. Jobs that ran are tried again if they have retries left; else
+    they are FAILED, "its worker was stopped". A process that dies is started again; after six times within a minute,
+    everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options, restore)))
@@ -60,10 +63,11 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     from moorage.bus.target import home
     from moorage.cli.framework.files import cannot_read
 
-    given = given or _file_here()
-    file = the_file(given)
-    held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), file=file))
-    simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
+    env = {**os.environ, OWN_FLEET_VARIABLE: "1"}
+    file = the_file(given or _file_here(), env)
+    _print_left_out(file, env)
+    held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), env=env, file=file))
+    simulate = held.simulate or settle("worker", WorkerSettings, env=env, file=file)["simulate"].value
     _check_fleet(simulate)
     folder = home(held.data)
     if not _is_text(str(folder)):
@@ -78,7 +82,8 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     if restore is not None and not os.access(restore, os.R_OK):
         reason = "Permission denied" if restore.exists() else "No such file"
         raise cannot_read(restore, reason, "name a file of moorage admin backup")
-    node = Node(folder, simulate or "", held.port, options, restore, given, is_open=held.open)
+    path = None if file is NO_FILE else file.path
+    node = Node(folder, simulate or "", held.port, options, restore, path, is_open=held.open)
     with _only_one(folder):
         return await node.run()
 
@@ -104,6 +109,26 @@ def _file_here() -> Path | None:
         return None
     try_print_err(f"settings: {here}")
     return here
+
+
+def _print_left_out(file: SettingsFile, env: Mapping[str, str]) -> None:
+    """Print which settings are those of a site, and not taken: this is a fleet of its own, with one ledger."""
+    from moorage.cli.framework.console import try_print_err
+
+    site = Path(SYSTEM_FOLDER, FILE_NAME)
+    if file is NO_FILE and site.exists():
+        try_print_err(f"settings: nothing of {site}, which is the site's: moorage up is a fleet of its own")
+    found = [
+        (section, one)
+        for section, struct in sections().items()
+        for key, one in (declared(section, struct).items() if section in ("scheduler", "worker") else ())
+        if one.is_left_out and (key in file.table(section) or env.get(one.env))
+    ]
+    if found:
+        names = ", ".join(
+            f"[{section}] {one.key}" if one.key in file.table(section) else one.env for section, one in found
+        )
+        try_print_err(f"settings: {names} of a site are left out: moorage up is a fleet of its own")
 
 
 def _check_fleet(simulate: str | None) -> None:
