@@ -21,10 +21,12 @@ from moorage.bus.errors import BusError, PermissionRefused
 from moorage.calls.batcher import OnFrame, in_batches
 from moorage.calls.batches import Batches
 from moorage.calls.discovery import PREFIX
+from moorage.calls.http_program import HttpProgram
 from moorage.calls.messenger import CLOSE_S, Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import AHEAD_MAX, FromProgram
 from moorage.schemas.held_calls import HELD_VARIABLE, most_held
+from moorage.schemas.http_service import HttpSpec
 from moorage.schemas.service import (
     CONCURRENCY_MAX,
     INPUT_BYTES_DEFAULT,
@@ -55,11 +57,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int = OUTPUT_BYTES_DEFAULT
     batch: BatchSpec | None = None
     queue: QueueSpec | None = None
+    http: HttpSpec | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ValueError(f"concurrency must be 1..{CONCURRENCY_MAX}, found {self.concurrency}")
         wrong = None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
+        wrong = wrong or (None if self.http is None else self.http.trouble)
+        if self.http is not None and self.batch is not None:
+            raise ValueError("a server of HTTP takes each call by itself: leave out batch, or http")
         if wrong := wrong or (None if self.queue is None else self.queue.trouble):
             raise ValueError(f"{wrong.message}: found {wrong.found}, allowed are {wrong.allowed}")
 
@@ -130,7 +136,12 @@ async def serve(
             said.append(why)
             over.set()
 
-        program = messenger.program = Program(on_frame, on_over, before_kill)
+        program: Program | HttpProgram
+        if serving.http is None:
+            program = messenger.program = Program(on_frame, on_over, before_kill)
+        else:
+            failed = messenger.member.meter.failed
+            program = messenger.program = HttpProgram(serving.http, on_frame, on_over, before_kill, failed)
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:
             answered = in_batches(messenger, program, Batches(serving.batch, places))

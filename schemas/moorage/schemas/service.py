@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.schemas.http_service import HttpSpec, models_trouble
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -232,6 +233,10 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     sleep_after_s: float = 0
     #: seconds for which a member that was woken keeps its GPUs, though another one that sleeps is called, 0..86400
     awake_s: float = AWAKE_S_DEFAULT
+    #: its members' program is an HTTP server, as `{"health": "/health"}`; null for one that `moorage serve` speaks with
+    http: HttpSpec | None = None
+    #: names of what it serves, by which callers of the HTTP door reach it; each is of one service of the tenant
+    models: tuple[str, ...] = ()
 
     @property
     def trouble(self) -> Trouble | None:
@@ -254,6 +259,12 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
             return Trouble("service.awake_s", f"awake_s must be 0..{AWAKE_S_MAX}", self.awake_s, f"0..{AWAKE_S_MAX}")
         if self.queue is not None and (wrong := self.queue.trouble) is not None:
             return wrong
+        if wrong := (None if self.http is None else self.http.trouble) or models_trouble(self.models):
+            return wrong
+        if self.http is not None and self.batch is not None:
+            return Trouble(
+                "service.batch", "a service over HTTP takes each call by itself", str(self.batch), "no batch"
+            )
         return None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
 
 

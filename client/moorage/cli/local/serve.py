@@ -6,7 +6,9 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err
@@ -19,6 +21,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 if TYPE_CHECKING:
     from moorage.calls.messenger import Messenger, Name
     from moorage.calls.serve import Serving
+    from moorage.schemas.http_service import HttpSpec
 
 
 def serve(
@@ -35,6 +38,34 @@ def serve(
             help="The function gets a list of at most N calls, which wait at most this time for others. A job has it "
             "from its request.",
             value="N[,DURATION]",
+        ),
+    ] = None,
+    http: Annotated[
+        str | None,
+        Parameter(
+            help="The program is an HTTP server on 127.0.0.1:{port}, and is ready once this path of it answers 200 to "
+            "399. A job may have it from its request.",
+            value="HEALTH",
+        ),
+    ] = None,
+    path: Annotated[
+        str | None,
+        Parameter(help="With --http: where calls go that name no path. Default: /v1/chat/completions.", value="PATH"),
+    ] = None,
+    paths: Annotated[
+        list[str] | None,
+        Parameter(
+            help="With --http: a path that callers reach, or with a final * the beginning of some; may be repeated. "
+            "Default: /v1/*.",
+            value="PATH",
+        ),
+    ] = None,
+    warm: Annotated[
+        str | None,
+        Parameter(
+            help="With --http: a request that has to be answered before calls are taken: a path, and behind a space "
+            "the JSON of its body.",
+            value="PATH[ JSON]",
         ),
     ] = None,
     queue: Annotated[
@@ -62,6 +93,8 @@ def serve(
     job the command finds server, key and service by itself. The function gets the data of a call and returns the
     answer; with --batch, a list and a list. A class is made once, its load is called if it has one, and its call
     answers. A generator answers in parts.
+    With --http the program is an HTTP server, as vLLM, and each call is a request of it: {port} in its words and
+    variables is the port on which it is to listen.
     SIGTERM lets the calls that are here finish; other members take the next ones.
     """
 
@@ -72,7 +105,7 @@ def serve(
 
         made = serving_of(
             os.environ, function, command, name=name, concurrency=concurrency, batch=batch, queue=queue, grace=grace,
-            tenant=tenant, prefix=prefix, nats=options.settled().nats,
+            tenant=tenant, prefix=prefix, nats=options.settled().nats, http=http, path=path, paths=paths, warm=warm,
         )  # fmt: skip
         begin_log("INFO", "text")
 
@@ -105,6 +138,10 @@ def serving_of(
     tenant: str | None = None,
     prefix: str = PREFIX_DEFAULT,
     nats: str | None = None,
+    http: str | None = None,
+    path: str | None = None,
+    paths: Sequence[str] | None = None,
+    warm: str | None = None,
 ) -> Serving:
     """Return what is to be served: what the options say, else what the variables of a job do. Raises `Rejected`,
     BadContext."""
@@ -154,9 +191,36 @@ def serving_of(
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
             output_bytes=int(environment.get(OUTPUT_VARIABLE, OUTPUT_BYTES_DEFAULT)),
             queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
+            http=None if function else _http_of(environment, http, path, paths, warm),
         )
     except ValueError as error:
         raise rejected("invalid-argument", str(error), next="moorage serve --help") from None
+
+
+def _http_of(
+    environment: Mapping[str, str], http: str | None, path: str | None, paths: Sequence[str] | None, warm: str | None
+) -> HttpSpec | None:
+    """Return how the program speaks HTTP: what the options say, else the request. Raises ValueError."""
+    from moorage.schemas.http_service import HTTP_VARIABLE, HttpRequest, HttpSpec, http_of
+
+    of_request = http_of(environment.get(HTTP_VARIABLE, ""))
+    if http is None and of_request is None:
+        if path is not None or paths or warm is not None:
+            raise ValueError("--path, --paths and --warm are of an HTTP server: name its health with --http /health")
+        return None
+    spec = of_request or HttpSpec(http or "")
+    said: dict[str, Any] = {}
+    if http is not None:
+        said["health"] = http
+    if path is not None:
+        said["path"] = path
+    if paths:
+        said["paths"] = tuple(paths)
+    if warm is not None:
+        at, _, body = warm.partition(" ")
+        msgspec.json.decode(body or "null")
+        said["warm"] = HttpRequest(at, body)
+    return msgspec.structs.replace(spec, **said)
 
 
 def _name_of(environment: Mapping[str, str], name: str | None, tenant: str | None, prefix: str) -> Name:

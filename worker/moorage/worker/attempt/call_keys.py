@@ -15,6 +15,8 @@ import msgspec
 from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE, context_of_key
 from moorage.bus.contexts import Context
 from moorage.bus.own_login import Login
+from moorage.schemas.codec import encode
+from moorage.schemas.http_service import HTTP_VARIABLE
 from moorage.schemas.service import (
     BATCH_VARIABLE,
     CALL_SECRETS,
@@ -91,6 +93,7 @@ class CallKeys:
                 INPUT_VARIABLE: str(service.input_bytes),
                 OUTPUT_VARIABLE: str(service.output_bytes),
                 **({} if service.batch is None else {BATCH_VARIABLE: str(service.batch)}),
+                **({} if service.http is None else {HTTP_VARIABLE: encode(service.http).decode()}),
                 **({} if service.queue is None else {QUEUE_VARIABLE: str(service.queue)}),
                 **({} if file is None else {CREDS_VARIABLE: file}),
             }

@@ -1,0 +1,375 @@
+"""A program that is an HTTP server, as the one that answers the calls of a member.
+
+It stands in the place of `Program`: the member's own process starts the server on a port of its own, waits until it is
+healthy, and forwards each call as one request. Each read of the server is one part of the answer. A call whose caller
+waits no longer closes its connection, by which such servers end what they do for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.calls.program import END_S, LAST_WORDS_S, BeforeKill
+from moorage.calls.wire import FromProgram, ToProgram
+from moorage.schemas.exit_words import exit_words
+from moorage.schemas.http_service import (
+    HTTP_HEADERS,
+    HTTP_METHOD,
+    HTTP_PATH,
+    HTTP_STATUS,
+    PORT,
+    PORT_VARIABLE,
+    HttpSpec,
+    is_http,
+    passed_on,
+    path_refused,
+)
+from moorage.schemas.optional import optional
+from moorage.schemas.service import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    import aiohttp
+
+#: between two questions whether the server is healthy
+HEALTH_S: Final = 0.1
+#: what one question may take
+HEALTH_S_MAX: Final = 10.0
+#: a part has at most so many bytes: half of what servers of NATS take by default
+PART_BYTES_MAX: Final = 512 * 1024
+#: an idle connection is closed sooner than servers do, which may then not be asked over it
+IDLE_S: Final = 2.0
+#: so many other ports are tried for a server that ends while another process has its port
+PORTS_MAX: Final = 5
+#: methods of a service of this kind: callers of `chat.embeddings` reach /v1/embeddings
+METHODS: Final = ("completions", "embeddings", "rerank", "responses", "score")
+#: most characters of a server's error that a bare caller gets
+_WHY_CHARS_MAX: Final = 2000
+BROKE_OFF: Final = 502
+REFUSED: Final = 403
+
+log = logging.getLogger("moorage.calls")
+
+
+class HttpProgram:
+    """A started server. `on_frame` gets the frames of its answers as those of a program, `on_failed` the status of each
+    answer of 500 or more; `on_over` is called once, with what happened, when it has ended."""
+
+    def __init__(
+        self,
+        spec: HttpSpec,
+        on_frame: Callable[[FromProgram, bytes], None],
+        on_over: Callable[[str], None],
+        before_kill: BeforeKill | None = None,
+        on_failed: Callable[[int, str], None] = lambda status, why: None,
+    ) -> None:
+        self._spec = spec
+        self._on_frame = on_frame
+        self._on_over: Callable[[str], None] | None = on_over
+        self._before_kill = before_kill
+        self._on_failed = on_failed
+        self._process: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._port = 0
+        self.pid = 0
+
+    async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
+        """Start the server, and say `ready` once it is healthy and warm. Raises OSError, and MoorageError without the
+        package that it needs."""
+        aiohttp = optional("aiohttp", "'moorage[http]'")
+        trace = aiohttp.TraceConfig()
+
+        async def on_reused(_: Any, context: Any, __: Any) -> None:
+            if context.trace_request_ctx is not None:
+                context.trace_request_ctx.append(True)
+
+        trace.on_connection_reuseconn.append(on_reused)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            trace_configs=[trace],
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        await self._start(argv, environment)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(argv, concurrency, environment))
+
+    async def _start(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._port = _free_port()
+        port = str(self._port)
+        self._process = await asyncio.create_subprocess_exec(
+            *(word.replace(PORT, port) for word in argv),
+            # as `Program` does: SIGTERM is for the member, which lets the calls end first
+            start_new_session=True,
+            env={name: value.replace(PORT, port) for name, value in environment.items()} | {PORT_VARIABLE: port},
+        )
+        self.pid = self._process.pid
+
+    async def _watch(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
+        """Say when the server is ready, and when it has ended."""
+        for _ in range(PORTS_MAX):
+            assert self._process is not None
+            ending = asyncio.create_task(self._process.wait())
+            getting_ready = asyncio.create_task(self._ready())
+            await asyncio.wait((ending, getting_ready), return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                self._on_frame(FromProgram(ready=concurrency, endpoints=list(METHODS)), b"")
+                break
+            getting_ready.cancel()
+            if self._process.returncode == 0 or not await _is_taken(self._port):
+                break
+            log.warning("the server ended, and another process listens on port %d: it starts anew", self._port)
+            try:
+                await self._start(argv, environment)
+            except OSError as error:
+                self._over(f"the server cannot be started: {error.strerror or error}")
+                return
+        self._over(f"the server ended {exit_words(await ending)}")
+
+    async def _ready(self) -> None:
+        """Return once the server is healthy, and has answered the request that warms it."""
+        await self._answered(self._spec.health)
+        if (warm := self._spec.warm) is not None:
+            await self._answered(warm.path, warm.body.encode(), within_s=None)
+
+    async def _answered(self, path: str, body: bytes = b"", within_s: float | None = HEALTH_S_MAX) -> None:
+        """Ask until the answer is 200 to 399."""
+        while True:
+            if await self._status(path, body, within_s) in range(200, 400):
+                return
+            await asyncio.sleep(HEALTH_S)
+
+    async def _status(self, path: str, body: bytes, within_s: float | None) -> int:
+        """Return the status of an answer; 0 if there is none."""
+        import aiohttp
+
+        assert self._session is not None
+        headers = {CONTENT_TYPE: "application/json"} if body else {}
+        method, url = "POST" if body else "GET", self._url(path)
+        asking = self._session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
+        try:
+            async with asyncio.timeout(within_s), asking as answer:
+                await answer.read()
+                return answer.status
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return 0
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    # -- the way of the calls
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None:
+        if head.call:
+            task = asyncio.get_running_loop().create_task(self._call(head, body))
+            self._calls[head.call] = task
+            task.add_done_callback(lambda _: self._calls.pop(head.call, None))
+        elif head.cancel and (task := self._calls.get(head.cancel)):
+            task.cancel()
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        for head, body in frames:
+            self.send(head, body)
+
+    def hold(self, on: bool) -> None:
+        if on:
+            self._may_read.clear()
+        else:
+            self._may_read.set()
+
+    def take_back(self) -> list[int]:
+        return []
+
+    async def _call(self, head: ToProgram, body: bytes) -> None:
+        import aiohttp
+
+        number = head.call
+        try:
+            await self._forward(head, body)
+        except asyncio.CancelledError:
+            self._on_frame(FromProgram(error=number, message="its caller waits no longer"), b"")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # the end of the server comes first as that of its connections: the member is to say that it died
+            assert self._process is not None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._process.wait()
+                    return
+            why = f"the server broke off: {error or type(error).__name__}"
+            self._on_failed(BROKE_OFF, why)
+            self._on_frame(FromProgram(error=number, message=why, code=BROKE_OFF), b"")
+
+    async def _forward(self, head: ToProgram, body: bytes) -> None:
+        number, whole = head.call, is_http(head.headers)
+        given = {name.lower(): value for name, value in head.headers.items()}
+        path = f"/v1/{head.endpoint}" if head.endpoint else self._spec.path
+        method, target = given.get(HTTP_METHOD.lower(), "POST"), given.get(HTTP_PATH.lower(), path)
+        own = head.endpoint or HTTP_PATH.lower() not in given  # the service's own path may be outside its paths
+        if why := path_refused(
+            method, target, [*self._spec.paths, path.partition("?")[0]] if own else self._spec.paths
+        ):
+            self._on_frame(FromProgram(error=number, message=why, code=REFUSED), b"")
+            return
+        headers = passed_on(head.headers.items())
+        if not whole and CONTENT_TYPE.lower() not in given and (body or head.file):
+            headers.append((CONTENT_TYPE, "application/json"))
+        async with self._answer(method, target, headers, body, head.file) as answer:
+            if whole:
+                await self._in_parts(number, answer)
+            else:
+                await self._plain(number, answer)
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes, file: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask the server. Of a connection that was idle, and that it closes without a word, it has read nothing: it is
+        asked again."""
+        import aiohttp
+
+        assert self._session is not None
+        has_body = bool(body or file) or method in ("POST", "PUT", "PATCH")
+        while True:
+            reused: list[bool] = []
+            # the file is in the memory of the page cache: the member has just written it
+            with open(file, "rb") if file else contextlib.nullcontext(body if has_body else None) as data:  # noqa: ASYNC230
+                asking = self._session.request(
+                    method,
+                    self._url(target),
+                    headers=headers,
+                    data=data,
+                    allow_redirects=False,
+                    trace_request_ctx=reused,
+                )
+                try:
+                    answer = await asking
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    if reused and self.code is None:
+                        continue
+                    raise
+            try:
+                yield answer
+            except BaseException:
+                answer.close()  # what is left of it may never be the beginning of another one's
+                raise
+            answer.release()
+            return
+
+    async def _in_parts(self, number: int, answer: aiohttp.ClientResponse) -> None:
+        """Pass an answer on as it comes, whatever its status."""
+        found = passed_on((name, value) for name, value in answer.headers.items())
+        if (length := answer.headers.get("Content-Length")) is not None:
+            found.append(("Content-Length", length))
+        head = {HTTP_STATUS: str(answer.status), HTTP_HEADERS: json.dumps(found)}
+        if answer.status >= 500:
+            self._on_failed(answer.status, answer.reason or "")
+        begun = False
+        async for read in answer.content.iter_any():
+            for at in range(0, len(read), PART_BYTES_MAX):
+                self._on_frame(FromProgram(part=number, headers={} if begun else head), read[at : at + PART_BYTES_MAX])
+                begun = True
+            if not self._may_read.is_set():
+                await self._may_read.wait()
+        if not begun:
+            self._on_frame(FromProgram(part=number, headers=head), b"")
+        self._on_frame(FromProgram(answer=number, in_parts=True), b"")
+
+    async def _plain(self, number: int, answer: aiohttp.ClientResponse) -> None:
+        """Answer a caller that knows nothing of HTTP: with one value, with parts of a stream of events, or an error."""
+        kind = answer.headers.get(CONTENT_TYPE, "")
+        headers = {CONTENT_TYPE: kind} if kind else {}
+        if answer.status >= 400:
+            said = (await answer.read()).decode(errors="replace")[:_WHY_CHARS_MAX]
+            self._on_frame(
+                FromProgram(error=number, message=said or answer.reason or "", code=min(answer.status, 599)), b""
+            )
+        elif kind.startswith("text/event-stream"):
+            left = b""
+            async for read in answer.content.iter_any():
+                events, end, left = (left + read).rpartition(b"\n\n")  # a caller gets whole events
+                if end:
+                    self._on_frame(FromProgram(part=number, headers=headers), events + end)
+                if not self._may_read.is_set():
+                    await self._may_read.wait()
+            if left:
+                self._on_frame(FromProgram(part=number, headers=headers), left)
+            self._on_frame(FromProgram(answer=number, in_parts=True, headers=headers), b"")
+        else:
+            self._on_frame(FromProgram(answer=number, headers=headers), await answer.read())
+
+    def _url(self, target: str) -> Any:
+        from yarl import URL
+
+        return URL(f"http://127.0.0.1:{self._port}{target}", encoded=True)
+
+    # -- its end
+
+    async def finish(self, grace_s: float = END_S) -> int:
+        """Ask the server to end, kill it if it does not within `grace_s`, and return its exit code."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill(grace_s)
+            await self._process.wait()
+        if self._watching is not None:
+            await asyncio.wait((self._watching,), timeout=LAST_WORDS_S)
+        await self._close()
+        return self._process.returncode or 0
+
+    async def kill(self, announced_s: float = END_S) -> None:
+        """Kill the server and what it has started in its session, after at most `announced_s` of `before_kill`."""
+        if self._process is not None and self._process.returncode is None:
+            try:
+                if self._before_kill is not None:
+                    await self._before_kill(self.pid, announced_s)
+            finally:
+                if self._process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self.pid, signal.SIGKILL)
+        await self._close()
+
+    async def _close(self) -> None:
+        for task in list(self._calls.values()):
+            task.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    def _over(self, why: str) -> None:
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over(why)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def _is_taken(port: int) -> bool:
+    """Return whether a process listens on a port of this host."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,140 @@
+"""Services whose members are HTTP servers: the field of a request, and how a call carries a request of HTTP.
+
+A call has its method, target and content type in headers, its body as the data, and gets each read of the server as a
+part. What is here is the same for who sends such calls and for the member that forwards them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from moorage.schemas.trouble import Trouble, quoted
+
+#: of a call: the request's method and target, as they came
+HTTP_METHOD: Final = "Http-Method"
+HTTP_PATH: Final = "Http-Path"
+#: of the first part of an answer: its status, and its headers as a JSON list of pairs
+HTTP_STATUS: Final = "Http-Status"
+HTTP_HEADERS: Final = "Http-Headers"
+#: the variable of the field `service.http`, and that of the port on which the program is to listen
+HTTP_VARIABLE: Final = "MOORAGE_CALL_HTTP"
+PORT_VARIABLE: Final = "MOORAGE_HTTP_PORT"
+#: stands for the port in the words of the program and in the values of its variables
+PORT: Final = "{port}"
+PATH_DEFAULT: Final = "/v1/chat/completions"
+PATHS_DEFAULT: Final = ("/v1/*",)
+PATHS_MAX: Final = 64
+TARGET_BYTES_MAX: Final = 8192
+MODELS_MAX: Final = 64
+MODEL_CHARS_MAX: Final = 256
+#: headers of one connection alone (RFC 9110 §7.6.1), and those that the next connection has of its own
+HOP_BY_HOP: Final = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade", "host", "content-length", "expect", "accept-encoding",
+})  # fmt: skip
+#: headers that are moorage's own, or NATS'
+OWN_PREFIXES: Final = ("moorage-", "http-", "nats-")
+_METHOD: Final = re.compile(r"[A-Z]{1,16}")
+_TARGET: Final = re.compile(r"/[!-~]*")
+_DOTS: Final = re.compile(r"(?:^|/)\.{1,2}(?:/|$)")
+
+
+class HttpRequest(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One request that a member makes by itself."""
+
+    path: str
+    body: str = ""  # JSON; without one it is a GET
+
+
+class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """How the members' program speaks HTTP on 127.0.0.1, where `moorage serve` started it."""
+
+    health: str  # the path that answers 200 to 399 once the program is ready
+    path: str = PATH_DEFAULT  # where a call goes that names no path
+    paths: tuple[str, ...] = PATHS_DEFAULT  # what callers reach: paths, or beginnings of them with a final *
+    warm: HttpRequest | None = None  # a request that has to be answered before the member is ready
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with it; None if nothing is."""
+        for field, path in (("health", self.health), ("path", self.path)):
+            if why := target_trouble(path):
+                return Trouble(f"service.http.{field}", f"{field} {why}", quoted(path), "a path, as /health")
+        if not 1 <= len(self.paths) <= PATHS_MAX:
+            return Trouble("service.http.paths", f"1..{PATHS_MAX} paths are needed", len(self.paths), f"1..{PATHS_MAX}")
+        for path in self.paths:
+            if target_trouble(path.removesuffix("*")) or "*" in path[:-1]:
+                message = "a path of paths must begin with / and may end with *"
+                return Trouble("service.http.paths", message, quoted(path), "as /v1/* or /generate")
+        if self.warm is not None and (why := target_trouble(self.warm.path)):
+            return Trouble("service.http.warm", f"its path {why}", quoted(self.warm.path), "a path, as /v1/completions")
+        return None
+
+
+def models_trouble(models: Sequence[str]) -> Trouble | None:
+    """Return what is wrong with the names of what a service serves; None if nothing is."""
+    if len(models) > MODELS_MAX:
+        return Trouble("service.models", f"at most {MODELS_MAX} models", len(models), f"0..{MODELS_MAX}")
+    for model in models:
+        if not 1 <= len(model) <= MODEL_CHARS_MAX or not model.isprintable() or "," in model or model != model.strip():
+            message = f"a model needs a name of 1..{MODEL_CHARS_MAX} printable characters, without commas"
+            return Trouble("service.models", message, quoted(model), "as Qwen/Qwen3-8B")
+    if len(set(models)) < len(models):
+        return Trouble("service.models", "a model is named twice", ", ".join(models), "each name once")
+    return None
+
+
+def target_trouble(target: str) -> str:
+    """Return what is wrong with a target, its query included; "" if nothing is.
+
+    Servers take `..`, doubled slashes and their escapes differently: what a check has allowed must be what they serve.
+    """
+    if len(target) > TARGET_BYTES_MAX:
+        return f"has more than {TARGET_BYTES_MAX} bytes"
+    if _TARGET.fullmatch(target) is None:
+        return "must begin with / and be of printable ASCII"
+    path = target.partition("?")[0]
+    plain = unquote_to_bytes(path)
+    if "#" in target or "\\" in path or "//" in path or _DOTS.search(path):
+        return "must have no //, \\, # and no . or .. between slashes"
+    if b"%" in plain or b"\\" in plain or any(byte < 0x20 or byte == 0x7F for byte in plain):
+        return "must have no escaped %, \\ or control byte"
+    if b"//" in plain or _DOTS.search(plain.decode("latin-1")):
+        return "must have no escaped //, . or .. between slashes"
+    return ""
+
+
+def path_refused(method: str, target: str, paths: Iterable[str]) -> str:
+    """Return why a call may not reach this target of a service; "" if it may."""
+    if _METHOD.fullmatch(method) is None or method in ("CONNECT", "TRACE"):
+        return f"{method[:16]!r} is no method that a service takes"
+    if why := target_trouble(target):
+        return f"the path {why}"
+    path = unquote_to_bytes(target.partition("?")[0]).decode("latin-1")
+    for allowed in paths:
+        if path.startswith(allowed[:-1]) if allowed.endswith("*") else path == allowed:
+            return ""
+    return f"callers of this service do not reach {path[:80]}; they reach {', '.join(paths)}"
+
+
+def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers that go on to the other side: none of one connection alone, none of moorage's own."""
+    given = [(name, value) for name, value in headers]
+    named = {word.strip().lower() for name, value in given if name.lower() == "connection" for word in value.split(",")}
+    dropped = HOP_BY_HOP | named
+    return [(n, v) for n, v in given if n.lower() not in dropped and not n.lower().startswith(OWN_PREFIXES)]
+
+
+def http_of(variable: str) -> HttpSpec | None:
+    """Return what `HTTP_VARIABLE` says; None for "". Raises msgspec.MsgspecError for what it cannot be."""
+    return msgspec.json.decode(variable, type=HttpSpec) if variable else None
+
+
+def is_http(headers: Mapping[str, str]) -> bool:
+    """Return whether a call carries a request of HTTP whole, and so wants its status and headers back."""
+    return any(name.lower() in (HTTP_METHOD.lower(), HTTP_PATH.lower()) for name in headers)
