@@ -9,7 +9,16 @@ from typing import Any, Final, get_args
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
-from moorage.schemas.answers.jobs import Cancelled, Explained, HistoryAnswer, JobsAnswer, ShownJob, Uncancelled, Woken
+from moorage.schemas.answers.jobs import (
+    Cancelled,
+    Explained,
+    HistoryAnswer,
+    JobsAnswer,
+    ServicesAnswer,
+    ShownJob,
+    Uncancelled,
+    Woken,
+)
 from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
 from moorage.schemas.answers.operators import ActsAnswer, Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
@@ -26,6 +35,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "cancel": Cancelled,
     "uncancel": Uncancelled,
     "wake": Woken,
+    "services": ServicesAnswer,
     "schedule ls": ScheduleList,
     "schedule add": ScheduleDone,
     "schedule run-now": ScheduleRan,

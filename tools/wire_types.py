@@ -33,7 +33,7 @@ def json_type(kind: Any, parts: dict[type, str] | None = None) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in inner)
     if origin in (Union, UnionType):
         return " or ".join(json_type(each, parts) for each in inner if each is not msgspec.UnsetType)
-    if origin is list:
+    if origin is list or (origin is tuple and inner[1:] == (...,)):
         return f"array of {json_type(inner[0], parts)}"
     if origin is tuple:
         return f"array ({', '.join(json_type(each, parts) for each in inner)})"

@@ -178,8 +178,8 @@ class HttpProgram:
             task = asyncio.get_running_loop().create_task(self._call(head, body))
             self._calls[head.call] = task
             task.add_done_callback(lambda _: self._calls.pop(head.call, None))
-        elif head.cancel and (task := self._calls.get(head.cancel)):
-            task.cancel()
+        elif head.cancel and (running := self._calls.get(head.cancel)):
+            running.cancel()
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         for head, body in frames:

@@ -110,6 +110,8 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("use", "moorage.cli.jobs.use:use", "What a running job uses of its GPUs, over ten minutes."),
         Verb("top", "moorage.cli.top.verb:top", "The whole fleet on one screen, live or once."),
         Verb("page", "moorage.cli.page.verb:page", "The whole fleet as a page for browsers."),
+        Verb("door", "moorage.cli.door.verb:door", "Let clients of OpenAI's API, and any of HTTP, call services."),
+        Verb("door key", "moorage.cli.door.key_verb:key", "Make, list and take back keys of the door's callers."),
         Verb("page logout", "moorage.cli.page.logout:logout", "Log every browser out of a page."),
         Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),

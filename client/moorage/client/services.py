@@ -486,20 +486,23 @@ class Service:
         timeout: Duration | None = None,
         start_within: Duration | None = None,
         raw: bool = False,
+        ahead_bytes: int | None = None,
     ) -> AsyncIterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers.
 
         The first one names the member and how long the call waited. With `raw` each value is the part's bytes, whatever
-        its `Content-Type` says.
+        its `Content-Type` says. Where more than `ahead_bytes` (256 MiB by default) wait for a slow reader, it fails.
         """
         payload, kind = _encoded(data)
         timeout_s = self._timeout_s(timeout)
         start_s = timeout_s if start_within is None else seconds(start_within)
+        ahead = STREAM_BYTES_MAX if ahead_bytes is None else ahead_bytes
         tries = _Tries(self._calls, self._service, start_s, start_s)
         while True:
             time_s = _Time(timeout_s, tries.left_s if start_within is not None else timeout_s, streams=True)
             try:
-                async with contextlib.aclosing(self._parts(payload, kind, time_s, raw=raw)) as parts:
+                answering = self._parts(payload, kind, time_s, _Parts(ahead), raw=raw)
+                async with contextlib.aclosing(answering) as parts:
                     async for part in parts:
                         yield part
                 return
@@ -508,13 +511,14 @@ class Service:
 
     # -- within
 
-    async def _parts(self, payload: bytes, kind: str, time_s: _Time, *, raw: bool) -> AsyncGenerator[Answer, None]:
-        parts = _Parts()
+    async def _parts(
+        self, payload: bytes, kind: str, time_s: _Time, parts: _Parts, *, raw: bool
+    ) -> AsyncGenerator[Answer, None]:
         async with self._under_way(payload, kind, time_s, parts.put_last) as call:
             seen, pieces = 0, list[Delivery]()
             while True:
                 if parts.is_overrun:
-                    raise _too_slow()
+                    raise parts.too_slow
                 if parts.empty():
                     getting = asyncio.ensure_future(parts.get())
                     try:
@@ -770,24 +774,30 @@ class _Input:
 class _Parts(asyncio.Queue[Delivery]):
     """The parts of a stream that have come, and that its reader has not taken."""
 
-    bytes = 0
-    is_overrun = False
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.is_overrun = False
+        self._bytes_max = bytes_max
 
     def put_last(self, delivery: Delivery) -> bool:
-        """Keep a part, and return whether it is the last one; with more than `STREAM_BYTES_MAX`, keep none."""
+        """Keep a part, and return whether it is the last one; with more than may wait, keep none."""
         self.bytes += len(delivery.data) + PART_BYTES
-        if self.bytes > STREAM_BYTES_MAX:
+        if self.bytes > self._bytes_max:
             self.is_overrun = True
             while not self.empty():
                 self.get_nowait()
         self.put_nowait(delivery)
         return self.is_overrun or not _is_part(delivery)
 
-
-def _too_slow() -> CallFailed:
-    mib = STREAM_BYTES_MAX >> 20
-    told = f"the parts of the answer came faster than they were read: more than {mib} MiB waited"
-    return CallFailed(client_problem("call-failed", told, next_step="read the parts faster, or let the service wait"))
+    @property
+    def too_slow(self) -> CallFailed:
+        """The error of a reader that takes too few."""
+        mib = self._bytes_max >> 20
+        told = f"the parts of the answer came faster than they were read: more than {mib} MiB waited"
+        return CallFailed(
+            client_problem("call-failed", told, next_step="read the parts faster, or let the service wait")
+        )
 
 
 class NotSent(Disconnected):

@@ -467,9 +467,12 @@ class SyncService(Handle["Service"]):
         timeout: Duration | None = None,
         start_within: Duration | None = None,
         raw: bool = False,
+        ahead_bytes: int | None = None,
     ) -> Iterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
-        return self._thread.iterate(self._twin.answers(data, timeout=timeout, start_within=start_within, raw=raw))
+        return self._thread.iterate(
+            self._twin.answers(data, timeout=timeout, start_within=start_within, raw=raw, ahead_bytes=ahead_bytes)
+        )
 
 
 class SyncSchedules(Handle["Schedules"]):

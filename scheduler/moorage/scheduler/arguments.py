@@ -22,6 +22,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "cancel": ("job", "reason", "by", "replicas", "before"),
     "uncancel": ("job",),
     "wake": ("service",),
+    "services": (),
     "show": ("job", "events", "replicas"),
     "explain": ("job",),
     "history": ("job", "after_rev", "limit"),

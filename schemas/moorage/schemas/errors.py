@@ -24,6 +24,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
     "unknown-job": ("caller", "a job that `after` names is not known: the tenant has never had it, or it is forgotten"),
     "conflict": ("caller", "this job id is already used for a request with other content"),
+    "served-elsewhere": ("caller", "another service of the tenant serves a model of this name"),
     "service-taken": ("caller", "another live job of the tenant has this service; cancel it, or replace it"),
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": (

@@ -29,12 +29,13 @@ API_VERBS: Final = (
     "usage",
     "schedule",
     "wake",
+    "services",
     "exec",
 )
 #: the verbs that change nothing, of submitters and of operators; those of `schedule` and `dlq` list and show as well
 READ_VERBS: Final = frozenset(
     (
-        *("show", "ls", "explain", "plan", "history", "again", "logs", "use", "usage"),
+        *("show", "ls", "explain", "plan", "history", "again", "logs", "use", "usage", "services"),
         *("fleet", "audit", "acts", "tenants", "schedule", "dlq"),
     )
 )

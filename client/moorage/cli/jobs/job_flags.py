@@ -338,6 +338,14 @@ class JobFlags:
             of="service",
         ),
     ] = None
+    models: Annotated[
+        str | None,
+        Flag(
+            help="With --service: names of what it serves, by which callers of the HTTP door reach it.",
+            value="MODEL[,MODEL…]",
+            of="service.models",
+        ),
+    ] = None
     batch: Annotated[
         str | None,
         Flag(
@@ -558,6 +566,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
         fields["replicas"] = _ranks(flags, flags.hosts)
     if flags.service is not None:
         fields["service"] = service(flags.service) | ({"pack": True} if flags.pack else {})
+        if flags.models is not None:
+            fields["service"]["models"] = flags.models.split(",")
         if flags.batch is not None:
             fields["service"]["batch"] = batch(flags.batch)
         if flags.queue is not None:
@@ -570,7 +580,7 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             "invalid-argument", "--pack is about the members of a service", field="$.service",
             next="name the service with --service, or leave --pack out: other jobs are packed anyway",
         )  # fmt: skip
-    elif given := [name for name in ("batch", "queue", *_SLEEPS) if getattr(flags, name) is not None]:
+    elif given := [name for name in ("models", "batch", "queue", *_SLEEPS) if getattr(flags, name) is not None]:
         option = "--" + given[0].replace("_", "-")
         raise rejected(
             "invalid-argument", f"{option} is about the calls of a service", field="$.service",

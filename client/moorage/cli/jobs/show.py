@@ -380,7 +380,9 @@ def service_words(service: dict[str, Any] | None) -> str:
     most = (service.get("queue") or {}).get("most")
     waits = "" if most is None else f", {most} may wait for each member"
     sleeps = f", sleeps after {age(idle_s * 1000)} without a call" if (idle_s := service.get("sleep_after_s")) else ""
-    return f"{service['name']}, {calls} at a time{waits}{sleeps}"
+    serves = f", serves {', '.join(models)}" if (models := service.get("models")) else ""
+    over = ", over HTTP" if service.get("http") else ""
+    return f"{service['name']}, {calls} at a time{over}{serves}{waits}{sleeps}"
 
 
 def items_words(request: dict[str, Any]) -> str:

@@ -19,7 +19,9 @@ from moorage.schemas.names import is_tenant
 log = logging.getLogger("moorage.scheduler")
 
 #: the verbs that only read; all others change something and go to the core
-QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "again", "logs", "use", "rescue", "usage"))
+QUESTIONS: Final = frozenset(
+    ("show", "ls", "explain", "plan", "history", "again", "logs", "use", "rescue", "usage", "services")
+)
 #: the most waiting questions of one tenant; further ones are answered with `overloaded`
 ASKED_MAX: Final = 20_000
 #: the most items of all tenants together in one queue

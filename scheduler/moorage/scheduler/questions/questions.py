@@ -129,6 +129,8 @@ class Questions:
         if verb == "ls":
             asked = jobs_asked(arguments, operator=False)
             self._ask(verb, partial(self._lists.ask, tenant, tenant, asked, reply, json), reply, json)
+        elif verb == "services":
+            self._ask(verb, partial(self._engine.services.listed, tenant), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
@@ -140,7 +142,7 @@ class Questions:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, plan, history, again, logs, use, rescue, usage, schedule",
+                allowed="show, ls, explain, plan, history, again, logs, use, rescue, usage, schedule, services",
             )
 
     def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:

@@ -307,6 +307,23 @@ class Uncancelled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     lifted: bool = always(bool)  # whether a cancel of the job was remembered until now
 
 
+class ServiceRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A live service: the newest job that has it, and what it serves."""
+
+    service: str
+    job: str
+    http: bool = False  # whether its members are HTTP servers
+    models: tuple[str, ...] = ()
+    members: int = 0  # replicas that run; 0 also while it is asleep
+    accepted_ms: int = 0  # ledger time when that job was accepted
+
+
+class ServicesAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to `services`: those of the tenant, by name."""
+
+    services: list[ServiceRow] = always(list[ServiceRow])
+
+
 class Woken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The answer to a caller that found no member of a service."""
 

@@ -26,7 +26,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.schemas.answers.jobs import Woken
+from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, Woken
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
@@ -57,6 +57,7 @@ class Services:
         self._lifecycle = lifecycle
         self._replacing = replacing
         self._jobs: dict[tuple[str, str], list[Job]] = {}
+        self._by_model: dict[tuple[str, str], list[tuple[Job, str]]] = {}  # with the service of each
 
     def add(self, job: Job, request: Request) -> None:
         """Take note of a live job."""
@@ -64,6 +65,8 @@ class Services:
             jobs = self._jobs.setdefault((job.tenant, request.service.name), [])
             if all(each is not job for each in jobs):
                 jobs.append(job)
+                for model in request.service.models:
+                    self._by_model.setdefault((job.tenant, model), []).append((job, request.service.name))
 
     def live(self, tenant: str, service: str) -> list[Job]:
         """Return the jobs with this service that have not ended after this record, the oldest first."""
@@ -87,6 +90,8 @@ class Services:
         if request.service is None:
             return None
         service, instead_of = request.service.name, request.instead_of
+        if (elsewhere := self._served_elsewhere(event, fresh)) is not None:
+            return elsewhere
         holders = [job.name for job in self.live(tenant, service)]
         holders += [other.name for other in fresh if other.tenant == tenant and _serves(other.request, service)]
         if not holders or holders == [instead_of]:
@@ -98,6 +103,42 @@ class Services:
             step = f"wait until one of {held} has replaced the other"
         message = f"the service {service} of tenant {tenant} is that of job {held}, which lives"
         return problem("service-taken", message, field="$.service.name", found=held, job=event.name, next=step)
+
+    def _served_elsewhere(self, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
+        """Return why a new job may not serve its models: callers name a model alone, so one service has it."""
+        assert event.request.service is not None
+        own, others = event.request.service, [each.request.service for each in fresh if each.tenant == event.tenant]
+        for model in own.models:
+            rows = self._by_model.get((event.tenant, model), [])
+            if rows := [row for row in rows if row[0].live]:
+                self._by_model[event.tenant, model] = rows
+            else:
+                self._by_model.pop((event.tenant, model), None)
+            holders = [service for _, service in rows]
+            holders += [each.name for each in others if each is not None and model in each.models]
+            if holder := next((each for each in holders if each != own.name), None):
+                message = f"the model {model} of tenant {event.tenant} is served by the service {holder}"
+                step = f"give it another name here, or replace the job of {holder} first"
+                return problem(
+                    "served-elsewhere", message, field="$.service.models", found=model, job=event.name, next=step
+                )
+        return None
+
+    def listed(self, tenant: str) -> ServicesAnswer:
+        """Return the live services of a tenant: what becomes of their calls is the members' to say."""
+        rows = []
+        for name in sorted(service for of, service in self._jobs if of == tenant):
+            job = next((each for each in reversed(self._jobs[tenant, name]) if each.live), None)
+            service = None if job is None else self._lifecycle.request_of(job).service
+            if job is not None and service is not None:
+                members = sum(row.state == RUNNING for row in job.rows.values())
+                rows.append(
+                    ServiceRow(
+                        service=name, job=job.name, http=service.http is not None, models=service.models,
+                        members=members, accepted_ms=job.accepted_ms,
+                    )
+                )  # fmt: skip
+        return ServicesAnswer(services=rows)
 
     def answer(self, asked: Wake) -> Answer | Problem:
         """Answer a caller that found no member: the job that will serve it, with as many replicas as it has; or what

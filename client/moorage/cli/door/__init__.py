@@ -1,0 +1,1 @@
+"""`moorage door`: services for clients of HTTP."""

@@ -1,0 +1,74 @@
+"""Which service serves which model: what the scheduler says of the tenant's live services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.client.errors import read_answer
+from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer
+from moorage.schemas.errors import MoorageError
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: how often the scheduler is asked
+ASK_S: Final = 2.0
+#: a model that is not known is asked for at once, at most this often
+MISSED_S: Final = 0.25
+
+log = logging.getLogger("moorage.door")
+
+
+class Models:
+    """The models of one tenant's services, as they were last told. While no scheduler answers they stay as they were:
+    calls go on without one."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+        self._rows: dict[str, ServiceRow] = {}
+        self._services: dict[str, ServiceRow] = {}
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def rows(self) -> Mapping[str, ServiceRow]:
+        """The service of each model."""
+        return self._rows
+
+    @property
+    def services(self) -> Mapping[str, ServiceRow]:
+        """The services by their names."""
+        return self._services
+
+    async def service_of(self, model: str) -> str | None:
+        """Return the service that serves a model; None if none does. One that has just been submitted is asked for."""
+        row = self._rows.get(model)
+        if row is None and asyncio.get_running_loop().time() - self._asked_s > MISSED_S:
+            await self.ask()
+            row = self._rows.get(model)
+        return None if row is None else row.service
+
+    async def keep(self) -> None:
+        """Ask from time to time, until cancelled."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(ASK_S)
+
+    async def ask(self) -> None:
+        """Ask once; callers that ask together share one answer."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(MoorageError, TimeoutError):
+            async with asyncio.timeout(ASK_S * 5):
+                answer: Any = await self.client._wire.read("services", {})
+            told = read_answer(answer, ServicesAnswer).services
+            self._services = {row.service: row for row in told}
+            self._rows = {model: row for row in told for model in row.models}
+        self._asked_s = asyncio.get_running_loop().time()
