@@ -87,7 +87,7 @@ class HttpProgram:
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
         """Start the server, and say `ready` once it is healthy and warm. Raises OSError, and MoorageError without the
         package that it needs."""
-        aiohttp = optional("aiohttp", "'moorage[http]'")
+        aiohttp = optional("aiohttp", extra="http")
         trace = aiohttp.TraceConfig()
 
         async def on_reused(_: Any, context: Any, __: Any) -> None:

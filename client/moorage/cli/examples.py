@@ -130,6 +130,16 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage page --nats operator.ana --output-of vision=submitter.vision --operate",
         "moorage page --nats operator.ana --public-url https://fleet.example.com",
     ),
+    "door": (
+        "moorage door",
+        "moorage door --keys door_keys --listen 0.0.0.0:9490 --tls-cert door.pem --tls-key door.key",
+        "moorage door --keys door_keys --origin https://app.example.com",
+    ),
+    "door key": (
+        "moorage door key add laptop --services 'chat,embed*' --rate 600/m",
+        "moorage door key ls",
+        "moorage door key rm laptop",
+    ),
     "page logout": ("moorage page logout --all --secret-file page.key",),
     "top": (
         "moorage top",

@@ -128,4 +128,5 @@ def test_a_missing_package_is_told_with_its_command() -> None:
 
 def test_each_extra_that_an_error_names_is_one_of_moorage() -> None:
     extras = {line.partition("extra == ")[2].strip("'\"") for line in requires("moorage") or () if "extra ==" in line}
-    assert extras >= {"server", "nats-config", "containers", "kubernetes", "metrics", "top", "mcp", "page", "all"}
+    known = {"server", "nats-config", "containers", "kubernetes", "metrics", "top", "mcp", "page", "http", "all"}
+    assert extras >= known

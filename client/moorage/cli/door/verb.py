@@ -89,7 +89,7 @@ def door(
         host, port = _address(listen)
         origins = [_origin(each) for each in origin or ()]
         tls = _tls(tls_cert, tls_key)
-        optional("aiohttp", "'moorage[http]'")
+        optional("aiohttp", extra="http")
         from moorage.cli.door.keys import Keyring
         from moorage.cli.door.server import Limits
 
