@@ -65,7 +65,7 @@ class Identity(NamedTuple):
     @property
     def variable(self) -> str:
         """The variable with its password, in the server's environment."""
-        return f"{self.role}_{self.name}_PASSWORD".upper().replace("-", "_")
+        return f"{self.role}_{self.name}_PASSWORD".upper().replace("-", "_").replace(".", "_")
 
 
 class Server(NamedTuple):
@@ -99,9 +99,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
-    run commands in their running jobs. `serves` has the tenants of those workers that write for some alone. With
-    `monitor`, each server answers monitoring on loopback, to every user of its
-    machine.
+    run commands in their running jobs. `callers` are TENANT.NAME: they call that tenant's services alone. `serves` has
+    the tenants of those workers that write for some alone. With `monitor`, each server answers monitoring on loopback,
+    to every user of its machine.
     """
 
     tenants: tuple[str, ...]
@@ -109,6 +109,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     schedulers: tuple[str, ...] = ("main",)
     operators: tuple[str, ...] = ()
     observers: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
     servers: tuple[Server, ...] = (Server("127.0.0.1"),)
     prefix: str = PREFIX_DEFAULT
     auth: Auth = "nkey"
@@ -131,6 +132,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 allowed = TENANT if kind == "tenants" else WORKER
                 if not allowed.fullmatch(name):
                     raise ValueError(f"{kind} must have names that match {allowed.pattern}, found {name[:80]!r}")
+        for caller in self.callers:
+            tenant, _, own = caller.partition(".")
+            if tenant not in self.tenants or not WORKER.fullmatch(own) or self.callers.count(caller) > 1:
+                raise ValueError(f"a caller is TENANT.NAME, each once, of a tenant of the site: found {caller[:80]!r}")
         if unknown := sorted(set(self.execs) - set(self.tenants)):
             raise ValueError(f"execs names tenants of the site, found {unknown[0][:80]!r}, which is none")
         for worker, served in self.serves.items():
@@ -167,6 +172,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
         found += [Identity("service", name) for name in self.tenants]
+        found += [Identity("caller", name) for name in self.callers]
         found += [Identity("worker", name) for name in self.workers]
         found += [Identity("scheduler", name) for name in self.schedulers]
         found += [Identity("operator", name) for name in self.operators]
@@ -194,8 +200,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT
         if identity.role == "ledger":
             return f"{upper}_LEDGER"
-        is_of_tenant = identity.role in ("submitter", "service") and not self.shared
-        return f"{upper}_TENANT_{identity.name}" if is_of_tenant else upper
+        is_of_tenant = identity.role in ("submitter", "caller", "service") and not self.shared
+        return f"{upper}_TENANT_{identity.name.partition('.')[0]}" if is_of_tenant else upper
 
 
 # --------------------------------------------------------------------------------------------------------- accounts

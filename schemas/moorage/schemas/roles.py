@@ -17,11 +17,12 @@ from moorage.schemas.names import is_worker
 from moorage.schemas.passed_on import PassedOn
 from moorage.schemas.subjects import EXEC, MAY_EXEC, SubjectRow, Subjects
 
-Role = Literal["submitter", "operator", "observer", "worker", "service", "scheduler"]
+Role = Literal["submitter", "caller", "operator", "observer", "worker", "service", "scheduler"]
 ROLE_NAMES: Final[tuple[Role, ...]] = get_args(Role)
 #: what a role is, and the words of the table's columns that mean it
 ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
     "submitter": ("a service or a person, of one tenant", ("submitter", "tenant")),
+    "caller": ("what calls a tenant's services, and does nothing else: a door", ("caller",)),
     "operator": ("who runs the fleet", ("operator", "operators", "observers")),
     "observer": ("dashboards: all that is public, no tenant's job", ("observers",)),
     "worker": ("one machine, by its id", ("worker", "workers", "that worker")),
@@ -29,6 +30,10 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
     "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
 }
 #: what operators may ask of any tenant, whose events they hear as well
+#: what callers of services may ask besides: to wake one, and which there are
+CALLER_ASKS: Final = ("wake", "services")
+#: what the inbox of a caller has behind that of its tenant's submitter, so that members may answer there: with its name
+CALLER_INBOX: Final = "caller-"
 OPERATOR_READS: Final = ("show", "ls", "explain", "history", "usage")
 INBOX: Final = "_INBOX"
 _INBOX_HEAD: Final = f"{INBOX}."
@@ -70,7 +75,11 @@ def names(cell: str) -> set[str]:
 
 
 def inbox(role: Role, name: str) -> str:
-    """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it."""
+    """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it; only that of a
+    caller, whose name is TENANT.NAME, is below its tenant's."""
+    if role == "caller":
+        tenant, _, own = name.partition(".")
+        return f"{INBOX}.submitter.{tenant}.{CALLER_INBOX}{own}"
     return f"{INBOX}.{role}.{name}"
 
 
@@ -96,8 +105,8 @@ def rights(
     execs: bool = False,
     serves: Iterable[str] | None = None,
 ) -> Rights:
-    """Return what one user may do. `name` is the tenant of a submitter or service, a worker's id, or else
-    the user's own name.
+    """Return what one user may do. `name` is the tenant of a submitter or service, TENANT.NAME of a
+    caller, a worker's id, or else the user's own name.
 
     `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results, files and
     checkpoints exist: their functions' results are written by workers and read by the tenant, their jobs' files are
@@ -130,6 +139,8 @@ def rights(
                 publish |= {f"$O.{bucket}.>", *object_reads(bucket)}
             # once full it takes no message, so none that would make room either, and nothing in it has an age
             publish.add(f"{RESULT_API}.STREAM.PURGE.OBJ_{subjects.schedules_bucket(name)}")
+    elif role == "caller":
+        publish |= {subjects.api(name.partition(".")[0], verb) for verb in CALLER_ASKS}
     elif role == "operator":
         publish |= {subjects.api("*", verb) for verb in OPERATOR_READS}
         publish |= _DISCOVERY
@@ -162,7 +173,9 @@ def has_right(inbox_prefix: str, operation: str, subject: str) -> bool:
     A server that refuses it all the same has rights of an earlier release. Only what everybody of a role may do counts,
     below the default prefix, and no inboxes: those are refused to a wrong key.
     """
-    first, role, name, *_ = [*inbox_prefix.split("."), "", ""]
+    first, role, name, own, *_ = [*inbox_prefix.split("."), "", "", ""]
+    if role == "submitter" and own.startswith(CALLER_INBOX):
+        role, name = "caller", f"{name}.{own.removeprefix(CALLER_INBOX)}"
     if first != INBOX or role not in ROLES or not name:
         return False
     given, asked = rights(role, name, Subjects()), subject.lower()
@@ -190,6 +203,8 @@ def _filled(row: SubjectRow, role: Role, name: str, tenant: str) -> str:
     """Return a subject of the table with the user's name in its place, a tenant (or `*`) in that of one, and `*` in the
     other places."""
     mine = {"submitter": "<tenant>", "service": "<tenant>", "worker": "<worker>", "operator": "<operator>"}.get(role)
+    if role == "caller":
+        mine, name = "<tenant>", name.partition(".")[0]
     own = row.subject.replace(mine, name) if mine else row.subject
     return _PLACE.sub("*", own.replace("<tenant>", tenant))
 

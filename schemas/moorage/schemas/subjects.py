@@ -244,7 +244,7 @@ class Subjects:
             SubjectRow(
                 f"{p}.call.<tenant>.>",
                 "asked",
-                "submitter, service",
+                "submitter, caller, service",
                 "service",
                 "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer; "
                 "`<service>.put.<member>.<call>`: data in parts; `<service>.ASK`, `<service>.ASK.<member>`: whether "

@@ -61,6 +61,13 @@ def nats_config(
         ),
     ] = None,
     operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
+    caller: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Who calls a tenant's services, and may do nothing else, as a door; may be repeated.",
+            value="TENANT.NAME",
+        ),
+    ] = None,
     observer: Annotated[list[str] | None, Parameter(help="A dashboard; may be repeated.", value="NAME")] = None,
     scheduler: Annotated[
         list[str] | None, Parameter(help="A scheduler; may be repeated. By default one, main.", value="NAME")
@@ -133,6 +140,7 @@ def nats_config(
                 schedulers=tuple(scheduler or ("main",)),
                 operators=tuple(operator or ()),
                 observers=tuple(observer or ()),
+                callers=tuple(caller or ()),
                 servers=tuple(map(_server, server or ["127.0.0.1:4222"])),
                 prefix=prefix,
                 auth=auth,
