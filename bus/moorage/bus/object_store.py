@@ -159,8 +159,9 @@ class ObjectStore:
         headers: Mapping[str, str],
         on_bytes: Callable[[int], None],
         also: str = "",
-    ) -> None:
-        """Store the pieces in order, and return once all are acknowledged. An object of that name is replaced.
+    ) -> str:
+        """Store the pieces in order, and return the digest once all are acknowledged. An object of that name is
+        replaced.
 
         `also` is another name of the same object.
 
@@ -194,6 +195,7 @@ class ObjectStore:
                 on_bytes(done)
             for each in (name, also) if also else (name,):
                 await self.describe(each, nuid, size, count, digest.digest(), {_FIRST: str(first), **headers})
+            return _said(digest.digest())
         except BaseException:
             for task, _ in pending:
                 task.cancel()
@@ -216,7 +218,7 @@ class ObjectStore:
             "nuid": nuid,
             "size": size,
             "chunks": chunks,
-            "digest": _DIGEST + base64.urlsafe_b64encode(digest).decode(),
+            "digest": _said(digest),
             "mtime": datetime.now(UTC).isoformat(),
         }
         return await self.append(self._description(name), _encode(described), _ALONE)
@@ -341,6 +343,11 @@ def schedules_store(jetstream: JetStream, subjects: Subjects, tenant: str, repli
         "num_replicas": replicas,
     }
     return ObjectStore(jetstream, subjects.schedules_bucket(tenant), config)
+
+
+def _said(digest: bytes) -> str:
+    """Return a SHA-256 as a description has it."""
+    return _DIGEST + base64.urlsafe_b64encode(digest).decode()
 
 
 def _of_size(pieces: Iterable[bytes]) -> Iterable[bytes]:

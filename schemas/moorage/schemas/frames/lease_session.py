@@ -139,6 +139,8 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ran`: the attempt has started and exited, and was claimed unless that was reported. It stands for those reports
       if none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long
       it ran.
+    - Of both, `checkpoint` is the digest of the checkpoint that was stored, as the object store writes it, "" if none
+      was, and null if the worker cannot tell. The next attempt begins with no other one.
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the attempt used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds.
@@ -161,6 +163,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     code: int = 0
     detail: str = ""
     ran_ms: int = 0
+    checkpoint: str | None = None
 
 
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -348,6 +351,9 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
       a checkpoint signal, the worker sends it before.
     - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
     - `accepted_ms` is the ledger's time at which the job was accepted: an id is free again some time after the end.
+    - `checkpoints` are the digests that earlier attempts of the replica told (see Report), by attempt: the new one
+      begins with the newest of these that is there. Of an attempt up to `untold` that is not among them, nobody knows,
+      and it may be one that its name alone finds. Null: the leader does not know of any.
     """
 
     tenant: str
@@ -363,6 +369,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ends_in_s: float | None = None
     resized: int = 0
     accepted_ms: int = 0
+    checkpoints: list[tuple[int, str]] = []
+    untold: int | None = None
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -145,6 +145,54 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
         await attempt(6, "ls; echo none", "none\n", accepted_ms=8)  # a later job of that id
 
 
+async def test_the_next_attempt_begins_with_no_checkpoint_but_one_that_its_attempt_told_of(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """Another host stores one under the name of an attempt, whole and sound, before the next attempt is placed."""
+    run: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+    run |= {"checkpoint": "ck", "grace_s": 60.0}
+    (other := tmp_path / "other").mkdir()
+    (planted := Path(fresh(tmp_path)) / "ck").mkdir()
+    (planted / "n").write_text("planted\n")
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        bringing(nats_url, unique, other) as elsewhere,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+
+        async def attempt(number: int, script: str, told: list[tuple[int, str]], untold: int | None) -> str:
+            name = ("acme", "a", 0, number, 10 + number)
+            of = msgspec.structs.replace(placed(name, script, **run), accepted_ms=7, checkpoints=told, untold=untold)
+            await leader.want("w1", of)
+            report = await leader.await_report("w1", "exited", name)
+            assert report.checkpoint is not None
+            return report.checkpoint
+
+        async def plant(number: int) -> None:
+            await elsewhere.keep_checkpoint("acme", f"checkpoint.a.7.0.{number}", [], str(planted.parent), "ck")
+
+        def said(number: int) -> str:
+            return "".join(frame["text"] for _, frame in leader.output if frame["attempt"] == number)
+
+        first = await attempt(1, "mkdir -p ck; echo 1 > ck/n; exit 3", [], 0)
+        assert first.startswith("SHA-256=")
+        told = [(1, first)]
+        assert await attempt(2, "cat ck/n; rm -r ck; exit 3", told, 0) == ""
+        await until(lambda: said(2) == "1\n")
+        told.append((2, ""))
+        for number in (2, 3):  # of one that stored none, and of one that was lost
+            await plant(number)
+        await attempt(4, "cat ck/n; exit 3", told, 0)
+        await until(lambda: said(4) == "1\n")
+        await plant(1)
+        await attempt(5, "cat ck/n 2>&1 || echo none; exit 3", told, 0)
+        await until(lambda: said(5).endswith("none\n"))
+        # where a worker of an earlier release has told nothing, as its name finds it
+        await attempt(6, "cat ck/n; exit 3", told, 3)
+        await until(lambda: said(6) == "planted\n")
+
+
 async def test_a_checkpoint_that_is_too_large_for_a_worker_is_brought_by_another(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -159,8 +207,8 @@ async def test_a_checkpoint_that_is_too_large_for_a_worker_is_brought_by_another
     ):
         await large.keep_checkpoint("acme", "checkpoint.x.7.0.1", [], str(folder.parent), "ck")
         with pytest.raises(FilesUnavailable, match="checkpoint_bytes here is 50000"):
-            await small.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], fresh(tmp_path, 1), "ck", None)
-        await large.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], into := fresh(tmp_path, 2), "ck", None)
+            await small.bring_checkpoint("acme", {"checkpoint.x.7.0.1": None}, fresh(tmp_path, 1), "ck", None)
+        await large.bring_checkpoint("acme", {"checkpoint.x.7.0.1": None}, into := fresh(tmp_path, 2), "ck", None)
         assert (Path(into) / "ck/n").stat().st_size == 100_000
 
 
@@ -421,7 +469,7 @@ async def test_rights_of_an_earlier_release_stop_no_attempt(
     monkeypatch.setattr(ObjectStore, "find", refused)
     (tmp_path / "state").mkdir()
     async with bringing(nats_url, unique, tmp_path / "state") as files:
-        await files.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], fresh(tmp_path), "ck", None)
+        await files.bring_checkpoint("acme", {"checkpoint.x.7.0.1": None}, fresh(tmp_path), "ck", None)
         assert "nats-config again" in caplog.text
         with pytest.raises(FilesRefused, match="submit the job again"):
             await files.bring("acme", "a" * 64, fresh(tmp_path, 1), None)

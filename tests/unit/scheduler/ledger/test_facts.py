@@ -33,12 +33,16 @@ def facts_of(state: State) -> dict[object, tuple[int, bool]]:
     return {attempt.name: (attempt.began_ms, attempt.ever_ready) for attempt in state.attempts()}
 
 
+#: what lasts from the next level on, and no history has: which checkpoints attempts have stored
+IN_NO_HISTORY: Final = {"stored", "untold"}
+
+
 def every_fact(state: State) -> list[tuple[object, ...]]:
-    """All that lasts from the next level on, of all rows."""
+    """All that lasts from the next level on and that histories have, of all rows."""
     found: list[tuple[object, ...]] = []
     for row in state.rows():
         fields = getattr(row.LASTING, "later", {}).get(NEXT, {})
-        found.append((type(row).__name__, *(getattr(row, name) for name in fields)))
+        found.append((type(row).__name__, *(getattr(row, name) for name in fields if name not in IN_NO_HISTORY)))
     return found
 
 

@@ -38,11 +38,12 @@ class Recording(JobFiles):
             raise NotKept("no room")
         self.stored.append(name)
 
-    async def keep_checkpoint(self, tenant: str, name: str, earlier: Sequence[str], *_: Any) -> None:
+    async def keep_checkpoint(self, tenant: str, name: str, earlier: Sequence[str], *_: Any) -> str:
         self.begun.set()
         if self.fails == "checkpoint":
             await asyncio.Event().wait()
         self.stored.append(name)
+        return f"digest of {name}"
 
     async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
         self.dropped += names

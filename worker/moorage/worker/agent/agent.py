@@ -728,6 +728,8 @@ class Agent:
             item,
             self.worker,
             attempt.place.accepted_ms,
+            checkpoints=attempt.place.checkpoints,
+            untold=attempt.place.untold,
         )
 
     def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:

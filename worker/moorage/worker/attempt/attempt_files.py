@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,15 @@ def brings(name: AttemptName, run: Run) -> bool:
     return run.files is not None or bool(run.files_of) or (run.checkpoint is not None and name[3] > 1)
 
 
+class Before(NamedTuple):
+    """What a placement says of the attempts before it: when the job was accepted, the digests of their checkpoints by
+    attempt, "" for none, and up to which attempt others may have stored one all the same; None: any."""
+
+    accepted_ms: int = 0
+    checkpoints: Mapping[int, str] = {}
+    untold: int | None = None
+
+
 class AttemptFiles:
     """The files of one driver's attempts. Without `files` none can be fetched or stored."""
 
@@ -55,16 +64,18 @@ class AttemptFiles:
         #: by attempt of which no other follows: the objects with the checkpoints of its replica
         self._needless: dict[AttemptName, list[str]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
+        #: the digests of the checkpoints of attempts that ended, "" for none, until they are told
+        self._checkpoints: dict[AttemptName, str] = {}
         #: attempts whose checkpoint is not stored (yet), and why, "" if that is not known
         self._unstored: dict[AttemptName, str] = {}
         self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
         self._rescues: dict[tuple[AttemptName, str], asyncio.Task[None]] = {}  # with the path; an end is told once
 
-    async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
+    async def bring(self, name: AttemptName, run: Run, before: Before, ids: tuple[int, int] | None) -> None:
         """Unpack the job's files and its newest checkpoint into the attempt's folder, for the owner `ids`.
 
-        `accepted_ms` is when the job was accepted. Raises FilesUnavailable if this worker cannot have them now,
-        FilesRefused if no worker can. With `ids` None the files belong to the agent's user.
+        Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
+        files belong to the agent's user.
         """
         if self._files is None:
             raise FilesUnavailable("this worker has no folders for jobs")
@@ -74,8 +85,8 @@ class AttemptFiles:
         for each in run.files_of:
             await self._files.bring_kept(tenant, _places_of(each), each.accepted_ms, self._folders.path(name), ids)
         if run.checkpoint is not None:
-            names = _earlier(job, accepted_ms, replica, attempt)
-            await self._files.bring_checkpoint(tenant, names, self._folders.path(name), run.checkpoint, ids)
+            sought = _sought(job, replica, attempt, before)
+            await self._files.bring_checkpoint(tenant, sought, self._folders.path(name), run.checkpoint, ids)
 
     def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
@@ -97,10 +108,17 @@ class AttemptFiles:
         stops and nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the
         storing.
         """
+        if self._folders.checkpoint(name):
+            self._checkpoints[name] = ""
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
         work = self._keep(name, is_good=(code, why) == (0, "exit"))
         self._storing[name] = asyncio.get_running_loop().create_task(work)
         return self._stored(name, code, why, seconds)
+
+    def told(self, name: AttemptName) -> dict[AttemptName, str]:
+        """Return the digest of the checkpoint that an ended attempt has stored, "" for none; {} if nothing is known."""
+        digest = self._checkpoints.pop(name, None)
+        return {} if digest is None else {name: digest}
 
     async def _keep(self, name: AttemptName, *, is_good: bool) -> None:
         """Store the files to keep, and a checkpoint if another attempt may follow.
@@ -137,7 +155,8 @@ class AttemptFiles:
         earlier = _earlier(job, accepted_ms, replica, attempt)
         self._unstored[name] = ""
         try:
-            await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint)
+            digest = await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint)
+            self._checkpoints[name] = digest
         except NotKept as error:  # the next attempt begins at an earlier one
             log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
             self._unstored[name] = error.problem.message
@@ -250,6 +269,17 @@ def _places_of(files: FilesOf) -> dict[str, str]:
         return {kept_object(files.job, 0): files.job}
     numbers = numbers_in(parse_ranges(files.replicas))
     return {kept_object(files.job, number): f"{files.job}/{number}" for number in numbers}
+
+
+def _sought(job: str, replica: int, attempt: int, before: Before) -> dict[str, str | None]:
+    """Return the objects with the checkpoints of the attempts before this one, the newest first, with the digest that
+    each must have; None for one of which no worker told."""
+    found: dict[str, str | None] = {}
+    for each in range(attempt - 1, max(0, attempt - 1 - EARLIER_MAX), -1):
+        digest = before.checkpoints.get(each)
+        if digest or (digest is None and (before.untold is None or each <= before.untold)):
+            found[checkpoint_object(job, before.accepted_ms, replica, each)] = digest
+    return found
 
 
 def _earlier(job: str, accepted_ms: int, replica: int, attempt: int) -> list[str]:

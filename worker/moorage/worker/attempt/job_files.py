@@ -200,22 +200,27 @@ class JobFiles:
         return kept.open("rb")
 
     async def bring_checkpoint(
-        self, tenant: str, names: Sequence[str], into: str, folder: str, ids: tuple[int, int] | None
+        self, tenant: str, sought: Mapping[str, str | None], into: str, folder: str, ids: tuple[int, int] | None
     ) -> None:
         """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
+
+        One with another digest than its own here (None: any) is not what its attempt has stored, and is left alone.
 
         None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable if it cannot be had
         here now, or is too large for this worker.
         """
         store, most = self._checkpoints(tenant), self._checkpoint_bytes
         with translated():
-            for name in names:
+            for name, digest in sought.items():
                 try:
                     info = await store.find(name)
                 except PermissionRefused as error:  # the rights are of a release that had no such bucket
                     log.warning("no checkpoint can be read: %s; %s", error.problem.message, RIGHTS_ANEW)
                     return
                 if info is None:
+                    continue
+                if digest is not None and info.digest != digest:
+                    log.warning("the checkpoint %s is not the one that its attempt has stored: it is not used", name)
                     continue
                 if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
                     raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
@@ -255,24 +260,26 @@ class JobFiles:
 
     async def keep_checkpoint(
         self, tenant: str, name: str, earlier: Sequence[str], folder: str, checkpoint: str
-    ) -> None:
+    ) -> str:
         """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones.
 
-        An empty one is not stored, nor one of which something would be missing: the next attempt begins at the newest
-        whole one. Raises NotKept. No process may write to the folder any more.
+        Return its digest, "" if there was nothing to store. An empty one is not stored, nor one of which something
+        would be missing: the next attempt begins at the newest whole one. Raises NotKept. No process may write to the
+        folder any more.
         """
         path = os.path.join(folder, checkpoint)
         try:
             if os.path.islink(path) or not os.listdir(path):
-                return
+                return ""
         except (FileNotFoundError, NotADirectoryError):
-            return
+            return ""
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         store, most = self._checkpoints(tenant), self._checkpoint_bytes
         kept_in = Bucket(store, most, "checkpoint_bytes")
-        await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
+        digest = await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
         await self.drop_checkpoints(tenant, earlier, but=CHECKPOINTS_KEPT - 1)
+        return digest
 
     async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
         """Remove those of these checkpoints that there are, `but` the first so many of them. Raises nothing."""
@@ -320,8 +327,11 @@ class JobFiles:
         accepted_ms: int = 0,
         *,
         whole: bool = False,
-    ) -> None:
-        """Do the same as `keep`, in this bucket. With `whole` nothing is stored if something would be missing."""
+    ) -> str:
+        """Do the same as `keep`, in this bucket, and return the digest of what is stored, "" if nothing is.
+
+        With `whole` nothing is stored if something would be missing.
+        """
         left_out = LeftOut()
         try:
             if spare_bytes(self._folder) <= 0:
@@ -346,9 +356,10 @@ class JobFiles:
                 if whole:
                     await _fits(bucket.store, spool, size)
                 empty_alone = not count and not left_out.count
-                await bucket.store.put(name, compressed(spool), headers, lambda _: None, also)
+                digest = await bucket.store.put(name, compressed(spool), headers, lambda _: None, also)
                 if whole and await bucket.store.find(name) is None:
                     raise NotKept("the bucket dropped a part of them as they were stored: it is too small")
+                return digest
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
@@ -357,6 +368,7 @@ class JobFiles:
             if not empty_alone:  # else nothing is lost but the word that nothing matched
                 remedy = f"; {RIGHTS_ANEW}" if isinstance(error, PermissionRefused) else ""
                 raise NotKept(f"{error.problem.message}{remedy}") from None
+        return ""
 
     def _pack(
         self,

@@ -45,6 +45,7 @@ from moorage.schemas.items import Item
 from moorage.schemas.job import SETUP_VARIABLE, Request, Run
 from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
+from moorage.worker.attempt.attempt_files import Before
 from moorage.worker.attempt.attempt_folders import FolderBounds
 from moorage.worker.attempt.environment import Gang, SetupFailed, gpu_environment, not_here
 from moorage.worker.attempt.output_cleaner import OutputBounds
@@ -153,6 +154,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     `accepted_ms` is the time at which the job was accepted, which tells it from an earlier job of its id.
 
+    `checkpoints` and `untold` are those of its placement: which checkpoints the attempts before it have stored.
+
     `setup` is the folder that the job's setup fills, or has filled; "" if it has none.
 
     The attempt has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
@@ -172,6 +175,12 @@ class Assignment(msgspec.Struct, frozen=True):
     worker: str = ""
     accepted_ms: int = 0
     setup: str = ""
+    checkpoints: list[tuple[int, str]] = []
+    untold: int | None = None
+
+    @property
+    def before(self) -> Before:
+        return Before(self.accepted_ms, dict(self.checkpoints), self.untold)
 
     @property
     def is_setup(self) -> bool:

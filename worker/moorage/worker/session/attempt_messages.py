@@ -184,9 +184,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Report attempts of which no process is left: (name, code, reason). After a signal, code is minus its number."""
+    """Report attempts of which no process is left: (name, code, reason). After a signal, code is minus its number.
+
+    `checkpoints` has the digests of the checkpoints that were stored, "" where none was.
+    """
 
     items: list[tuple[AttemptName, int, str]]
+    checkpoints: dict[AttemptName, str] = {}
 
 
 class StartFailed(msgspec.Struct, frozen=True):

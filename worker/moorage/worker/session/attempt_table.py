@@ -535,7 +535,7 @@ class AttemptTable:
 
     def on_ended(self, event: Ended) -> None:
         for name, code, reason in event.items:
-            self._exited(name, code, reason)
+            self._exited(name, code, reason, event.checkpoints.get(name))
 
     def on_start_failed(self, event: StartFailed) -> None:
         for name, code, why in event.items:
@@ -554,7 +554,7 @@ class AttemptTable:
             self.commands.append(Release([attempt]))
             self._remove(attempt, "refused", event.code, shortened(start_failed(why), DETAIL_CHARS_MAX))
 
-    def _exited(self, name: AttemptName, code: int, reason: str) -> None:
+    def _exited(self, name: AttemptName, code: int, reason: str, checkpoint: str | None = None) -> None:
         attempt = self.held.get(name)
         if attempt is None or attempt.phase in ("claimed", "exited"):
             self.dropped["end-of-nothing"] += 1
@@ -570,7 +570,8 @@ class AttemptTable:
         attempt.code = code
         attempt.why = shortened(f"{shortened(reason, DETAIL_CHARS_MAX)}{asked}{behind}{unstored}", DETAIL_CHARS_MAX)
         self._judge(name, reason)
-        self.outbox.exited(Report("exited", *name, code, attempt.why), round(1000 * (self._now - attempt.began_s)))
+        report = Report("exited", *name, code, attempt.why, checkpoint=checkpoint)
+        self.outbox.exited(report, round(1000 * (self._now - attempt.began_s)))
         self._await_free(attempt)
         self._on_attempt_over()
 

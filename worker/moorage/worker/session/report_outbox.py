@@ -194,6 +194,7 @@ def _fitting(reports: Sequence[Report], count_max: int = REPORTS_PER_FRAME_MAX) 
     for count, report in enumerate(reports[:count_max]):
         detail_bytes = len(report.detail) * (1 if report.detail.isascii() else CHAR_BYTES_MAX)
         size_bytes += REPORT_BYTES + len(report.tenant) + len(report.job) + detail_bytes
+        size_bytes += len(report.checkpoint or "")
         if size_bytes > REPORTS_BYTES_MAX and count:
             return count
     return min(len(reports), count_max)

@@ -514,6 +514,8 @@ class Folding:
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
+        if not any(no == attempt.no for no, _ in replica.stored):
+            replica.untold = attempt.no
         self._move(job, replica, a & STATE_MASK, b, self._note(c), attempt, by, -1, _result(a))
         self._linger(job, replica, attempt)
 

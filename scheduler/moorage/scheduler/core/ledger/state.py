@@ -90,6 +90,8 @@ HISTORY_WORDS: Final = (
 
 #: so many of a job's last runs are remembered, by which a new leader estimates how long others will take
 RAN_MAX: Final = 16
+#: attempts of a replica whose checkpoints are remembered: as many as the next one looks for
+STORED_MAX: Final = 16
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
 #: changes of a job's time limit that are remembered; attempts from before the oldest of them keep its limit
@@ -586,6 +588,10 @@ class Replica:
     attempt: Attempt | None = None
     ended: Ended | None = None  # how its last attempt ended, until the next one is placed
     deaths: int = 0  # how many of its attempts were lost with their host's supervisor
+    #: the digests of the checkpoints that its last attempts stored, by attempt, "" for none; of others, those up to
+    #: `untold` may have stored one of which no worker told
+    stored: tuple[tuple[int, str], ...] = ()
+    untold: int = 0
     row: int = 0
 
     LASTING: ClassVar = Lasting(
@@ -595,7 +601,12 @@ class Replica:
             "not_before": int, "after": int, "restarts": int, "streak": int,
         },
         None,
-        {2: {"ended": (Ended | None, None), "deaths": (int, 0)}},
+        {
+            2: {
+                "ended": (Ended | None, None), "deaths": (int, 0), "stored": (tuple[tuple[int, str], ...], ()),
+                "untold": (int, 0),
+            }
+        },
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
@@ -614,7 +625,15 @@ class Replica:
             )
         )
         row = number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
-        return row if level < 2 else number_of((row, "facts", self.ended, self.deaths))
+        if level < 2:
+            return row
+        row = number_of((row, "facts", self.ended, self.deaths))
+        return number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
+
+    def note_checkpoint(self, attempt: int, digest: str) -> None:
+        """Note which checkpoint an attempt has stored, "" for none. The oldest of `STORED_MAX` is forgotten."""
+        others = [each for each in self.stored if each[0] != attempt]
+        self.stored = (*others[1 - STORED_MAX :], (attempt, digest))
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize
+from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize, Stored
 from moorage.scheduler.core.ledger.acts.ledger import Level
 from moorage.scheduler.core.ledger.acts.schedule import AddSchedule, RemoveSchedule
 from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife, Hold, Unhold
@@ -183,6 +183,8 @@ class Undo:
             self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
+            if isinstance(act, Stored) and act.replica in of.rows:
+                self.replica(of, of.rows[act.replica])
             attempts = act.attempts(of) if isinstance(act, Freeze) else of.attempts if isinstance(act, Resize) else ()
             for attempt in attempts:
                 self._attempt(attempt)

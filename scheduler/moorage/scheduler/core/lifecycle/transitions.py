@@ -42,6 +42,7 @@ from moorage.scheduler.core.ledger.state import (
     Replica,
     Worker,
 )
+from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
@@ -195,6 +196,7 @@ class Lifecycle:
         elif kind == "started":
             self._started(draft, replica, state, address=report.detail)
         elif kind == "ran":
+            note_checkpoint(draft, attempt, report)
             self._ran(draft, replica, attempt, state, report)
         elif kind == "idle":
             if state == RUNNING:
@@ -204,6 +206,7 @@ class Lifecycle:
         elif kind in FREEZING:
             on_freezing(draft, self.fleet, attempt, report)
         elif kind == "exited":
+            note_checkpoint(draft, attempt, report)
             self._exited(draft, replica, attempt, state, _code(report), report.detail)
         elif kind == "refused":
             self._refused(draft, attempt, state, report)

@@ -136,6 +136,8 @@ class WantedFrames:
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
             job.resizes[-1].seq if job.resizes else 0,
             job.accepted_ms,
+            list(replica.stored),
+            replica.untold,
         )
 
     def add(self, attempt: Attempt, *, is_frozen: bool = False) -> None:

@@ -490,7 +490,7 @@ class ContainerDriver(Driver):
             attempt.terminal.end(code)
         if self._files.wants_store(name) and ended.proof != "never-ran":
             code, why = await self._files.store(name, code, why, ended.reason != "exit")
-        self._release(attempt, Ended([(name, code, why)]))
+        self._release(attempt, Ended([(name, code, why)], self._files.told(name)))
 
     def _release(self, attempt: Attempt, event: Ended | NotStarted | StartFailed) -> None:
         """Report the end of an attempt of which only its folder is left, and release its ports, folder and limit."""

@@ -331,7 +331,7 @@ class Starter:
         ids = None if self._host.engine.gives_folders else await self._ids(attempt, user)
         try:
             if brings(name, assignment.run):
-                await self._files.bring(name, assignment.run, assignment.accepted_ms, ids)
+                await self._files.bring(name, assignment.run, assignment.before, ids)
             # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)

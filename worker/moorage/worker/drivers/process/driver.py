@@ -437,7 +437,7 @@ class ProcessDriver(Driver):
         if assignment.run.setup is not None:
             await self._setups.ready(assignment)
         if brings(name, assignment.run):
-            await self._files.bring(name, assignment.run, assignment.accepted_ms, owner_ids(user))
+            await self._files.bring(name, assignment.run, assignment.before, owner_ids(user))
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
             joined = await self._mps.join(name)
@@ -511,7 +511,7 @@ class ProcessDriver(Driver):
         finally:
             del self._storing[name]
         self._release([name])
-        self.report(Ended([(name, code, why)]))
+        self.report(Ended([(name, code, why)], self._files.told(name)))
 
     def _release(self, names: Sequence[AttemptName]) -> None:
         """Release the folders and limiter segments of these attempts, of which nothing runs."""

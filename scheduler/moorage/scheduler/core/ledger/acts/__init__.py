@@ -32,6 +32,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Resize,
     Scale,
     Stays,
+    Stored,
     Used,
 )
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot

@@ -116,6 +116,22 @@ class Reserves(OfJob, tag="reserves"):
         folding.state.reserved = found
 
 
+class Stored(OfJob, tag="stored"):
+    """An attempt that ends has stored a checkpoint with this digest, as its worker told; none, if it is empty."""
+
+    LEVEL: ClassVar[int] = 2
+    replica: int
+    attempt: int
+    digest: str
+
+    def fold(self, folding: Folding) -> None:
+        replica = folding.job(self.job, "stored a checkpoint of").rows.get(self.replica)
+        if replica is None:
+            raise FoldError(f"act {self.tag} of job {self.job} names replica {self.replica}, which is over")
+        replica.note_checkpoint(self.attempt, self.digest)
+        folding.replicas[replica] = None
+
+
 class Stays(OfJob, tag="stays"):
     """A member of a service that ends for a job goes on until another one serves, at the latest until `by_ms`."""
 
@@ -399,6 +415,6 @@ class Used(OfJob, tag="used"):
 
 
 JobAct = (
-    Avoid | Lacks | Preempt | Reserves | Stays | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated
-    | Met | Exec | Compact | Expire | Used
+    Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Resize | Freeze | Scale | Relocate
+    | Relocated | Met | Exec | Compact | Expire | Used
 )  # fmt: skip

@@ -1,0 +1,36 @@
+"""Which checkpoint an attempt has stored, as its worker's report of its end tells it.
+
+The next attempt begins with no other one, so no other host can put one in its place: see `schemas.frames` (Report,
+Place). Below the feature level of the act, this leader alone knows it, and a later leader lets names find them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.acts import Stored
+from moorage.scheduler.core.ledger.state import Attempt
+from moorage.schemas.errors import reason_of
+from moorage.schemas.frames import START_FAILED, Report
+
+#: a SHA-256 as the object store writes it
+DIGEST_CHARS_MAX: Final = 64
+#: the reason of an attempt of which its worker knows nothing more, so that it stored nothing
+_LOST: Final = "lost"
+
+
+def note_checkpoint(draft: Draft, attempt: Attempt, report: Report) -> None:
+    """Note what the report of an attempt's end tells; nothing if its worker, of an earlier release, tells nothing."""
+    digest, reason = report.checkpoint, reason_of(report.detail)
+    if digest is None and (reason == _LOST or reason.startswith(START_FAILED)):
+        digest = ""
+    if digest is None:
+        return
+    if len(digest) > DIGEST_CHARS_MAX:
+        digest = ""
+    replica = attempt.replica
+    if draft.may(Stored):
+        draft.add(Stored(replica.job.num, replica.index, attempt.no, digest))
+    else:
+        replica.note_checkpoint(attempt.no, digest)
