@@ -21,7 +21,7 @@ import msgspec
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.schemas.names import TENANT, WORKER
 from moorage.schemas.roles import RESULT_API, Rights, Role, rights
-from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
 Auth = Literal["nkey", "mtls", "env"]
@@ -276,6 +276,8 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         account, may = site.account_of(identity), site.rights_of(identity)
         assert may is not None
         calls = site.subjects.call(tenant, ">")
+        asked = {site.subjects.api(tenant, verb) for verb in ("*", *API_VERBS)}
+        asked |= {site.subjects.request(tenant, verb) for verb in ("submit", "cancel")}
         crossing = [(subject, "service") for subject in may.publish if subject != calls]
         crossing.append((site.subjects.member(tenant, "*", "load"), "service"))
         crossing.append((site.subjects.member(tenant, "*", "turn"), "stream"))
@@ -285,6 +287,8 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
             theirs = subject.replace(RESULT_API, "$JS.API", 1)
             exports.append(f"{{ {kind}: {quoted(theirs)}, accounts: [{quoted(account)}]{many} }}")
             here = f", to: {quoted(subject)}" if theirs != subject else ""
+            # the server then stamps who asks: account and key, see `schemas.ways`
+            here += ", share: true" if kind == "service" and subject in asked else ""
             imports.setdefault(account, []).append(
                 f"{{ {kind}: {{ account: {quoted(users)}, subject: {quoted(theirs)} }}{here} }}"
             )

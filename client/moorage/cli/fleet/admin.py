@@ -18,6 +18,7 @@ from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.names import word_of
 from moorage.schemas.units import many
+from moorage.schemas.ways import words as came_words
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -370,7 +371,9 @@ def acts(
 ) -> int:
     """List the newest orders of operators that changed something, at most 500: when, who, what and why.
 
-    Kept are the newest 10,000. Acts on dead letters are in the scheduler's log.
+    Kept are the newest 10,000. Acts on dead letters are in the scheduler's log. CAME says how an order reached the
+    leader: import, from the account and the key that nats-server stamped; subject, where only that operator may
+    publish. Any other is unproven: on an open server, without a program that waits for an answer, or not recorded.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -385,9 +388,12 @@ def acts(
         if options.shown(answer, told.acts):
             return
         if told.acts:
-            header = ["UTC", "BY", "VERB", "WHAT", "WHY"]
-            cells = [[utc(row.at_ms), words(row.by, row.said), row.verb, about(row), row.why] for row in told.acts]
-            print_out(table(header, cells, optional=("WHY",), shortened=("WHAT",)))
+            header = ["UTC", "BY", "CAME", "VERB", "WHAT", "WHY"]
+            cells = [
+                [utc(row.at_ms), words(row.by, row.said), came_words(row.came), row.verb, about(row), row.why]
+                for row in told.acts
+            ]
+            print_out(table(header, cells, optional=("WHY",), shortened=("WHAT", "CAME")))
         else:
             print_err("no operator has changed anything" + (f" since {utc(told.from_ms)}" if told.from_ms else ""))
         if told.left_out:

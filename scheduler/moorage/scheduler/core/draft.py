@@ -38,6 +38,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.ledger.undo import Undo
+from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, STEPS, WIDTH
 from moorage.schemas.frames import Report, Stalled
 from moorage.schemas.printable import shortened, shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
@@ -107,6 +108,7 @@ class Draft:
         "time_ms",
         "turned",
         "turns",
+        "ways",
         "woken",
     )
 
@@ -124,6 +126,7 @@ class Draft:
         self.evidence: list[int] = []
         self.examined: set[int] = set()  # numbers of workers whose report of their devices it has handled
         self.actors: list[int] = []
+        self.ways: list[int] = []
         self.bytes = 0
         self.jobs_left: dict[int, int] = {}  # by worker whose session it ends: how many jobs that had
         self.ends: set[int] = set()  # numbers of jobs with an attempt that this record asks to end
@@ -282,6 +285,31 @@ class Draft:
         if actor and len(self.steps) > first:
             self.actors += (first, len(self.steps), self.note(actor, always=True))
             self.bytes += 2 * STEP_BYTES
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return how many jobs, acts and steps the record has so far: for `came`."""
+        return self.accepted, len(self.acts), len(self.steps)
+
+    def came(self, way: str, mark: tuple[int, int, int]) -> None:
+        """Write how the request or order came for which all since `mark` was written; "" is not known."""
+        if not way:
+            return
+        accepts, acts, steps = mark
+        now = self.mark()
+        if accepts < now[0]:
+            self._came(ACCEPTS, accepts, now[0], way)
+        if acts < now[1]:
+            self._came(ACTS, acts, now[1], way)
+        if (accepts, acts) == now[:2] and steps < now[2]:
+            self._came(STEPS, steps, now[2], way)
+
+    def _came(self, which: int, first: int, end: int, way: str) -> None:
+        ways, note = self.ways, self.note(way, always=True)
+        if ways and ways[-WIDTH] == which and ways[-2] == first and ways[-1] == note:
+            ways[-2] = end
+        else:
+            ways += (which, first, end, note)
+            self.bytes += STEP_BYTES
 
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self._undo.step(op, num, index, a)
@@ -499,4 +527,5 @@ class Draft:
             self.acts,
             self.evidence,
             self.actors,
+            self.ways,
         )

@@ -244,7 +244,7 @@ class Engine:
 
     def submitted(
         self, tenant: str, body: bytes, unnamed: Callable[[], str], reply: str = "", json: bool = True,
-        sequence: int = 0, trace: str = "", batch: Batch | None = None, position: int = 0,
+        sequence: int = 0, trace: str = "", batch: Batch | None = None, position: int = 0, came: str = "",
     ) -> Submit:  # fmt: skip
         """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
 
@@ -254,7 +254,19 @@ class Engine:
         if name is None:
             name = unnamed()
         return Submit(
-            tenant, name, body, request, shape, job_key(tenant, name), reply, json, sequence, trace, batch, position
+            tenant,
+            name,
+            body,
+            request,
+            shape,
+            job_key(tenant, name),
+            reply,
+            json,
+            sequence,
+            trace,
+            batch,
+            position,
+            came,
         )
 
     def offer(self, event: Event) -> None:
@@ -459,7 +471,7 @@ class Engine:
     def _take_in(
         self, flight: InFlight, event: Order | ScheduleOrder | SnapshotTaken | Resign | Ask | Wake, mono_ms: int
     ) -> None:
-        draft = flight.draft
+        draft, mark = flight.draft, flight.draft.mark()
         if isinstance(event, Order):
             flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, ScheduleOrder):
@@ -474,6 +486,7 @@ class Engine:
             draft.add(acts.Resign())
         else:
             flight.asks.append(event)
+        draft.came(getattr(event, "came", ""), mark)
 
     def _woken(self, tenant: str, answer: Answer | Problem) -> Answer | Problem:
         """Return the answer to a caller that found no attempt, with the reason if none has a place on a host now, or
@@ -573,7 +586,9 @@ class Engine:
             if isinstance(event, QueueRead):
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
                 continue
+            mark = draft.mark()
             answer = self.admission.cancel(draft, event)
+            draft.came(event.came, mark)
             if answer is None:
                 cancels.goes_on(event)
                 return
@@ -599,7 +614,9 @@ class Engine:
                     held_up[event.tenant] = [submits.popleft()]
                     continue
                 taken.append(submits.popleft())
+                mark = draft.mark()
                 self._submit(flight, event)
+                draft.came(event.came, mark)
             elif isinstance(event, QueueRead):
                 taken.append(submits.popleft())
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
@@ -675,13 +692,14 @@ class Engine:
             if flight.draft.full or self.timers.more_are_due():
                 self.pending.put_back(orders[at:])
                 return
-            self._at = order
+            self._at, mark = order, flight.draft.mark()
             if isinstance(order, Execute):
                 self._execute(flight, order)
             elif isinstance(order, ChangeOrder):
                 flight.replies.append((self._changing.change(flight.draft, order), order.reply, order.json))
             else:
                 flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            flight.draft.came(order.came, mark)
             self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self.indexing.come_back)
 

@@ -68,6 +68,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     trace: str = ""
     batch: Batch | None = None
     position: int = 0
+    came: str = ""
 
     def answer(self, answer: Any, replies: list[tuple[Any, str, bool]]) -> None:
         """Add the answer to `replies` (frame, reply subject, json); a batch is answered once all its requests are."""
@@ -96,6 +97,7 @@ class Cancel(msgspec.Struct, eq=False):
     replicas: Ranges | None = None
     before: bool = False
     lifts: bool = False
+    came: str = ""
 
     def __post_init__(self) -> None:
         self.by = self.by or by_tenant(self.tenant)
@@ -132,6 +134,7 @@ class Order(msgspec.Struct, eq=False):
     json: bool
     announced: dict[str, int] = {}
     operator: str = NO_OPERATOR
+    came: str = ""
 
     @property
     def by(self) -> str:
@@ -153,6 +156,7 @@ class Execute(msgspec.Struct, eq=False):
     stream: str
     reply: str
     json: bool
+    came: str = ""
 
     @property
     def by(self) -> str:
@@ -168,6 +172,7 @@ class ChangeOrder(msgspec.Struct, eq=False):
     asked: ChangeAsked
     reply: str = ""
     json: bool = True
+    came: str = ""
 
     @property
     def by(self) -> str:
@@ -189,6 +194,7 @@ class ScheduleOrder(msgspec.Struct, eq=False):
     reply: str = ""
     json: bool = True
     shown: Callable[[State, Schedule], ScheduleRow] | None = None
+    came: str = ""
 
     @property
     def by(self) -> str:
@@ -234,6 +240,7 @@ class Wake(msgspec.Struct, eq=False):
     service: str
     reply: str = ""
     json: bool = True
+    came: str = ""
 
 
 class SnapshotTaken(msgspec.Struct, eq=False):

@@ -39,6 +39,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.ways import OPEN, QUEUE
 
 log = logging.getLogger("moorage.queue")
 
@@ -506,7 +507,9 @@ class QueueReader:
                     events.append((message, self._submit(tenant, message, reply)))
                 else:
                     arguments = _decode_cancel(message.data)
-                    events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
+                    cancel = cancel_of(tenant, arguments, reply=reply, sequence=message.seq)
+                    cancel.came = self._way
+                    events.append((message, cancel))
             except Refused as refused:
                 unread.append((message, refused.problem, ""))
             # a defect of moorage must not end the term: the next leader would read the message again
@@ -532,7 +535,20 @@ class QueueReader:
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
         trace = (message.headers or {}).get("traceparent", "")
         body = resolved(message.data, self._engine.config.tflops_file)
-        return self._engine.submitted(tenant, body, lambda: f"q{message.seq}", reply, sequence=message.seq, trace=trace)
+        return self._engine.submitted(
+            tenant,
+            body,
+            lambda: f"q{message.seq}",
+            reply,
+            sequence=message.seq,
+            trace=trace,
+            came=self._way,
+        )
+
+    @property
+    def _way(self) -> str:
+        """How messages of the queue came. A header of theirs may be their sender's own."""
+        return QUEUE if self._streams.has_keys else OPEN
 
     async def _purge(self) -> None:
         """Delete, forever, messages up to the folded cursors; repeating or losing a purge does no harm."""

@@ -123,6 +123,7 @@ class QueueStreams:
         self.tenants = frozenset[str]()
         self.lacking = frozenset[str]()  # those whose stream cannot be made now
         self.buckets_of = frozenset[str]()  # tenants whose buckets are to be there
+        self.has_keys = False  # whether the server has rights for each user
         self._refused = Reminders()
 
     async def refresh(self) -> bool:
@@ -130,6 +131,7 @@ class QueueStreams:
         before = self.tenants
         if self._world is not None:
             info = await user_info(self._world)
+            self.has_keys = info.allowed is not None
             self.tenants, self.buckets_of = info.own_queues(self._subjects), info.own_buckets(self._subjects)
         return self.tenants != before
 

@@ -17,6 +17,8 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
 from moorage.scheduler.core.ledger.state import AT_MS, BY, FREEZE, REPLICA, WHY, State
+from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
+from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.outputs.outputs import gpu_names
 from moorage.schemas import actors
 from moorage.schemas.answers.operators import ActRow, ActsAnswer
@@ -100,17 +102,19 @@ def _is_by(row: ActRow, name: str) -> bool:
 
 def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
     windows = {act.worker: act for act in record.acts if isinstance(act, acts.Window)}
-    for act in record.acts:
+    for at, act in enumerate(record.acts):
         actor = getattr(act, "by", "")
         if _is_operator(actor) and (told := _verb_of(state, folded, act, windows)):
             by, said = actors.split(actor)
-            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=getattr(act, "why", ""), **told)
+            came, why = way_of(record.ways, record.notes, ACTS_AT, at), getattr(act, "why", "")
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, came=came, **told)
     for first, end, note in zip(record.actors[::3], record.actors[1::3], record.actors[2::3], strict=True):
         actor = record.notes[note - 1]
         if _is_operator(actor):
             nums = dict.fromkeys(record.steps[first + 1 : end : STEP_WIDTH])
             for num in nums:
-                yield from _requeued(state, num, actor)
+                came = way_of(record.ways, record.notes, STEPS, first)
+                yield from _requeued(state, num, actor, came)
 
 
 def _is_operator(actor: str) -> bool:
@@ -157,14 +161,14 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
     return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 
 
-def _requeued(state: State, num: int, actor: str) -> Iterator[ActRow]:
+def _requeued(state: State, num: int, actor: str, came: str) -> Iterator[ActRow]:
     job = state.jobs.get(num)
     rows = [row for row in job.history if row[AT_MS] == state.time_ms and row[BY] == actor] if job is not None else []
     if rows:
         by, said = actors.split(actor)
         why = rows[0][WHY].removeprefix(_REQUEUED).removeprefix(": ")
         what = many(len({row[REPLICA] for row in rows}), "replica")
-        told: dict[str, Any] = {"verb": "requeue", "what": what, **_job(state, num)}
+        told: dict[str, Any] = {"verb": "requeue", "what": what, "came": came, **_job(state, num)}
         yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, **told)
 
 

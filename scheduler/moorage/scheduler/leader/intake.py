@@ -20,7 +20,7 @@ import msgspec
 from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, ChangeOrder, Execute, FromWorker, Wake
+from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, Wake
 from moorage.scheduler.leader.tenant_rates import TenantRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.questions import question_queue
@@ -37,6 +37,7 @@ from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
+from moorage.schemas.ways import way
 
 log = logging.getLogger("moorage.intake")
 
@@ -83,8 +84,9 @@ def fresh_job_id() -> str:
 class Intake:
     """The queue of undecoded messages, and their decoding.
 
-    `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` for operators'
-    verbs (operator, then the same). `answer` sends what depends on the state, `refuse` what does not.
+    `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON, the way it came),
+    `on_admin` for operators' verbs (operator, then the same). `answer` sends what depends on the state, `refuse` what
+    does not. `has_keys` says whether the server has rights for each user.
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class Intake:
         subjects: Subjects,
         answer: Callable[[str, bytes], None],
         refuse: Callable[[str, bytes], None],
-        on_read: Callable[[str, str, dict[str, Any], str, bool], None],
-        on_admin: Callable[[str, str, dict[str, Any], str, bool], None],
+        on_read: Callable[[str, str, dict[str, Any], str, bool, str], None],
+        on_admin: Callable[[str, str, dict[str, Any], str, bool, str], None],
         on_calls: Callable[[str, str, MemberLoad, int], None] | None = None,
+        has_keys: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
@@ -104,6 +107,7 @@ class Intake:
         self._on_read = on_read
         self._on_admin = on_admin
         self._on_calls = on_calls
+        self._has_keys = has_keys
         self._raw: deque[Delivery] = deque()  # of workers
         self._orders: deque[Delivery] = deque()  # of operators
         self.frames_came = self.frames_taken = 0  # of workers
@@ -265,9 +269,12 @@ class Intake:
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]
             arguments = _decode_any(delivery.data) if delivery.data else {}
-            self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data))
+            self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data), self._way(delivery))
         else:
             raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
+
+    def _way(self, delivery: Delivery) -> str:
+        return way(delivery.headers, delivery.reply, has_keys=self._has_keys())
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -309,20 +316,24 @@ class Intake:
         elif verb in API_VERBS:
             self.counters[f"api.{verb}"] += 1
             arguments = _decode_any(delivery.data) if delivery.data else {}
-            json = is_json(delivery.data)
+            json, came = is_json(delivery.data), self._way(delivery)
+            event: Wake | Execute | ChangeOrder | Cancel
             if verb == "wake":
-                self._engine.offer(wake_of(tenant, arguments, delivery.reply, json=json))
+                event = wake_of(tenant, arguments, delivery.reply, json=json)
             elif verb == EXEC:
-                self._engine.offer(execute_of(tenant, arguments, delivery.reply, json))
+                event = execute_of(tenant, arguments, delivery.reply, json)
             elif verb == "change":
                 change = asked_as(ChangeAsked, arguments, "moorage change --help")
-                self._engine.offer(ChangeOrder(tenant, change, delivery.reply, json))
+                event = ChangeOrder(tenant, change, delivery.reply, json)
             elif verb == "cancel":
-                self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
+                event = cancel_of(tenant, arguments, reply=delivery.reply, json=json)
             elif verb == "uncancel":
-                self._engine.offer(uncancel_of(tenant, arguments, reply=delivery.reply, json=json))
+                event = uncancel_of(tenant, arguments, reply=delivery.reply, json=json)
             else:
-                self._on_read(tenant, verb, arguments, delivery.reply, json)
+                self._on_read(tenant, verb, arguments, delivery.reply, json, came)
+                return
+            event.came = came
+            self._engine.offer(event)
         else:
             near = _CALLED.get(verb) or nearest(verb[:32], API_VERBS)
             step = f"ask {near}" if near else ""
@@ -335,11 +346,11 @@ class Intake:
         if data[:1] != b"{":  # nearly all are one request in JSON
             json = is_json(data)
             if is_array(data):
-                self._array = _Array(tenant, delivery, trace)
+                self._array = _Array(tenant, delivery, trace, self._way(delivery))
                 return
         unnamed = partial(named_by_header, headers) if headers else fresh_job_id
         data = resolved(data, engine.config.tflops_file)
-        engine.offer(engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace))
+        engine.offer(engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace, came=self._way(delivery)))
 
     def _read(self, array: _Array, at_most: int) -> int:
         """Offer up to `at_most` more requests of an array, each decided by itself; return how many were read."""
@@ -353,7 +364,7 @@ class Intake:
         for position, body in enumerate(map(bytes, bodies), first):
             try:
                 body = resolved(body, engine.config.tflops_file)
-                offer(submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position))
+                offer(submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position, array.came))
                 continue
             except Refused as refused:
                 answer = refused.problem
@@ -368,9 +379,9 @@ class Intake:
 class _Array:
     """An array of requests in one message; `read` of them are read so far. The answer is an array in the same order."""
 
-    __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
+    __slots__ = ("batch", "bodies", "came", "delivery", "read", "tenant", "trace")
 
-    def __init__(self, tenant: str, delivery: Delivery, trace: str) -> None:
+    def __init__(self, tenant: str, delivery: Delivery, trace: str, came: str) -> None:
         """Split the message into requests. Raises `Refused` unless it is an array of 1 to `BATCH_MAX` of them."""
         self.bodies = split_array(delivery.data)
         if not 1 <= len(self.bodies) <= BATCH_MAX:
@@ -378,6 +389,7 @@ class _Array:
         self.tenant = tenant
         self.delivery = delivery
         self.trace = trace
+        self.came = came
         self.batch = Batch(delivery.reply, is_json(delivery.data), len(self.bodies))
         self.read = 0
 

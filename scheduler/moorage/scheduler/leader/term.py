@@ -128,6 +128,7 @@ class Term:
             asked.read,
             asked.admin,
             self.counts.calls.add_load,
+            lambda: scheduler.queue_streams.has_keys,
         )
         self.door = TenantDoor(
             scheduler.tenants,

@@ -19,6 +19,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import PLACED, Job, State
+from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, way_of
 from moorage.scheduler.core.outputs.outputs import changes_since, slots_of
 from moorage.scheduler.ledger.ledger import Ledger, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots
@@ -134,15 +135,18 @@ def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
     """Yield a record's decisions as plain rows: first the transitions with their evidence, then the acts."""
     seq, record, folded, state = of
     evidence = _evidence(record)
+    came = {job.num: way_of(record.ways, record.notes, ACCEPTS, at) for at, job in enumerate(folded.accepted)}
     for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
-        for row in _transitions(state, job, job.told):
+        for at, row in enumerate(_transitions(state, job, job.told)):
             placed = row["state"] == "PLACED"
             known = evidence.get((job.num, row["replica"]), {}) if placed else {}
             waited = {"waited_ms": record.time - job.accepted_ms} if placed else {}
-            yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known}
-    for act in record.acts:
+            way = {"came": found} if not at and (found := came.get(job.num)) else {}
+            yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known, **way}
+    for number, act in enumerate(record.acts):
         if act.IS_DECISION:
-            yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(of, act)}
+            way = {"came": found} if (found := way_of(record.ways, record.notes, ACTS, number)) else {}
+            yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(of, act), **way}
 
 
 def transitions_in(state: State) -> Iterator[dict[str, Any]]:

@@ -172,27 +172,27 @@ class RecordedEngine(ContainedEngine):
 def _written(event: Event) -> tuple[Any, ...]:
     match event:
         case Submit():
-            return "submit", event.tenant, event.name, event.body, event.sequence, event.trace
+            return "submit", event.tenant, event.name, event.body, event.sequence, event.trace, event.came
         case QueueRead():
             return "read", event.tenant, event.which, event.through
         case Cancel():
-            which = event.before, event.lifts
+            which = event.before, event.lifts, event.came
             return "cancel", event.tenant, event.job, event.why, event.by, event.sequence, event.replicas, *which
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
-            return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
+            return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator, event.came
         case ChangeOrder():
-            return "change", event.tenant, msgspec.to_builtins(event.asked)
+            return "change", event.tenant, msgspec.to_builtins(event.asked), event.came
         case Execute():
-            return "exec", event.tenant, msgspec.to_builtins(event.asked), event.stream
+            return "exec", event.tenant, msgspec.to_builtins(event.asked), event.stream, event.came
         case ScheduleOrder():
             body = event.submit.body if event.submit is not None else b""
-            return "schedule", event.tenant, msgspec.to_builtins(event.asked), body
+            return "schedule", event.tenant, msgspec.to_builtins(event.asked), body, event.came
         case ScheduleRun():
             return "run", event.tenant, event.name, event.wish, event.sequence, event.next_ms, event.latest_ms
         case Wake():
-            return "wake", event.tenant, event.service
+            return "wake", event.tenant, event.service, event.came
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
         case _:
@@ -202,15 +202,17 @@ def _written(event: Event) -> tuple[Any, ...]:
 def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
     match kind:
         case "submit":
-            tenant, name, body, sequence, trace = rest
-            return engine.submitted(tenant, body, lambda: str(name), sequence=sequence, trace=trace)
+            tenant, name, body, sequence, trace, *came = rest  # an earlier release wrote no way, here and below
+            return engine.submitted(tenant, body, lambda: str(name), sequence=sequence, trace=trace, came="".join(came))
         case "read":
             return QueueRead(*rest)
         case "cancel":
             tenant, job, why, by, sequence, replicas, *which = rest
-            before, lifts = which or (False, False)  # an earlier release wrote neither
+            before, lifts, came = (*which, *(False, False, "")[len(which) :])[:3]
             only = None if replicas is None else joined(map(tuple, replicas))
-            return Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only, before=before, lifts=lifts)
+            cancel = Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only, before=before, lifts=lifts)
+            cancel.came = came
+            return cancel
         case "worker":
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
@@ -218,19 +220,21 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
             verb, arguments, *announced = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
         case "change":
-            tenant, arguments = rest
-            return ChangeOrder(tenant, msgspec.convert(arguments, ChangeAsked))
+            tenant, arguments, *came = rest
+            return ChangeOrder(tenant, msgspec.convert(arguments, ChangeAsked), came="".join(came))
         case "exec":
-            tenant, command, stream = rest
-            return Execute(tenant, msgspec.convert(command, ExecAsked), stream, "", True)
+            tenant, command, stream, *came = rest
+            return Execute(tenant, msgspec.convert(command, ExecAsked), stream, "", True, "".join(came))
         case "schedule":
-            tenant, arguments, body = rest
+            tenant, arguments, body, *came = rest
             asked = ScheduleAsked.of(arguments)
-            return ScheduleOrder(tenant, asked, engine.submitted(tenant, body, lambda: asked.name) if body else None)
+            submit = engine.submitted(tenant, body, lambda: asked.name) if body else None
+            return ScheduleOrder(tenant, asked, submit, came="".join(came))
         case "run":
             return ScheduleRun(*rest)
         case "wake":
-            return Wake(*rest)
+            tenant, service, *came = rest
+            return Wake(tenant, service, came="".join(came))
         case "snapshot":
             return SnapshotTaken(*rest)
         case "resign":

@@ -116,8 +116,9 @@ class Questions:
         await self._lists.close()
         await self._history.close()
 
-    def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
+    def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool, came: str) -> None:
+        """Answer a tenant's question, now or later; `came` is the way of the request. Raises `Refused` for an invalid
+        question."""
         check_fields(verb, arguments)
         if verb in ASKED:
             self._page(tenant, verb, arguments, reply, json)
@@ -134,7 +135,7 @@ class Questions:
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
-            self._schedule(tenant, ScheduleAsked.of(arguments), reply, json)
+            self._schedule(tenant, ScheduleAsked.of(arguments), reply, json, came)
         elif verb in ("show", "explain", "history", "again"):
             self._about_a_job(tenant, verb, arguments, reply, json)
         else:
@@ -145,9 +146,9 @@ class Questions:
                 allowed="show, ls, explain, plan, history, again, logs, use, rescue, usage, schedule, services",
             )
 
-    def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:
+    def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool, came: str) -> None:
         if asked.act not in ("ls", "show"):
-            self._schedules.act(tenant, asked, reply, json)
+            self._schedules.act(tenant, asked, reply, json, came)
             return
         answer = partial(self._schedules.read, tenant, asked)
         if asked.act == "ls" or self._engine.state.schedule(tenant, asked.name) is not None:
@@ -241,10 +242,10 @@ class Questions:
         """Return the frame of an answer; None, too, for one that is sent later."""
         return data if data is None or isinstance(data, Problem) else Answer(verb, self._engine.state.seq, data)
 
-    def admin(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+    def admin(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool, came: str) -> None:
         """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one.
 
-        `operator` is the name in the subject.
+        `operator` is the name in the subject, `came` the way of the request.
         """
         check_fields(verb, arguments)
         if verb == "fleet":
@@ -268,7 +269,7 @@ class Questions:
         elif verb in ("usage", "acts"):
             self._ask(verb, partial(self._ask_follower, verb, None, arguments, reply, json), reply, json)
         elif verb in ACTS:
-            self._engine.offer(self._order(operator, verb, arguments, reply, json))
+            self._engine.offer(self._order(operator, verb, arguments, reply, json, came))
         else:
             why = f"{verb} is not served by this release"
             raise refuse("unknown-verb", why, found=verb, allowed=", ".join(ADMIN_VERBS))
@@ -291,11 +292,11 @@ class Questions:
 
         self._ask("fleet", answer, reply, json)
 
-    def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
+    def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool, came: str) -> Order:
         act, announced = act_of(verb, arguments), dict[str, int]()
         if isinstance(act, FeatureLevelAct):
             announced = {said.scheduler: said.level for said in self._standings.lately()}
-        return Order(verb, act, reply, json, announced, operator)
+        return Order(verb, act, reply, json, announced, operator, came)
 
     def _to_inspect(self) -> set[str]:
         """Return the workers that can be asked to inspect their devices."""

@@ -52,16 +52,17 @@ class ScheduleVerb:
         row = state.schedule(tenant, asked.name)
         return no_schedule(tenant, asked.name) if row is None else schedule_row(state, row, with_request=True)
 
-    def act(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:
-        """Offer a change to the core, or have nats-server asked first. Raises `Refused`."""
+    def act(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool, came: str) -> None:
+        """Offer a change to the core, or have nats-server asked first; `came` is the way of the request. Raises
+        `Refused`."""
         if asked.act == "add":
             submit = self._submit(tenant, asked)
             self._keeper.stream.check_server()
-            self._begin(tenant, partial(self._add, tenant, asked, submit, reply, json), reply, json)
+            self._begin(tenant, partial(self._add, tenant, asked, submit, reply, json, came), reply, json)
         elif asked.act == "run-now":
             self._begin(tenant, partial(self._run_now, tenant, asked, reply, json), reply, json)
         else:
-            self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json, schedule_row))
+            self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json, schedule_row, came))
             self._wake()
 
     def _submit(self, tenant: str, asked: ScheduleAsked) -> Submit:
@@ -91,10 +92,10 @@ class ScheduleVerb:
 
         self._answers.begin(partial(_asking_server, work), answer_refusal, tenant)
 
-    async def _add(self, tenant: str, asked: ScheduleAsked, submit: Submit, reply: str, json: bool) -> None:
+    async def _add(self, tenant: str, asked: ScheduleAsked, submit: Submit, reply: str, json: bool, came: str) -> None:
         await self._keeper.stream.ensure(self._engine.state.ran_through)
         await self._keeper.stream.check(asked.cron, asked.tz)
-        self._engine.offer(ScheduleOrder(tenant, asked, submit, reply, json, schedule_row))
+        self._engine.offer(ScheduleOrder(tenant, asked, submit, reply, json, schedule_row, came))
         self._wake()
 
     async def _run_now(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:

@@ -108,6 +108,7 @@ class ActRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     worker: str = ""
     what: str = ""  # what it set, or the uuids of GPUs, as text
     why: str = ""  # the reason that the operator gave
+    came: str = ""  # how it came: `subject`, `import ACCOUNT KEY`, `subject, no reply`, `open`; left out if unknown
     from_ms: int = 0  # of a drain with a window: when it begins
     leave_ms: int = 0  # when jobs have left
     until_ms: int = 0  # when the worker opens again by itself

@@ -79,7 +79,7 @@ async def test_a_question_for_output_that_fails_behind_a_record_is_answered_and_
     schedules = ScheduleVerb(leader.engine, nothing, leader.answer_now, nothing)
     questions = Questions(leader, nothing, nothing, nothing, SUBJECTS, nothing, nothing, schedules, forks=False)
     monkeypatch.setattr(relay, "find_log", _fails)
-    questions.read("t", "logs", {"job": "j"}, "_INBOX.1", True)
+    questions.read("t", "logs", {"job": "j"}, "_INBOX.1", True, "")
     drive.tick()  # its commit raised, and the leader's term ended
     assert drive.answers["_INBOX.1"]["code"] == "internal"
     assert not leader.answered

@@ -449,7 +449,7 @@ def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_withou
     answers: dict[str, bytes] = {}
     read: list[tuple[str, str, str]] = []
 
-    def on_read(tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+    def on_read(tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool, came: str) -> None:
         read.append((tenant, verb, reply))
 
     reader = Intake(drive.engine, SUBJECTS, answers.__setitem__, answers.__setitem__, on_read, lambda *_: None)

@@ -29,6 +29,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
       and the free devices left on the last host.
     - `actors` is flat: the first index and the end index of a range of `steps`, and the note that names their actor
       (see `records.actor`). Steps without an actor are the worker's if their op is in `REPORTED`, else the scheduler's.
+    - `ways` says how requests and orders came (see `ways`). Releases that do not know it leave it out.
     """
 
     format: int
@@ -44,13 +45,22 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     acts: list[AnyAct] = []
     evidence: list[int] = []
     actors: list[int] = []
+    ways: list[int] = []
 
 
 _ACTS_AT: Final = Record.__struct_fields__.index("acts")
 _HEAD: Final = len(Record.__struct_fields__) - len(Record.__struct_defaults__)
-encode_record: Final = msgspec.msgpack.Encoder().encode
+_encode: Final = msgspec.msgpack.Encoder().encode
+#: an array of all fields begins with this byte, one without `ways` with the byte before it; empty, that is one byte
+_ALL: Final = 0x90 + len(Record.__struct_fields__)
 _decode: Final = msgspec.msgpack.Decoder(Record).decode
 _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the bytes of a record: without ways, those that releases write which do not know ways."""
+    payload = _encode(record)
+    return payload if record.ways else bytes((_ALL - 1,)) + payload[1:-1]
 
 
 def decode_record(payload: bytes) -> Record:
