@@ -273,8 +273,11 @@ async def jobs_that_are_followed(moorage: AsyncClient) -> None:
 def test_an_hour_of_waiting_takes_few_records(
     during: Callable[[AsyncClient], Awaitable[None]], config: Config | None
 ) -> None:
-    """And not the 4,500 of a fleet that writes its heartbeats and renews its sessions."""
-    assert records_in(3600, SimFleet("2x2xH100", script=by_words, config=config), during) <= 8
+    """And not the 4,500 of a fleet that writes its heartbeats and renews its sessions.
+
+    Each kind of job that fits nowhere has one more, as its minute is over.
+    """
+    assert records_in(3600, SimFleet("2x2xH100", script=by_words, config=config), during) <= 8 + 3
 
 
 def test_no_heartbeat_is_skipped_where_messages_may_be_lost() -> None:

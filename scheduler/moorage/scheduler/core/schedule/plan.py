@@ -152,6 +152,7 @@ def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
         until_ms = min(until_ms, now_ms + STEP_MS)
     had = {claim.num: last.had[claim.num] for claim in claims if claim.num in last.had}
     short = set[Key]()  # of claims that fit nowhere, and have their minute
+    over_ms = math.inf  # when the first of these minutes is over
     for at, claim in enumerate(searched):
         with known.fleet.avoiding(claim.group.shape.avoid):
             found = _hosts_for(known, claim, had.get(claim.num), now_ms)
@@ -164,9 +165,10 @@ def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
         if not found.hosts:
             if at < SEARCHES_MAX // 2 or not in_turns:
                 short.add(claim.key)
+                over_ms = min(over_ms, found.short_ms + SHORT_MS)
             continue
         if claim.key in short:
-            return Answer(None, min(until_ms, now_ms + STEP_MS), had, is_held_up=True)
+            return Answer(None, min(until_ms, over_ms), had, is_held_up=True)
         due_ms = _due_ms(known, claim)
         if due_ms > now_ms:
             return Answer(None, min(until_ms, due_ms), had)
@@ -175,7 +177,7 @@ def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
             again_ms = min(again_ms, max(STEP_MS, draft.state.half_life_ms // OWED_PART))
         had[claim.num] = found
         return Answer(found, min(until_ms, now_ms + again_ms), had, _next(claims, claim, had, now_ms))
-    return Answer(None, min(until_ms, now_ms + STEP_MS) if short else until_ms, had)
+    return Answer(None, min(until_ms, over_ms), had)
 
 
 def _next(claims: list[Claim], first: Claim, had: Mapping[int, Reservation], now_ms: int) -> Claim | None:
