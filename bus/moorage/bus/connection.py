@@ -331,6 +331,7 @@ class Connection(Link):
         self.max_payload_bytes = client.max_payload
         version = client.connected_server_version
         self.server_version = f"{version.major}.{version.minor}.{version.patch}"
+        self.asks_for_login = bool(client._server_info.get("auth_required"))
         self.is_clustered = bool(client._server_info.get("cluster"))  # of INFO: the cluster's name
         self.server_at = client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
         if self.state is State.RECONNECTING:

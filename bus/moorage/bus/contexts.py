@@ -25,6 +25,8 @@ from moorage.schemas.nearest import nearest
 
 CONTEXT_VARIABLE: Final = "NATS_CONTEXT"
 URL_VARIABLE: Final = "NATS_URL"
+#: names the inbox of who logs in without a context's file, as `_INBOX.submitter.vision`
+INBOX_VARIABLE: Final = "MOORAGE_INBOX_PREFIX"
 #: the sources of contexts that no file or variable names
 ARGUMENT: Final = "argument"
 DEFAULT: Final = "default"
@@ -244,8 +246,29 @@ def resolve(target: Context | str | None = None, env: Mapping[str, str] | None =
     A string is a URL if it has a scheme, or a port and is no context's name. Raises `BadContext`.
     """
     env = os.environ if env is None else env
-    if isinstance(target, Context):
-        return target
+    return target if isinstance(target, Context) else with_inbox(_resolve(target, env), env)
+
+
+def with_inbox(context: Context, env: Mapping[str, str] | None = None, prefix: str | None = None) -> Context:
+    """Return the context with this inbox prefix; without one, with that of $MOORAGE_INBOX_PREFIX, if it names none
+    itself. Raises `BadContext`."""
+    named = prefix
+    if named is None and context.inbox_prefix == INBOX_PREFIX_DEFAULT:
+        named = (os.environ if env is None else env).get(INBOX_VARIABLE) or None
+    if named is None:
+        return context
+    try:
+        check_subject(named)
+    except BadSubject as error:
+        raise BadContext(
+            f"the inbox prefix {named!r} cannot be one: {error.problem.message}",
+            key="inbox_prefix",
+            next_step=f"name it without a dot or a star at its end, as {INBOX_PREFIX_DEFAULT}.submitter.TENANT",
+        ) from None
+    return msgspec.structs.replace(context, inbox_prefix=named)
+
+
+def _resolve(target: str | None, env: Mapping[str, str]) -> Context:
     if target:
         if "://" in target:
             return _from_url(target, ARGUMENT)

@@ -151,7 +151,15 @@ def _right_for(operation: str, subject: str) -> str:
     right."""
     words = subject.lower().split(".")
     if operation == "subscription" and words[0].startswith("_inbox"):
-        return "set inbox_prefix in the nats context to the one that the user's permissions name"
+        return (
+            "set inbox_prefix in the nats context to the one that the user's permissions name, or MOORAGE_INBOX_PREFIX,"
+            " or --inbox-prefix"
+        )
+    if operation == "publish" and words[0].startswith("_inbox"):
+        return (
+            "this is the inbox of who asks, and none that this user may answer: who asks names the inbox of its own"
+            " key, as _INBOX.submitter.TENANT (inbox_prefix, MOORAGE_INBOX_PREFIX, --inbox-prefix)"
+        )
     if operation == "subscription" and words[-1] in ("wanted", "logs") and words[-3:-2] == ["worker"]:
         return f"this key is for another worker id: give worker {words[-2]} its own key, or name the key's id with --id"
     if words[0] == "$js" and words[-1].endswith(("_ledger", "_snapshot")):
@@ -161,15 +169,15 @@ def _right_for(operation: str, subject: str) -> str:
 
 class PermissionRefused(BusError):
     """The server refuses a subject to this user. It says so asynchronously; `subject` is as the server named it, in
-    lower case. `next_step` is what to do, where more is known than the subject."""
+    lower case. `next_step` is what to do, and `told` what this user may not, where more is known than the subject."""
 
     bus_code = "permission-refused"
 
-    def __init__(self, operation: str, subject: str, next_step: str = "") -> None:
+    def __init__(self, operation: str, subject: str, next_step: str = "", told: str = "") -> None:
         self.operation = operation
         self.subject = subject
         super().__init__(
-            f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
+            f"this NATS user {told}" if told else f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
             next_step=next_step or _right_for(operation, subject),
         )
 

@@ -37,6 +37,8 @@ class Link:
         #: how often it was connected again
         self.reconnects = 0
         self.max_payload_bytes = 0
+        #: whether that server asks who connects: then it may have permissions, for others too
+        self.asks_for_login = False
         #: of the server connected last, e.g. `2.15.1`
         self.server_version = ""
         #: its host and port; "" before there was one

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve, selected_context
+from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve, selected_context, with_inbox
 from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -95,8 +95,12 @@ def find_context(target: Context | str | None = None, env: Mapping[str, str] | N
         return resolve(target, env)
     folder = find_home(env)
     if (up := read_up(folder)) is not None:
-        return Context(source=str(folder / UP_FILE), url=up.url)
-    context = Context(source=DEFAULT) if selected_context(env).startswith(UP_CONTEXTS) else resolve(None, env)
+        return with_inbox(Context(source=str(folder / UP_FILE), url=up.url), env)
+    context = (
+        with_inbox(Context(source=DEFAULT), env)
+        if selected_context(env).startswith(UP_CONTEXTS)
+        else resolve(None, env)
+    )
     if context.source != DEFAULT:
         return context
     _refuse_anothers(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge
+from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge, PermissionRefused
 from moorage.bus.framing import headers_size_bytes
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
@@ -215,6 +215,11 @@ class Messenger:
         has left in it: one before this in the same attempt."""
         for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant):
             self._outbox.answer(reply, *self._failure(*last_words(ran)), age_s=float("inf"))
+
+    def as_written(self, refused: PermissionRefused) -> PermissionRefused:
+        """Return a refusal with the caller's inbox as that is written: nats-py tells it in small letters."""
+        subject = self._outbox.as_written(refused.subject)
+        return PermissionRefused(refused.operation, subject) if subject else refused
 
     async def fetch(self) -> None:
         """Fetch calls that wait at other members, from now on. Raises `PermissionRefused`.
@@ -465,13 +470,17 @@ class Messenger:
         self._look()
 
     def _on_sought(self, delivery: Delivery) -> None:
-        """A caller asks which of its calls are here. One in another account knows them by other reply subjects."""
+        """A caller asks which of its calls are here. To one in another account, which knows them by other reply
+        subjects, it answers with nothing."""
         reply = delivery.reply
-        if reply.startswith(f"{IMPORTED_REPLY}.") or not may_answer(self.name.prefix, self._subject, reply):
+        if not reply or not may_answer(self.name.prefix, self._subject, reply):
             return
         try:
             sought = _decode_sought(delivery.data)
         except Refused:
+            return
+        if reply.startswith(f"{IMPORTED_REPLY}."):
+            self._put(reply, b"", "", None)
             return
         asked = sought.calls[:ASKED_MAX]
         here = {call.reply for call, _ in self._sought.values()} | self.member.replies(asked) | self._outputs.replies

@@ -188,6 +188,10 @@ class Outbox:
         """Return whether the answer to the call with this reply subject is here."""
         return reply in self._by_reply
 
+    def as_written(self, subject: str) -> str:
+        """Return the subject of an answer that is this one in small letters; "" if there is none."""
+        return next((message.subject for message in reversed(self._kept) if message.subject.lower() == subject), "")
+
     def send_again(self, reply: str) -> None:
         """Send an answer once more: its caller asks for it."""
         message = self._by_reply[reply]

@@ -96,10 +96,13 @@ async def serve(
     places = serving.concurrency
 
     refusals = Refusals(log)
+    named: list[Messenger] = []  # which knows how subjects are written
 
     def on_error(error: BusError) -> None:
-        if not (isinstance(error, PermissionRefused) and error.subject.startswith(PREFIX.lower())):
+        if not isinstance(error, PermissionRefused):
             refusals.on_error(error)
+        elif not error.subject.startswith(PREFIX.lower()):
+            refusals.on_error(error if not named else named[0].as_written(error))
 
     connection = await connect(
         serving.context,
@@ -121,6 +124,8 @@ async def serve(
             serving.queue,
             serving.output_bytes,
         )
+
+        named.append(messenger)
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready and ready.is_set():

@@ -53,6 +53,7 @@ def _environment() -> str:
                 "elsewhere where you run no other and nothing answers at port 4222",
             ),
             ("MOORAGE_TENANT", "the tenant, in place of that of the key; --tenant overrides it"),
+            ("MOORAGE_INBOX_PREFIX", "the inbox that the user's permissions have; --inbox-prefix overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
             ("NO_COLOR", "no colour; --color overrides it"),
             ("CLICOLOR_FORCE", "colour in a pipe, too"),

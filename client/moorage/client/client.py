@@ -91,7 +91,10 @@ class AsyncClient:
     seconds while the server refuses the key. `connect_timeout` bounds the first connection. `wait` is the default of
     the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
     `on_wait` is called where an answer takes over 2 s, and before each retry of a request. `transport` replaces NATS,
-    as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown keyword raises TypeError.
+    as `SimFleet` does in tests; it excludes `target`. `inbox_prefix` names the inbox that the user's permissions have,
+    in place of that of the context; by default it is that of $MOORAGE_INBOX_PREFIX. Without any, where the server
+    refuses `_INBOX`, the client takes `_INBOX.submitter.<tenant>`; for answers of services it does so wherever there is
+    a login. A method that gets an unknown keyword raises TypeError.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class AsyncClient:
         name: str = "moorage client",
         on_wait: Callable[[], None] | None = None,
         transport: ClientTransport | None = None,
+        inbox_prefix: str | None = None,
     ) -> None:
         self._wire = Connected(
             target,
@@ -117,6 +121,7 @@ class AsyncClient:
             name=name,
             on_wait=on_wait,
             transport=transport,
+            inbox_prefix=inbox_prefix,
         )
         self.tenant = self._wire.tenant
         self._requests = RequestBuilder()

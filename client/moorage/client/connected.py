@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 import msgspec
 
 from moorage.bus import errors as bus
-from moorage.bus.contexts import Context
+from moorage.bus.contexts import Context, with_inbox
 from moorage.bus.errors import BusError, CannotConnect, HandlerFailed, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
@@ -28,7 +28,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.ranges import Ranges, format_ranges
-from moorage.schemas.roles import operator_of
+from moorage.schemas.roles import INBOX, inbox, operator_of
 from moorage.schemas.subjects import READ_VERBS, Subjects
 
 if TYPE_CHECKING:
@@ -65,7 +65,13 @@ class Connected:
         name: str,
         on_wait: Callable[[], None] | None,
         transport: ClientTransport | None,
+        inbox_prefix: str | None = None,
     ) -> None:
+        if inbox_prefix is not None and transport is None:
+            try:
+                target = with_inbox(find_context(target), prefix=inbox_prefix)
+            except bus.BadContext as error:
+                raise BadContext(error.problem) from None
         if target is not None and transport is not None:
             raise TypeError("a target and a transport exclude each other: the transport replaces NATS")
         self.tenant = (
@@ -187,8 +193,24 @@ class Connected:
 
         self.context, self.found = own_fleet(find_context(self._target))
         self._asking.where = self.context.where
+        try:
+            return await self._connect_as(connect, self.context)
+        except PermissionRefused as refused:
+            theirs = inbox("submitter", self.tenant)
+            if self.context.inbox_prefix != INBOX or not refused.subject.startswith(f"{INBOX}.".lower()):
+                raise
+            try:
+                context = with_inbox(self.context, prefix=theirs)
+                connection = await self._connect_as(connect, context)
+            except PermissionRefused:
+                told = f"may have no inbox: the server refuses {INBOX}.> and {theirs}.>"
+                raise PermissionRefused("subscription", f"{INBOX}.>", told=told) from None
+            self.context = context
+            return connection
+
+    async def _connect_as(self, connect: Callable[..., Awaitable[Link]], context: Context) -> Link:
         return await connect(
-            self.context,
+            context,
             self._name,
             on_state=self._on_state,
             on_error=self._on_error,

@@ -448,6 +448,12 @@ def no_server(error: CannotConnect) -> Unreachable:
     return Unreachable(problem, tuple(fixes))
 
 
+_INBOX_FIX: Final = (
+    "or, on a leaf node or with users of your own, name the inbox that may be answered: --inbox-prefix, as"
+    " _INBOX.submitter.TENANT"
+)
+
+
 def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
     """Return the exception for a request that got no answer. `where` is the server, shown without secrets.
 
@@ -478,6 +484,7 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
                 if is_cluster
                 else "start one: moorage scheduler, or all of it on this machine: moorage up",
                 "or see why it is silent: moorage doctor",
+                *(() if isinstance(error, NoResponders) else (_INBOX_FIX,)),
             ),
         )
     return error

@@ -48,6 +48,7 @@ from moorage.client.whereabouts import Lost, Whereabouts
 from moorage.schemas.errors import Problem
 from moorage.schemas.handler import NOT_FINITE, Result, decode_result, null_place
 from moorage.schemas.names import SERVICE, is_service
+from moorage.schemas.roles import INBOX, inbox
 from moorage.schemas.served import NAME_ALLOWED, Answer, is_header, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
@@ -144,9 +145,20 @@ class Calls:
         return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
 
     async def _open(self, link: Link) -> Whereabouts:
-        answers = Answers(new_inbox(link.inbox_prefix), on_late=self._on_late, outlives_breaks=True)
-        await link.open_inbox(answers)
-        return Whereabouts(link, answers, self._begin)
+        """Subscribe the inbox. Where the server asks for a login and the context names no inbox, members may have a
+        right on that of the tenant's role alone."""
+        prefixes = [link.inbox_prefix]
+        if link.asks_for_login and link.inbox_prefix == INBOX:
+            prefixes.insert(0, inbox("submitter", self._client.tenant))
+        while True:
+            answers = Answers(new_inbox(prefixes.pop(0)), on_late=self._on_late, outlives_breaks=True)
+            try:
+                await link.open_inbox(answers)
+            except PermissionRefused:
+                if not prefixes:
+                    raise
+            else:
+                return Whereabouts(link, answers, self._begin)
 
     def cancel(self, subject: str, reply: str) -> None:
         """Say that the caller with this reply subject no longer waits, once there is a connection; nobody waits for
@@ -588,7 +600,7 @@ class Service:
             except BusError as error:
                 # a call that was sent may run on, and its member cannot know that the connection was lost
                 call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Lost)
-                raise self._error(error) from None
+                raise self._error(error, there) from None
             finally:
                 sending.stop()
                 there.over(reply, call.member)
@@ -633,8 +645,18 @@ class Service:
             raise NotSent(self._subject)
         return in_parts
 
-    def _error(self, error: BusError) -> ClientError:
-        """Return the exception for what the bus says."""
+    def _unheard(self, where: str, timeout_s: float, there: Whereabouts) -> ClientError:
+        """Return the exception for a call to members that cannot answer to this inbox."""
+        right = inbox("submitter", self._client.tenant)
+        told = (
+            f"{where}: no answer within {timeout_s:.3g} s. A member is there, but the server takes no message of it to"
+            f" your inbox {there.answers.base}: members have no permission for {there.prefix}.>; the call may have run"
+        )
+        fix = f"name the inbox of your key, as {right}: --inbox-prefix, MOORAGE_INBOX_PREFIX, or inbox_prefix"
+        return TimedOut(client_problem("timed-out", told, next_step=fix))
+
+    def _error(self, error: BusError, there: Whereabouts | None = None) -> ClientError:
+        """Return the exception for what the bus says, of a call that is sent from `there`."""
         where = f"service {self.name} of {self._client.tenant}"
         if isinstance(error, NoResponders | NotSent):
             gone = isinstance(error, NotSent)
@@ -642,6 +664,8 @@ class Service:
             problem = client_problem(NO_SERVICE, f"{where}: {told}", next_step="see that its job runs: moorage ls")
             return CallRefused(problem)
         if isinstance(error, RequestTimeout):
+            if there is not None and there.is_unheard(self._subject):
+                return self._unheard(where, error.timeout_s, there)
             return timed_out(f"{where}: no answer within {error.timeout_s:.3g} s; the call may have run")
         if isinstance(error, Lost):
             told = f"{where}: no member has the call any more; it may have run"

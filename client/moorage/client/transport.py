@@ -23,6 +23,8 @@ class Link(Transport, InboxTransport, Protocol):
     max_payload_bytes: int
     #: how often it was connected again
     reconnects: int
+    #: whether the server asks who connects
+    asks_for_login: bool
 
     def on_back(self, call: Callable[[], None]) -> None:
         """Call a function each time this is connected again."""

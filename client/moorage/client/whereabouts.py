@@ -112,6 +112,7 @@ class Whereabouts:
         self._begin = begin
         self._calls: dict[str, Sent] = {}
         self._members: dict[str, dict[str, float]] = {}  # by service, when a member of it was heard last
+        self._unheard: set[str] = set()  # services whose members were asked, and did not answer at all
         self._timer: asyncio.TimerHandle | None = None
         self._back_s = float("-inf")  # when the connection was there again last
         link.on_back(self._on_back)
@@ -124,13 +125,22 @@ class Whereabouts:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         return reply
 
+    @property
+    def prefix(self) -> str:
+        """The prefix of the inbox."""
+        return self.answers.base.rpartition(".")[0]
+
+    def is_unheard(self, subject: str) -> bool:
+        """Return whether members of this service are there, and nothing of what they say arrives."""
+        return subject in self._unheard and subject not in self._members
+
     def over(self, reply: str, member: str = "") -> None:
         """A call is over for its caller; this member has answered it."""
         call = self._calls.pop(reply, None)
         if member and call is not None:
-            self._hear(call.subject, member, time.monotonic())
+            self._note(call.subject, member, time.monotonic())
 
-    def _hear(self, subject: str, member: str, now_s: float) -> None:
+    def _note(self, subject: str, member: str, now_s: float) -> None:
         self._members.setdefault(subject, {})[member] = now_s
 
     def _on_back(self) -> None:
@@ -159,7 +169,32 @@ class Whereabouts:
 
     async def _ask(self, question: _Question, calls: list[Sent]) -> None:
         """Ask the members of a service, or one of them, for calls."""
-        missed, heard = {call.reply: call for call in calls}, _Round()
+        missed = {call.reply: call for call in calls}
+        for call in calls:
+            call.is_asked = True
+        try:
+            heard = await self._hear(question, missed)
+        except (BusError, RuntimeError):  # there is no right to ask, or the client is closed
+            for call in calls:
+                call.due_s = float("inf")
+            return
+        finally:
+            for call in calls:
+                call.is_asked = False
+        now_s = time.monotonic()
+        for call in missed.values():
+            if call.reply in self._calls and heard is not None:
+                self._judge(call, heard, now_s, is_of_one=bool(question.member))
+
+    async def is_heard(self, subject: str) -> bool | None:
+        """Ask the members of a service, and return whether any of them can answer here; None if none is there. Raises
+        BusError."""
+        heard = await self._hear(_Question(subject, "", is_of_all=True, was_cut=False), {})
+        return None if heard is None or heard.is_nobody_there else bool(heard.said) or heard.is_untold
+
+    async def _hear(self, question: _Question, missed: dict[str, Sent]) -> _Round | None:
+        """Ask, and return what is said; None without a connection. Those that are found leave `missed`."""
+        heard = _Round()
         subject, member, is_of_all, was_cut = question
         to, sought = asked_of(subject, member), Sought(list(missed), is_of_all, was_cut)
 
@@ -171,42 +206,33 @@ class Whereabouts:
                 return False
             heard.said.add(found.member)
             now_s = time.monotonic()
-            self._hear(subject, found.member, now_s)
+            self._note(subject, found.member, now_s)
             for reply in found.calls:
                 call = missed.pop(reply, None)
                 if call is not None:
                     call.is_at(found.member, now_s)
             return not missed
 
-        for call in calls:
-            call.is_asked = True
         token, future = self.answers.open(to, ANSWER_S, is_last, is_kept=False, in_all=True)
         try:
             if not await self._link.publish(to, encode(sought), self.answers.reply_subject(token), {}):
-                return
+                return None
             await future
         except NoResponders:
             heard.is_nobody_there = True
         except RequestTimeout:
             pass
-        except (BusError, RuntimeError):  # there is no right to ask, or the client is closed
-            for call in calls:
-                call.due_s = float("inf")
-            return
         finally:
             self.answers.abandon(token)
-            for call in calls:
-                call.is_asked = False
-        now_s = time.monotonic()
-        for call in missed.values():
-            if call.reply in self._calls:
-                self._judge(call, heard, now_s, is_of_one=bool(member))
+        return heard
 
     def _judge(self, call: Sent, heard: _Round, now_s: float, *, is_of_one: bool) -> None:
         """No member that was asked has a call: ask on, or end it as lost."""
         if is_of_one or not call.is_doubted:
             call.doubt(now_s)
         elif heard.is_untold or not (heard.said or heard.is_nobody_there):
+            if not heard.is_untold:
+                self._unheard.add(call.subject)
             call.doubt(now_s + ASK_AGAIN_S)
         else:
             call.doubt_s = call.doubt_s or now_s

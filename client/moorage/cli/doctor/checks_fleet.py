@@ -35,6 +35,10 @@ DEVICE_FIXES: Final = {
 }
 
 
+#: running jobs among which a service is looked for
+SERVICES_MAX: Final = 20
+
+
 async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
     from moorage.cli.framework.options import client_of
 
@@ -65,6 +69,8 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
                 yield _submits_not(client)
             else:
                 yield await _submitter(client)
+                async for check in _calls(client):
+                    yield check
                 yield await _queue(client, is_cluster)
             async for check in _of_operators(client, listed.ledger):
                 yield check
@@ -143,6 +149,28 @@ async def _submitter(client: AsyncClient) -> Check:
     except PermissionRefused:
         return _submits_not(client)
     return Check("submitter", "ok", f"this user may read and submit jobs of tenant {client.tenant}")
+
+
+async def _calls(client: AsyncClient) -> AsyncIterator[Check]:
+    """Check whether members of a running service can answer to this user's inbox; nothing where no service runs."""
+    from moorage.schemas.roles import inbox
+
+    for job in (await client.ls(states=["RUNNING"], limit=SERVICES_MAX)).jobs:
+        request = (await client._wire.show(job.job)).request
+        service = None if request is None else request.service
+        if service is None:
+            continue
+        there = await client.service(service.name)._calls.inbox()
+        is_heard = await there.is_heard(client._wire.subjects.call(client.tenant, service.name))
+        if is_heard:
+            yield Check("calls", "ok", f"members of services can answer to this user's inbox: {service.name} does")
+        elif is_heard is not None:
+            found = f"a member of {service.name} is there, and may not answer to this user's inbox {there.prefix}.>"
+            right = inbox("submitter", client.tenant)
+            fix = f"name the inbox of the user's key, as {right}: --inbox-prefix, MOORAGE_INBOX_PREFIX, inbox_prefix"
+            yield Check("calls", "fail", found, fix)
+        if is_heard is not None:
+            return
 
 
 def _submits_not(client: AsyncClient) -> Check:

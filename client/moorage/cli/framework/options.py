@@ -87,6 +87,13 @@ class Options(_Settled):
             value="NAME",
         ),
     ] = None
+    inbox_prefix: Annotated[
+        str | None,
+        Parameter(
+            help="The inbox that the user's permissions have. Default: $MOORAGE_INBOX_PREFIX, or the context's.",
+            value="SUBJECT",
+        ),
+    ] = None
     timeout: Annotated[
         str | None,
         Parameter(
@@ -307,6 +314,7 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
         connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
         name="moorage command",
         on_wait=on_wait,
+        inbox_prefix=options.inbox_prefix,
     )
     client._logs_warnings = False
     if sends and not options.timeout:

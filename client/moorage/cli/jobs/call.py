@@ -81,7 +81,7 @@ def call(
                     else:
                         printed.write(part.value)
         except TimedOut as error:
-            raise timed_out(error.why, next_step="wait longer with --within") from None
+            raise timed_out(error.why, next_step=error.problem.next or "wait longer with --within") from None
         except CallFailed as error:
             if not options.json:
                 raise
