@@ -33,8 +33,9 @@ LOOK_S: Final = 0.25
 ASK_AFTER_S: Final = 1.0
 #: its member is asked again, or where nothing tells whether it is there, all of them
 ASK_AGAIN_S: Final = 5.0
-#: how long their answers are waited for
+#: how long their answers are waited for; and how much later they are asked again, if none came
 ANSWER_S: Final = 0.5
+SILENCE_S: Final = 1.0
 #: a call that none has is lost once they have said so so often: it may have been on its way between two of them
 ROUNDS: Final = 3
 #: members that lost their connections with this client are given so long from when it is back
@@ -169,7 +170,7 @@ class Whereabouts:
 
     async def _ask(self, question: _Question, calls: list[Sent]) -> None:
         """Ask the members of a service, or one of them, for calls."""
-        missed = {call.reply: call for call in calls}
+        missed, over = {call.reply: call for call in calls}, self._link.reconnects
         for call in calls:
             call.is_asked = True
         try:
@@ -183,7 +184,8 @@ class Whereabouts:
                 call.is_asked = False
         now_s = time.monotonic()
         for call in missed.values():
-            if call.reply in self._calls and heard is not None:
+            # what was asked over another connection tells nothing: the question of this one is due already
+            if call.reply in self._calls and heard is not None and over == self._link.reconnects:
                 self._judge(call, heard, now_s, is_of_one=bool(question.member))
 
     async def is_heard(self, subject: str) -> bool | None:
@@ -230,10 +232,11 @@ class Whereabouts:
         """No member that was asked has a call: ask on, or end it as lost."""
         if is_of_one or not call.is_doubted:
             call.doubt(now_s)
-        elif heard.is_untold or not (heard.said or heard.is_nobody_there):
-            if not heard.is_untold:
-                self._unheard.add(call.subject)
+        elif heard.is_untold:
             call.doubt(now_s + ASK_AGAIN_S)
+        elif not (heard.said or heard.is_nobody_there):
+            self._unheard.add(call.subject)
+            call.doubt(now_s + SILENCE_S)
         else:
             call.doubt_s = call.doubt_s or now_s
             call.rounds += 1

@@ -214,7 +214,8 @@ class World:
         async def call(data: str) -> str:
             assert process.stdin is not None
             number = int(data.split()[0])
-            future = waiting[number] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            waiting[number] = future
             process.stdin.write(f"{data}\n".encode())
             return await future
 

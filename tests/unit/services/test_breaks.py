@@ -208,6 +208,26 @@ def test_a_call_that_no_member_has_ends_at_once_behind_a_break_or_is_tried_again
 
 
 @in_virtual_time
+async def test_a_question_that_was_on_its_way_as_the_connection_broke_puts_off_none_behind_the_break() -> None:
+    """The answer was lost in a server that stood still; nobody asked for it for five seconds more."""
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        scene = Fleet(fleet, moorage)
+        await fleet.serve("slow", scene.run)
+        await asyncio.sleep(1)
+        calling = asyncio.create_task(moorage.call("slow", "x", timeout="1m"))
+        await asyncio.sleep(ASK_AFTER_S - 0.1)
+        fleet._bus.network.isolate(scene.member.name)
+        await asyncio.sleep(0.9)  # the second question, to all, is on its way
+        scene.may_end.set()
+        await asyncio.sleep(0.05)
+        fleet._bus.network.heal()
+        scene.caller.lose()
+        scene.caller.restore()
+        async with asyncio.timeout(2):
+            assert await calling == "x"
+
+
+@in_virtual_time
 async def test_a_call_that_was_lost_at_its_member_ends_before_its_time_though_the_caller_saw_no_break() -> None:
     async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
         scene = Fleet(fleet, moorage)
