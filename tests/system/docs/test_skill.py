@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from moorage.bus.own_login import offer
 from moorage.cli.framework.exit_codes import EXIT_CODES
 from moorage.cli.verbs import VERBS
 from moorage.schemas.job import TERMINAL
@@ -21,7 +22,9 @@ AGENTS: Final = (DOCS.parent / "AGENTS.md").read_text()
 
 @pytest.mark.slow
 def test_its_tasks_are_done_as_they_are_typed(tmp_path: Path, fleet: Node) -> None:
-    run(page(DOCS / "SKILL.md"), tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url))
+    home = environment(tmp_path, MOORAGE_HOME=str(fleet.folder))
+    offer(fleet.folder, fleet.url, home)  # as `moorage up` of this home would have
+    run(page(DOCS / "SKILL.md"), tmp_path, home)
 
 
 def test_it_names_verbs_states_and_exit_codes_that_there_are() -> None:

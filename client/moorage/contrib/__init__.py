@@ -1,0 +1,1 @@
+"""Bridges from other frameworks; each needs that framework, and nothing else imports them."""
