@@ -490,6 +490,43 @@ def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more()
     assert set(whys) == {"preempted: borrowed GPUs go back to tenant own"}
 
 
+@pytest.mark.parametrize("theirs", [0, 4])
+@pytest.mark.parametrize("resource", ["cpu_milli", "memory_mib"])
+def test_jobs_without_gpus_end_for_the_processors_and_memory_of_a_job_within_its_guarantee(
+    resource: str, theirs: int
+) -> None:
+    """They had all of them, so 16 guaranteed GPUs were idle for ten hours: nobody had borrowed a GPU."""
+    drive = Driving.with_hosts(8, 8, config=Config(reclaim=True), **{resource: 48_000})
+    drive.order("share", tenant="own", gpus=16)
+    drive.order("share", tenant="t", gpus=theirs)
+    drive.submit("cores", replicas=12, resources={resource: 8_000})
+    drive.settle()
+    asked = {"gpu": {"count": 8}, "resources": {resource: 16_000}, "tenant": "own"}
+    drive.submit("train", **asked)
+    drive.pass_time(70_000)
+    for _ in range(3):
+        drive.settle()
+        drive.pass_time(2_000)
+    assert drive.states("train", "own") == ["RUNNING"]
+    assert drive.states("cores").count("RUNNING") == 10, "two are enough"
+    whys = {change.get("why") for event in drive.events for change in event["changes"] if change["state"] == "ENDING"}
+    assert whys == {"preempted: tenant own needs processors or memory for its guaranteed GPUs"}
+    drive.submit("more", **asked | {"tenant": "u"})
+    drive.pass_time(70_000)
+    assert drive.states("more", "u") == ["QUEUED"], "it would borrow"
+
+
+def test_jobs_with_gpus_of_a_tenant_within_its_guarantee_are_spared_where_processors_are_short() -> None:
+    drive = Driving.with_hosts(8, config=Config(reclaim=True, preempt_after=0.0), cpu_milli=8_000)
+    drive.order("share", tenant="own", gpus=4)
+    drive.order("share", tenant="t", gpus=4)
+    drive.submit("guaranteed", gpu={"count": 4}, resources={"cpu_milli": 8_000})
+    drive.settle()
+    drive.submit("train", tenant="own", gpu={"count": 4}, resources={"cpu_milli": 4_000})
+    drive.pass_time(10_000)
+    assert (drive.states("guaranteed"), drive.states("train", "own")) == (["RUNNING"], ["QUEUED"])
+
+
 @pytest.mark.parametrize("guaranteed", [0, 1, 2])
 def test_who_would_borrow_takes_no_guarantee_by_priority(guaranteed: int) -> None:
     """What it ended took its GPU back at once, and was ended again: for ever."""

@@ -122,6 +122,24 @@ def test_a_tenant_within_its_own_guarantee_passes_the_reservation_of_another() -
     assert owed({"a": 8, "b": 1}).states("borrows", "b") == ["RUNNING"]
 
 
+def test_a_guarantee_of_gpus_lets_no_job_without_gpus_pass_a_reservation() -> None:
+    drive = Driving.with_hosts(8, cpu_milli=8_000)
+    for tenant in "ab":
+        drive.order("share", tenant=tenant, gpus=8 * (tenant == "b"))
+    drive.submit("past", tenant="b", gpu={"count": 8})
+    drive.settle()
+    drive.pass_time(600_000, step=20_000)
+    end(drive, "past")
+    drive.submit("runs", tenant="z", gpu={"count": 1}, resources={"cpu_milli": 4_000}, run=limited(110))
+    drive.settle()
+    drive.submit("large", tenant="a", gpu={"count": 8}, resources={"cpu_milli": 8_000})
+    drive.pass_time(PATIENCE_MS + 3_000)
+    assert drive.state.jobs[drive.reservation.num].name == "large"
+    drive.submit("cores", tenant="b", resources={"cpu_milli": 4_000}, run=limited(3_600))
+    drive.pass_time(3_000)
+    assert drive.states("cores", "b") == ["QUEUED"]
+
+
 @pytest.mark.parametrize(("reclaim", "state"), [(False, "RUNNING"), (True, "QUEUED")])
 def test_what_may_end_the_reserved_job_passes_it_and_with_reclaim_nobody_may_end_a_guaranteed_one(
     reclaim: bool, state: str

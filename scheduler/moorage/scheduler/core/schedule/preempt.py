@@ -22,7 +22,7 @@ from moorage.scheduler.core.lifecycle.relocating import staying_for
 from moorage.scheduler.core.lifecycle.scaling import Scaling, Yields
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import Group, Key
-from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choice, Preemption, Right
+from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choice, Preemption, Right, Victim
 
 #: ledger ms between two searches
 SEEK_MS: Final = 1_000
@@ -342,20 +342,22 @@ class Preempting:
                 draft.add(Stays(right.job.num, victim.job.num, attempt.replica.index, by_ms))
                 self.policy.ending.add(attempt)
                 continue
-            why = self._why(right, victim.job, victim.priority)
+            why = self._why(right, victim)
             # ends its gang too, with the notice that the request asks for
             self.lifecycle.leave(draft, attempt, why, Count.NONE)
 
     @staticmethod
-    def _why(right: Right, victim: Job, priority: int) -> str:
+    def _why(right: Right, victim: Victim) -> str:
         """Return the reason shown to the victim's tenant; it does not name another tenant's job."""
-        mine = right.job.tenant == victim.tenant
+        mine, priority = right.job.tenant == victim.job.tenant, victim.priority
         if priority == ABOVE:
             whom = "an earlier or more urgent job" if mine else f"tenant {right.job.tenant}"
             return f"{whom} waits for what a member has, and comes first"
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
         if priority == LOWEST:
             return f"preempted by {whom}: it is preemptible"
+        if right.reclaims and not victim.gpus:
+            return f"preempted: tenant {right.job.tenant} needs processors or memory for its guaranteed GPUs"
         if right.reclaims:
             return f"preempted: borrowed GPUs go back to tenant {right.job.tenant}"
         return f"preempted by {whom}: priority {right.priority} over {priority}"

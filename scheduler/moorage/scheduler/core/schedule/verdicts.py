@@ -295,8 +295,10 @@ class Verdicts:
         borrows, held_borrows = turns.borrows(tenant, shape), turns.borrows(held.tenant, held.shape)
         if preempting.priority <= priority > self._order.standing_of(held.priority, held.num):
             return borrows <= held_borrows or not preempting.reclaim  # else it takes no tenant below its guarantee
-        if borrows != held_borrows:
-            return borrows < held_borrows
+        if borrows > held_borrows:
+            return False
+        if borrows < held_borrows and shape.gpus:
+            return True  # a guarantee is of GPUs: it lets no job pass that asks for none
         if held.priority == priority and held.shape is shape:
             return self._is_next(tenant, held)
         if held.is_wide and priority == held.priority:

@@ -40,7 +40,8 @@ _NONE: Final[Mapping[int, int]] = {}
 class Right(NamedTuple):
     """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
-    With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once.
+    With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once. A
+    guarantee is of GPUs: a job without any is spared by none, and ends for the processors and memory that it has.
     `yields` are services behind it in the queue, with the number of their members above `min`. `only` is the job that
     it replaces: members of that job alone end.
     """
@@ -247,6 +248,8 @@ class _Search:
         self.chosen: dict[tuple[int, int], Victim] = {}
         self.chosen_on: dict[int, dict[tuple[int, int], Victim]] = {}  # the same by worker number
         self.taken = dict(ending)  # by tenant, GPUs that are ending
+        #: whether it may lack processors or memory, so that the end of jobs without GPUs may help it
+        self._lacks_more = bool(shape.cpu_milli or shape.memory_mib)
         self.rooms = {  # replicas that would fit, by worker number
             num: self._room(host, ()) if host.open or not shape.count else 0 for num, host in self.hosts.items()
         }
@@ -316,8 +319,12 @@ class _Search:
         free = fit = may = 0
         rooms = -1
         for priority, tenant, mask, began in rows:
-            if not self._allows(tenant, priority, began) or (self._spares(tenant) and self._borrowed(tenant) <= 0):
+            if not self._allows(tenant, priority, began):
                 continue
+            if self._spares(tenant) and self._borrowed(tenant) <= 0:
+                if not self._lacks_more:
+                    continue
+                mask = 0  # it may have jobs without GPUs
             if not shape.count:
                 return priority
             if rooms < 0:
@@ -447,8 +454,8 @@ class _Search:
             if len(of_job) >= most:
                 return False
         name = victim.job.tenant
-        if not self._spares(name) or not (self.right.reclaims or victim.gpus):
-            return True
+        if not self._spares(name) or not victim.gpus:
+            return True  # no guarantee covers processors and memory
         return self._beyond_guarantee(name) - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
     def _take(self, victim: Victim) -> None:
