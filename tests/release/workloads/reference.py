@@ -355,7 +355,7 @@ def left_too_soon(state: State, who: Waiting) -> set[int]:
     ends = [now + int(limit_s * 1000)] if limit_s is not None else []
     if who.request.deadline_s is not None:
         ends.append(who.job.accepted_ms + int(who.request.deadline_s * 1000))
-    end = min(ends) if ends else now + SETTLE_MS
+    end = min(ends, default=now + SETTLE_MS) + int(min(3_600, who.request.workload.grace_s) * 1000)
     return {num for num, w in state.windows.items() if w.window is not None and now <= w.window.leave_ms < end}
 
 

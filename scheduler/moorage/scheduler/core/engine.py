@@ -234,11 +234,12 @@ class Engine:
         raise raised
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
-        """Return the workers with a planned drain that would end this job before its own time limit."""
+        """Return the workers that are empty by a planned drain before this job's own time limit and grace are over."""
         job = self.state.jobs[num]
         request = self.reader.request_of(job)
         deadline_ms = None if request.deadline_s is None else job.accepted_ms + int(request.deadline_s * 1000)
-        return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
+        run = request.workload
+        return self.windows.left_too_soon(run.timeout_s, deadline_ms, run.grace_s, now_ms)
 
     # ------------------------------------------------------------------------------------------- offer
 

@@ -63,6 +63,30 @@ def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> Non
     assert (row(drive, "w0").state, drive.state.windows) == ("up", {})
 
 
+def test_a_host_is_empty_by_the_deadline_of_a_drain_whatever_grace_its_jobs_have() -> None:
+    """SIGTERM came at the deadline, so that the host was empty only after the longest grace."""
+    drive = Driving.with_hosts(2)
+    for name, grace_s in (("quick", 1), ("slow", 60)):
+        drive.submit(name, gpu={}, run={"driver": "noop", "grace_s": grace_s})
+    drive.settle()
+    drive.workers["w0"].auto = False
+    drive.operate("drain", "w0", within_s=120)
+    assert pass_time(drive, 55_000) == []
+    assert [end.job for end in pass_time(drive, 10_000)] == ["slow"]
+    assert {end.job for end in pass_time(drive, 50_000)} == {"slow"}
+    assert "quick" in {end.job for end in pass_time(drive, 6_000)}
+
+
+def test_a_job_is_placed_before_a_window_only_if_its_grace_is_over_by_then_too() -> None:
+    drive = Driving.with_hosts(4)
+    drive.operate("drain", "w0", from_s=3_600, for_s=3_600)
+    graces = {"short": (3_500, 50), "long": (3_500, 200), "endless": (None, 10), "saves": (None, 3_100)}
+    for name, (timeout_s, grace_s) in graces.items():
+        drive.submit(name, gpu={}, run={"driver": "noop", "timeout_s": timeout_s, "grace_s": grace_s})
+    drive.settle()
+    assert [drive.job(name).state for name in graces] == ["RUNNING", "QUEUED", "RUNNING", "QUEUED"]
+
+
 def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left() -> None:
     drive = Driving.with_hosts(2)
     drive.submit("saves", gpu={}, run=SAVES)
@@ -81,7 +105,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     assert drive.explained("plain")["leaves"][0]["worker"] == "w0"
 
     drive.workers["w0"].auto = False
-    assert pass_time(drive, 85_000) == [], "until it is time"
+    assert pass_time(drive, 75_000) == [], "until it is time: 30 s, and 10 s of grace, before"
     [told] = pass_time(drive, 10_000)
     assert told.job == "saves"
     assert told.notice_s == pytest.approx(30, abs=2)

@@ -192,7 +192,7 @@ def test_a_drain_without_a_deadline_ends_no_member_that_has_no_other_place() -> 
 def test_a_deadline_goes_before_a_replacement_that_finds_no_place(members: int) -> None:
     site = Site(members)
     site.operate("drain", "w0", within_s=40)
-    site.watch(30)
+    site.watch(25)
     assert site.fewest == members, "until then they serve"
     site.watch(WATCHED_S)
     assert site.held_on("w0") == 0
@@ -202,7 +202,7 @@ def test_where_one_place_is_free_one_of_two_moves_before_the_deadline() -> None:
     site = Site(2)
     site.join_host("w1", 1)
     site.operate("drain", "w0", within_s=40)
-    site.watch(30)
+    site.watch(25)
     assert (site.fewest, site.held_on("w1")) == (2, 1)
     site.watch(WATCHED_S)
     assert (site.fewest, site.held_on("w0")) == (1, 0)
@@ -214,7 +214,7 @@ def test_a_replacement_counts_towards_its_tenants_limit(limit: dict[str, int]) -
     site.join_host("w1", 2)
     site.order("limit", **limit)
     site.operate("drain", "w0", within_s=40)
-    site.watch(30)
+    site.watch(25)
     assert (site.fewest, site.held_on("w0"), site.held_on("w1")) == (2, 2, 0)
     site.watch(WATCHED_S)
     assert (site.held_on("w0"), site.held_on("w1")) == (0, 2)

@@ -3,9 +3,10 @@
 A window is in the ledger, in ledger time: it survives takeovers of the scheduler and reboots of the worker. It is
 checked once a second, so that a moment that passed during a takeover is caught up.
 
-Jobs on the worker at the deadline are asked to end within their grace, and wait for a new attempt that does not count
-as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` ahead. Before the window begins, a job is
-placed there only if its time limit (`timeout_s`, or its own deadline) is over by the deadline. A job without a limit is
+By the deadline the worker is empty: each job on it is asked to end its grace earlier, and waits for a new attempt that
+does not count as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` before that. Before the window
+begins, a job is placed there only if its time limit (`timeout_s`, or its own deadline), with its grace, is over by the
+deadline. A job without a limit is
 placed until `SETTLE_MS` before the deadline, and asked to leave like the others. Once the window has begun, nothing is
 placed there.
 """
@@ -19,7 +20,7 @@ from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, Count
-from moorage.scheduler.core.ledger.state import Attempt, State, Window, Worker
+from moorage.scheduler.core.ledger.state import State, Window, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas import actors
@@ -28,6 +29,8 @@ from moorage.schemas.reasons import STARTS_FAIL
 
 #: a job without a time limit is not placed on a worker that it would have to leave sooner than this
 SETTLE_MS: Final = 10 * 60 * 1000
+#: a longer grace counts as this one, in seconds: for a drain, who has it is asked so early to end
+GRACE_S_MAX: Final = 3_600
 
 
 class Windows:
@@ -91,33 +94,35 @@ class Windows:
 
     def _ask_to_leave(self, draft: Draft, worker: Worker, window: Window) -> None:
         left_s = max(0.0, (window.leave_ms - draft.time_ms) / 1000)
-        if left_s > NOTICE_S_MAX:
+        if left_s > NOTICE_S_MAX + GRACE_S_MAX:
             return
         why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
         for attempt in list(worker.attempts.values()):
-            if not self.lifecycle.is_on_worker(attempt) or left_s > self._notice_s(attempt):
+            run = self.lifecycle.request_of(attempt.replica.job).workload
+            asked_s = max(0.0, left_s - min(run.grace_s, GRACE_S_MAX))  # until it is asked to end
+            notice_s = run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
+            if not self.lifecycle.is_on_worker(attempt) or asked_s > notice_s:
                 continue
             if not draft.has_room(steps_to_end((attempt,))):
                 return  # the rest follow a second later
-            self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(left_s))
-
-    def _notice_s(self, attempt: Attempt) -> float:
-        run = self.lifecycle.request_of(attempt.replica.job).workload
-        return run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
+            self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(asked_s))
 
     # -------------------------------------------------------------------------------------------------- placement
 
-    def left_too_soon(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
+    def left_too_soon(
+        self, timeout_s: float | None, deadline_ms: int | None, grace_s: float, now: int
+    ) -> frozenset[int]:
         """Return the numbers of workers to be left before a job with these limits, started now, would have ended.
 
-        `deadline_ms` and `now` are in ledger ms. A job without limits is taken to run for `SETTLE_MS`.
+        `deadline_ms` and `now` are in ledger ms. A job without limits is taken to run for `SETTLE_MS`. The grace
+        comes after that.
         """
         if not self.state.windows:
             return frozenset()
         ends = [now + int(timeout_s * 1000)] if timeout_s is not None else []
         if deadline_ms is not None:
             ends.append(deadline_ms)
-        ends_ms = min(ends) if ends else now + SETTLE_MS
+        ends_ms = min(ends, default=now + SETTLE_MS) + int(min(grace_s, GRACE_S_MAX) * 1000)
         return frozenset(
             num
             for num, worker in self.state.windows.items()
