@@ -6,8 +6,9 @@ EASY counts GPUs, not hosts. Ours is the production core (`moorage simulate`), t
 
 One trace says little: a job that comes a minute later may save or cost a day. So each cluster is run on its trace and
 on copies of it, in which arrivals are shifted and durations changed a little at random, and its figure is the geometric
-mean. Takes an hour or more; prints a table, and with `--out` writes it. With `--keep FOLDER` what each run came to is
-kept there, and the same command goes on where it was cut off, as long as the code is the same.
+mean. `python -m bench.tenants` plays traces of several tenants. Takes an hour or more; prints a table, and with `--out`
+writes it. With `--keep FOLDER` what each run came to is kept there, and the same command goes on where it was cut off,
+as long as the code is the same.
 """
 
 from __future__ import annotations
@@ -164,7 +165,11 @@ def run(tasks: list[Task], gpus: int, start: Start) -> Waits:
 
 def jobs_of(cluster: str, copy: int) -> list[TraceJob]:
     """Return the jobs of a virtual cluster, as traced (0) or in a copy."""
-    jobs = list(read_philly(TRACE, cluster))
+    return shifted(list(read_philly(TRACE, cluster)), copy)
+
+
+def shifted(jobs: list[TraceJob], copy: int) -> list[TraceJob]:
+    """Return the jobs as they are (0), or a copy of this number."""
     if not copy:
         return jobs
     chance = random.Random(copy)

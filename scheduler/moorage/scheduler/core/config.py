@@ -153,8 +153,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     ageing: Annotated[
         float,
-        setting("Points by which a waiting job's priority grows each hour; 0: none.",
-                ge=0, le=100_000),
+        setting("Points by which a waiting job's priority grows each hour; 0: none. No effect while all jobs that wait "
+                "have one priority.", ge=0, le=100_000),
     ] = 0.0  # fmt: skip
     ageing_to: Annotated[int, setting("The priority up to which age lifts a waiting job.", ge=0, le=100)] = 100
     preempt_priority: Annotated[
