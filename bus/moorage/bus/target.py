@@ -38,6 +38,7 @@ class Up(msgspec.Struct, frozen=True):
     simulate: str = ""
     children: dict[str, int] = {}
     context: str = ""
+    door: str = ""  # where OpenAI's clients find its services, on this machine; "" without a door
 
 
 def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:

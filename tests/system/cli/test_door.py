@@ -197,6 +197,13 @@ async def test_a_key_opens_what_it_names_until_it_is_taken_back(node: Node, uniq
         assert await told(one) == 401
 
 
+async def test_moorage_up_has_a_door_that_starts_with_its_first_caller(node: Node) -> None:
+    url = node.up.door
+    assert url.startswith("http://127.0.0.1:")
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/models") as answer:
+        assert (await answer.json())["object"] == "list"
+
+
 async def test_a_door_that_others_reach_takes_keys(node: Node) -> None:
     ran = await moorage("door", "--listen", "0.0.0.0:0", env=node.env())
     assert ran.code != 0

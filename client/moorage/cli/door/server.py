@@ -120,7 +120,8 @@ class Door:
                 answered = await self._forward(request, models, call, key, exposed)
             self._counts[service, key_name, answered.status] += 1
             return answered
-        except DoorProblem as problem:
+        except Exception as error:
+            problem = error if isinstance(error, DoorProblem) else _unexpected(request, error)
             self._counts[service, key_name, problem.status] += 1
             return web.Response(body=problem.body, status=problem.status, headers={**exposed, **problem.headers})
 
@@ -297,6 +298,14 @@ class Door:
             lines.append(f'moorage_door_requests_total{{service="{service}",key="{key}",status="{status}"}} {count}')
         lines += ["# TYPE moorage_door_requests gauge", f"moorage_door_requests {self._requests}"]
         return "\n".join(lines) + "\n"
+
+
+def _unexpected(request: web.Request, error: Exception) -> DoorProblem:
+    """Return what a caller is told of an error that nobody thought of. Raises it where the caller is gone."""
+    if request.transport is None or request.transport.is_closing() or isinstance(error, ConnectionError):
+        raise error
+    log.error("%s %s: %s", request.method, request.path[:200], error, exc_info=error)
+    return DoorProblem(500, "internal", "the door failed on this request")
 
 
 class _Call(NamedTuple):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err
 from moorage.cli.framework.interrupts import ENDING
-from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
+from moorage.cli.framework.listening import FD_VARIABLE, address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
@@ -104,9 +105,10 @@ def door(
         made = _Made(keyring, others, origins, limits, tls)
         begin_log("INFO", log_format)
         logging.getLogger("aiohttp").setLevel("WARNING")
+        logging.getLogger("aiohttp.server").setLevel("CRITICAL")  # it logs a traceback of each request that is none
 
         async def work(client: AsyncClient) -> None:
-            with _listening(host, port) as listener:
+            with _listening(host, port, os.environ.get(FD_VARIABLE, "")) as listener:
                 own = address(*listener.getsockname()[:2])
                 shown = own.replace("http:", "https:", 1) if tls is not None else own
                 await _serve(client, options, made, listener, shown)
@@ -190,7 +192,12 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, opened: str = "") -> Iterator[socket.socket]:
+    """Listen there, or with what `opened` has opened already, on this machine alone."""
+    if opened.isdecimal():
+        with socket.socket(fileno=int(opened)) as listener:
+            yield listener
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,6 +9,8 @@ from moorage.schemas.errors import MoorageError, problem
 
 #: where it listens without an address
 HERE: Final = "127.0.0.1"
+#: the variable that names a socket which listens already, as the number of an open file
+FD_VARIABLE: Final = "MOORAGE_LISTEN_FD"
 
 
 def host_and_port(listen: str) -> tuple[str, int]:

@@ -55,6 +55,7 @@ class Child:
         say: Say,
         *,
         again_s: float = AGAIN_S_MIN,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.pid = 0
@@ -64,6 +65,7 @@ class Child:
         self._env = {**os.environ, **env}
         self._say = say
         self._again_s = again_s
+        self._pass_fds = pass_fds
         self._process: asyncio.subprocess.Process | None = None
         self._recent: deque[float] = deque()
         self._stopping = False
@@ -97,6 +99,7 @@ class Child:
                 stderr=log,
                 env=self._env,
                 start_new_session=True,
+                pass_fds=self._pass_fds,
                 preexec_fn=die_with_parent(),
             )
         self.pid = self._process.pid

@@ -29,6 +29,7 @@ from moorage.system.private_files import replace_private
 if TYPE_CHECKING:
     from moorage.bus.embedded import EmbeddedServer
     from moorage.cli.local.children import Child
+    from moorage.cli.local.local_door import LocalDoor
     from moorage.client.answers import FleetInfo
     from moorage.client.client import AsyncClient
 
@@ -70,6 +71,7 @@ class Node:
         self._server: EmbeddedServer | None = None
         self._scheduler: Child | None = None
         self._worker: Child | None = None
+        self._door: LocalDoor | None = None
         self._ready = False
         self._ending = False
         self._server_ended_by_us = False
@@ -94,6 +96,9 @@ class Node:
             assert self._worker is not None
             for child in (self._scheduler, self._worker):
                 keeping.add(loop.create_task(child.keep(self._write_up)))
+            assert self._door is not None
+            assert self._server is not None
+            keeping.add(loop.create_task(self._door.keep(self._server.address)))
             keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._print_ready())}
             keeping.add(loop.create_task(watch_disk(self._folder, say, self._start_server_again)))
             while not stop.done():
@@ -158,6 +163,7 @@ class Node:
 
     def _make_children(self) -> None:
         from moorage.cli.local.children import Child
+        from moorage.cli.local.local_door import LocalDoor
         from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
 
         assert self._server is not None
@@ -176,6 +182,7 @@ class Node:
         if self._simulate:
             argv += ["--simulate", self._simulate]
         self._worker = Child("worker", argv, folder / "worker.log", self._env, say)
+        self._door = LocalDoor(folder, self._env, say)
 
     @property
     def _worker_state(self) -> Path:
@@ -229,7 +236,8 @@ class Node:
         pids["nats-server"] = self._server.pid
         self._context = self._context or ("" if self._is_open else offer(self._folder, self._server.address))
         own = os.getpid(), started_ticks(os.getpid())
-        found = Up(self._server.address, *own, self._simulate, pids, self._context)
+        door = "" if self._door is None else self._door.url
+        found = Up(self._server.address, *own, self._simulate, pids, self._context, door)
         replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
         remember(self._folder)
         if self._ready and self._options.json:
@@ -283,6 +291,7 @@ class Node:
             f"  scheduler  epoch {fleet.epoch}  pid {self._scheduler.pid}",
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
+            *([f"  door       {self._door.url}"] if self._door is not None and self._door.url else []),
             f"  data       {self._folder}",
             f"  access     {self._access}",
             "",
@@ -346,6 +355,8 @@ class Node:
     async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
         """End the worker, its jobs, the scheduler and the server, in this order: each after those that need it."""
         self._ending = True
+        if self._door is not None:
+            await self._door.stop()
         say("ending the worker, its jobs, the scheduler and the server …")
         if self._worker is not None:
             await self._worker.stop()
