@@ -117,12 +117,14 @@ async def running(
     small: int | None = None,
     room: str = "",
     pending: int = 0,
+    leaves: int = 0,
     **of: Any,
 ) -> AsyncIterator[RunningSite]:
     """The servers of a site with these settings, and nothing left of them at the end.
 
     With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room; with
-    `room`, each lets its streams reserve so much. With `pending`, each cuts a client for which so many bytes wait.
+    `room`, each lets its streams reserve so much. With `pending`, each cuts a client for which so many bytes wait. With
+    `leaves`, leaf nodes connect to that port of the first one.
     """
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
                    "servers": free_servers(servers, host), **of})  # fmt: skip
@@ -143,6 +145,9 @@ async def running(
             if pending:
                 file = folder / server_name(site, at)
                 file.write_text(re.sub(r"max_pending: \d+", f"max_pending: {pending}", file.read_text()))
+            if leaves and not at:
+                with (folder / server_name(site, at)).open("a") as file:
+                    file.write(f'leafnodes {{ listen: "{HOST}:{leaves}" }}\n')
             log = folder / f"server-{at}.log"
             made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:

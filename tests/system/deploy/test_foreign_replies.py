@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import pytest
 
-from moorage.bus.connection import Connection
+from moorage.bus.connection import Connection, connect
+from moorage.bus.contexts import Context
+from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BusError, PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store, schedules_store
@@ -23,8 +27,10 @@ from moorage.bus.results import ResultStore, results_bucket
 from moorage.bus.transport import Delivery
 from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result
-from moorage.schemas.roles import inbox
+from moorage.schemas.roles import Role, inbox
 from moorage.schemas.subjects import Subjects
+from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 
@@ -42,6 +48,8 @@ TENANTS: Final = ("acme", "beta")
 SUBJECTS: Final = Subjects()
 #: what each question says: harmless, and enough for an answer
 FIRST: Final = b'{"seq":1}'
+#: subjects that are no asker's inbox
+REPLIES: Final = ("elsewhere.1", "moorage.admin.ana.nonsense", f"{inbox('worker', 'other')}.x.1")
 
 
 def streams() -> list[str]:
@@ -112,8 +120,7 @@ async def passing_site(**settings: Any) -> AsyncIterator[tuple[RunningSite, Conn
 async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(layout: str) -> None:
     async with passing_site(**LAYOUTS[layout]) as (site, users), contextlib.AsyncExitStack() as opened:
         heard: list[Delivery] = []
-        replies = ["elsewhere.1", "moorage.admin.ana.nonsense", f"{inbox('worker', 'other')}.x.1"]
-        for reply in replies:
+        for reply in REPLIES:
             await users.subscribe(reply, heard.append)
         end = await users.subscribe("end.*", heard.append)
         await settled(users)
@@ -124,8 +131,8 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
             user = await opened.enter_async_context(await site.connect(identity.key, on_error=lambda _: None))
             of_worker = passed_on(identity.name) if identity.role == "worker" else []
             for subject in (*questions(), *of_worker):
-                await user.send([(subject, FIRST, reply) for reply in replies])
-                asked += len(replies)
+                await user.send([(subject, FIRST, reply) for reply in REPLIES])
+                asked += len(REPLIES)
             await settled(user)
         # behind all that was passed on or answered
         scheduler = await opened.enter_async_context(await site.connect("scheduler.main"))
@@ -137,6 +144,54 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         assert end.subject == "end.*"
         assert [(each.subject, each.data[:80]) for each in heard if not each.subject.startswith("end.")] == []
         assert asked > 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["worker.w1", "submitter.acme"])
+async def test_nor_does_one_through_a_leaf_node(key: str, tmp_path: Path) -> None:
+    """Whose server connects with that key, while its clients have none."""
+    [port, leaf_port] = free_ports(2)
+    async with passing_site(leaves=port) as (site, users), contextlib.AsyncExitStack() as opened:
+        seed = (site.folder / "keys" / f"{key}.nk").read_text().strip()
+        (tmp_path / "leaf.conf").write_text(
+            f'server_name: "leaf"\nlisten: "127.0.0.1:{leaf_port}"\n'
+            f'leafnodes {{ remotes: [ {{ url: "nats-leaf://127.0.0.1:{port}", nkey: $LEAF_KEY }} ] }}\n'
+        )
+        with (tmp_path / "leaf.log").open("wb") as log:
+            configured = (find_binary(), "-c", str(tmp_path / "leaf.conf"))
+            server = ends_with_the_test(
+                await asyncio.create_subprocess_exec(
+                    *configured, stdout=log, stderr=log, env={**os.environ, "LEAF_KEY": seed}
+                )
+            )
+        try:
+            up = "Leafnode connection created"
+            await until(lambda: up in (tmp_path / "leaf.log").read_text(), what="the leaf node")
+            heard: list[Delivery] = []
+            for reply in REPLIES:
+                await users.subscribe(reply, heard.append)
+            end = await users.subscribe("moorage.log.acme.job-1.0", heard.append)
+            await settled(users)
+            role, _, name = key.partition(".")
+            prefix = inbox(cast(Role, role), name)
+            client = await opened.enter_async_context(
+                await connect(Context(url=f"nats://127.0.0.1:{leaf_port}", source="test"), "leaf", inbox_prefix=prefix)
+            )
+            of_worker = passed_on(name) if role == "worker" else []
+            for subject in (*questions(), *of_worker):
+                await client.send([(subject, FIRST, reply) for reply in REPLIES])
+            await settled(client)
+            if role == "worker":  # behind them all, and so does its own question arrive
+                await client.send([("moorage.log.acme.job-1.0", b"end", "")])
+                await until(lambda: any(each.data == b"end" for each in heard))
+                mine = files_store(JetStream(through_schedulers(client, "moorage")), SUBJECTS, "acme")
+                assert await mine.find("nothing") is None
+            await settled(users)
+            assert end.refused is None
+            assert [(each.subject, each.data[:80]) for each in heard if each.data != b"end"] == []
+        finally:
+            server.terminate()
+            await server.wait()
 
 
 @pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.slow)])

@@ -22,8 +22,6 @@ from moorage.schemas.subjects import Subjects
 GROUP: Final = "moorage-buckets"
 #: what waits here to be written to the server: behind it, messages are dropped, and their workers hear nothing
 WAITING_BYTES_MAX: Final = 256 << 20
-#: of a subject in a line of the log
-SUBJECT_CHARS_MAX: Final = 200
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -61,13 +59,13 @@ class Passing:
                 await subscription.unsubscribe()
 
     def _take(self, delivery: Delivery) -> None:
-        asked, passed = delivery.subject[:SUBJECT_CHARS_MAX], self._passed_on.of(delivery.subject)
+        passed = self._passed_on.of(delivery.subject)
         if passed is None:
-            self._say(f"{asked} is no subject that is passed on")
+            self._say("a message that no worker of this release sends is not passed on")
         elif not delivery.reply.startswith(f"{inbox('worker', passed.worker)}."):
-            self._say(f"{asked} is not passed on: the reply subject is no inbox of that worker")
+            self._say(f"a question of worker {passed.worker} is not passed on: the reply subject is no inbox of it")
         elif not may_pass(delivery.headers):
-            self._say(f"{asked} is not passed on: it has other headers than workers send")
+            self._say(f"a message of worker {passed.worker} is not passed on: it has other headers than workers send")
         elif self._waiting_bytes > WAITING_BYTES_MAX:
             self._say("workers store more at once than nats-server takes: some messages were dropped")
         else:
