@@ -146,8 +146,8 @@ async def running(
                 file = folder / server_name(site, at)
                 file.write_text(re.sub(r"max_pending: \d+", f"max_pending: {pending}", file.read_text()))
             if leaves and not at:
-                with (folder / server_name(site, at)).open("a") as file:
-                    file.write(f'leafnodes {{ listen: "{HOST}:{leaves}" }}\n')
+                with (folder / server_name(site, at)).open("a") as configuration:
+                    configuration.write(f'leafnodes {{ listen: "{HOST}:{leaves}" }}\n')
             log = folder / f"server-{at}.log"
             made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:

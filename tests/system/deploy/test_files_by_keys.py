@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +76,31 @@ async def test_files_checkpoints_and_kept_files_pass_through_a_scheduler(site: s
         logged = made.words().lower()
         assert "may not" not in logged, made.words()
         assert "past the schedulers" not in logged, made.words()
+
+
+def passing_process(scheduler: int) -> int | None:
+    """The process beside a scheduler that passes on what workers ask of buckets."""
+    for children in Path(f"/proc/{scheduler}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(OSError):
+                if b"moorage.scheduler.buckets.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return int(pid)
+    return None
+
+
+@pytest.mark.slow
+async def test_the_process_that_passes_on_is_started_again_and_ends_with_its_scheduler(tmp_path: Path) -> None:
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await has_buckets(made)
+        [scheduler] = [each.pid for each in made.processes if each.log.name == "scheduler.log"]
+        first = await until(lambda: passing_process(scheduler), what="it passes on")
+        os.kill(first, signal.SIGKILL)
+        await brings_and_keeps(acme, tmp_path, "meanwhile")
+        second = passing_process(scheduler)
+        assert second not in (None, first)
+        await made.restart("scheduler")
+        await until(lambda: not Path(f"/proc/{second}").exists(), what="it has ended with its scheduler")
+        await brings_and_keeps(acme, tmp_path, "later")
 
 
 @pytest.mark.slow

@@ -118,7 +118,8 @@ async def passing_site(**settings: Any) -> AsyncIterator[tuple[RunningSite, Conn
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(layout: str) -> None:
-    async with passing_site(**LAYOUTS[layout]) as (site, users), contextlib.AsyncExitStack() as opened:
+    settings = {"callers": ("acme.door",), **LAYOUTS[layout]}
+    async with passing_site(**settings) as (site, users), contextlib.AsyncExitStack() as opened:
         heard: list[Delivery] = []
         for reply in REPLIES:
             await users.subscribe(reply, heard.append)
