@@ -35,6 +35,7 @@ WORKERS: Final = tuple(f"w{number:02}" for number in range(1, 21))
 PAUSE_S: Final = 0.1
 #: one try of a question, as the SDK has it
 TRY_S: Final = 3.0
+NICE_MOST: Final = 19
 
 
 class Figures(NamedTuple):
@@ -123,8 +124,9 @@ async def _answer(connection: Connection, subject: str, body: Any) -> dict[str, 
     return dict(msgspec.json.decode(answer.data))
 
 
-async def flooded(seconds: float, floods: dict[str, str] | None = None) -> Figures:
-    """Flood for so long, and return what the others saw of it."""
+async def flooded(seconds: float, floods: dict[str, str] | None = None, *, aside: bool = False) -> Figures:
+    """Flood for so long, and return what the others saw of it. With `aside` the programs that flood have what the
+    others leave of the processors, nearly as if they were on machines of their own."""
     tenants = (*FLOODING, *QUIET)
     async with contextlib.AsyncExitStack() as ends:
         site = await ends.enter_async_context(running(tenants=tenants, workers=WORKERS))
@@ -165,7 +167,9 @@ async def flooded(seconds: float, floods: dict[str, str] | None = None) -> Figur
         async with contextlib.AsyncExitStack() as flood:
             for tenant, kind in (FLOODING if floods is None else floods).items():
                 words = ("-m", "tests.release.floods.flooder", f"submitter.{tenant}", tenant, kind)
-                await flood.enter_async_context(world.process(f"flood-{tenant}", *words))
+                program = await flood.enter_async_context(world.process(f"flood-{tenant}", *words))
+                if aside:
+                    os.setpriority(os.PRIO_PROCESS, program.pid, NICE_MOST)
             *in_vain, _, renewals_s = await asyncio.gather(
                 *asking, _asks(ana, fleet, operators_s, ended_s), _watch_renewals(workers, ended_s)
             )
@@ -193,8 +197,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--quiet", action="store_true", help="without any flood, to compare")
+    parser.add_argument("--aside", action="store_true", help="the programs that flood have the lowest priority")
     given = parser.parse_args()
-    print(asyncio.run(flooded(given.seconds, {} if given.quiet else None)).words())
+    print(asyncio.run(flooded(given.seconds, {} if given.quiet else None, aside=given.aside)).words())
 
 
 if __name__ == "__main__":

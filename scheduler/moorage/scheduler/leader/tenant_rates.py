@@ -1,7 +1,8 @@
 """What each tenant sends: a bucket of requests and one of bytes, and which tenants flood.
 
-A message beyond its tenant's bucket is refused before it is decoded. A tenant floods if it goes on all the same; or if
-the leader falls behind, and most of what it reads is of that tenant.
+A message beyond its tenant's bucket is refused before it is decoded. A tenant floods if so much of it is refused for a
+second that programs cannot be waiting as they were told; or if the leader falls behind, and most of what it reads is of
+that tenant.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from moorage.schemas.memo import Memo
 REQUEST_BYTES: Final = 1024
 #: a tenant may send so many seconds' worth at once
 BURST_S: Final = 2.0
-#: a tenant that goes on for so many seconds' worth beyond what is refused floods
-FLOOD_S: Final = 0.5
-#: of a leader that is behind: a tenant floods with this part of what was read of all tenants, and no less than so many
-#: requests or KiB in a second; unless no other tenant was heard for a while
-FLOOD_PART: Final = 1 / 3
+#: the longest time for which a tenant is told to wait
+WAIT_S_MAX: Final = 5.0
+#: a flood has no less than so many requests or KiB in a second. Of those that are refused, so many looks in a row
 FLOOD_MIN: Final = 1000
+FLOOD_LOOKS: Final = 10
+#: of a leader that is behind: a tenant floods with this part of what was read of all tenants; unless no other tenant
+#: was heard for a while
+FLOOD_PART: Final = 1 / 3
 ALONE_S: Final = 60.0
 #: messages in a second, or KiB, that the server delivers of a flooding tenant
 RATION: Final = 500
@@ -33,9 +36,9 @@ FIGURES_MAX: Final = 20
 
 
 class _Bucket:
-    """What one tenant may still send; below 0, for how much it has to wait."""
+    """What one tenant may still send, and what it has sent."""
 
-    __slots__ = ("at_s", "largest", "refused", "room", "room_bytes", "spent")
+    __slots__ = ("at_s", "largest", "looks", "refused", "room", "room_bytes", "spent", "spent_refused", "told_s")
 
     def __init__(self, room: float, room_bytes: float, at_s: float) -> None:
         self.room = room
@@ -44,6 +47,9 @@ class _Bucket:
         self.largest = 1  # bytes of its largest message
         self.refused = 0  # messages
         self.spent = 0.0  # requests or KiB since the last look
+        self.spent_refused = 0.0  # of those that were refused
+        self.looks = 0  # in a row with a flood of these
+        self.told_s = 0.0  # until when others of its messages are told to wait
 
 
 class TenantRates:
@@ -54,7 +60,6 @@ class TenantRates:
         self.rate_bytes = requests_per_s * REQUEST_BYTES
         self.rationed = frozenset[str]()
         self.some = asyncio.Event()  # set by a message after a look
-        self.flooding: dict[str, None] = {}  # tenants that flood and are not rationed
         self._by_tenant: Memo[str, _Bucket] = Memo(TENANTS_MAX)
         self._looked_s = 0.0
 
@@ -67,42 +72,47 @@ class TenantRates:
             self._by_tenant.put(tenant, bucket)
         gone_s = max(0.0, now_s - bucket.at_s)
         bucket.at_s += gone_s
-        bucket.room = min(self.rate * BURST_S, bucket.room + gone_s * self.rate) - 1
-        bucket.room_bytes = min(self.rate_bytes * BURST_S, bucket.room_bytes + gone_s * self.rate_bytes) - size
-        bucket.spent += 1 + size / REQUEST_BYTES
+        bucket.room = min(self.rate * BURST_S, bucket.room + gone_s * self.rate)
+        bucket.room_bytes = min(self.rate_bytes * BURST_S, bucket.room_bytes + gone_s * self.rate_bytes)
+        cost = 1 + size / REQUEST_BYTES
+        bucket.spent += cost
         self.some.set()
         if size > bucket.largest:
             bucket.largest = size
-        if bucket.room >= 0 and bucket.room_bytes >= 0:
+        if bucket.room >= 1 and bucket.room_bytes > 0:
+            bucket.room -= 1
+            bucket.room_bytes -= size  # below 0 by one large message at most
             return 0.0
         bucket.refused += 1
-        wait_s = max(-bucket.room / self.rate, -bucket.room_bytes / self.rate_bytes)
-        if wait_s > FLOOD_S:
-            bucket.room = max(bucket.room, -FLOOD_S * self.rate)
-            bucket.room_bytes = max(bucket.room_bytes, -FLOOD_S * self.rate_bytes)
-            if tenant not in self.rationed:
-                self.flooding[tenant] = None
-        return wait_s
+        bucket.spent_refused += cost
+        # each of those that are refused is told another time
+        bucket.told_s = max(bucket.told_s, now_s - min(0.0, bucket.room_bytes) / self.rate_bytes) + 1 / self.rate
+        return min(WAIT_S_MAX, bucket.told_s - now_s)
 
     def look(self, now_s: float, *, is_behind: bool) -> list[str]:
         """Return the tenants that flood and are not rationed, and begin to count anew. `is_behind` says whether more is
         sent than the leader can read."""
         others = [(name, bucket) for name, bucket in self._by_tenant.items() if name not in self.rationed]
+        least, found = FLOOD_MIN * (now_s - self._looked_s), list[str]()
+        for name, bucket in others:
+            bucket.looks = bucket.looks + 1 if bucket.spent_refused > least else 0
+            if bucket.looks >= FLOOD_LOOKS:
+                bucket.looks = 0
+                found.append(name)
         if is_behind and sum(now_s - bucket.at_s < ALONE_S for bucket in self._by_tenant.values()) > 1:
-            enough = max(FLOOD_MIN * (now_s - self._looked_s), FLOOD_PART * sum(bucket.spent for _, bucket in others))
-            self.flooding |= {name: None for name, bucket in others if bucket.spent >= enough}
-        for _, bucket in others:
-            bucket.spent = 0.0
+            enough = max(least, FLOOD_PART * sum(bucket.spent for _, bucket in others))
+            found += [name for name, bucket in others if bucket.spent >= enough and name not in found]
+        for bucket in self._by_tenant.values():
+            bucket.spent = bucket.spent_refused = 0.0
         self._looked_s = now_s
         self.some.clear()
-        found, self.flooding = list(self.flooding), {}
         return found
 
     def ration_of(self, tenant: str) -> int:
         """Return how many messages of a flooding tenant the server delivers in a second."""
         bucket = self._by_tenant.get(tenant)
         largest = bucket.largest if bucket is not None else 1
-        return max(1, int(min(RATION, self.rate / 10) / (1 + largest / REQUEST_BYTES)))
+        return max(1, int(RATION / (1 + largest / REQUEST_BYTES)))
 
     def heard(self) -> list[str]:
         """Return the tenants that have a bucket."""

@@ -15,7 +15,15 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.tenant_door import BEHIND_S, CALM, LOOK_S, RATION_EVERY_S, TenantDoor
-from moorage.scheduler.leader.tenant_rates import BURST_S, FLOOD_MIN, FLOOD_S, RATION, REQUEST_BYTES, TenantRates
+from moorage.scheduler.leader.tenant_rates import (
+    BURST_S,
+    FLOOD_LOOKS,
+    FLOOD_MIN,
+    RATION,
+    REQUEST_BYTES,
+    WAIT_S_MAX,
+    TenantRates,
+)
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock, SimulatedConnection
 from tests.unit.scheduler.driving import SUBJECTS, Driving
@@ -32,12 +40,11 @@ def test_a_tenant_sends_as_many_messages_as_its_rate_and_two_seconds_worth_at_on
     rates = TenantRates(RATE)
     burst = int(RATE * BURST_S)
     assert not any(_sends(rates, "a", burst))
-    [wait_s] = _sends(rates, "a", 1)
-    assert wait_s == pytest.approx(1 / RATE)
+    assert _sends(rates, "a", 3) == pytest.approx([1 / RATE, 2 / RATE, 3 / RATE]), "each is told its own time"
     assert not any(_sends(rates, "b", burst)), "another tenant has a bucket of its own"
     assert not any(_sends(rates, "a", RATE, at_s=1.1)), "a second later it may send a second's worth"
     assert [row.tenant for row in rates.figures()] == ["a"]
-    assert rates.figures()[0].refused == 1
+    assert rates.figures()[0].refused == 3
 
 
 def test_large_messages_use_the_bucket_of_bytes() -> None:
@@ -45,6 +52,18 @@ def test_large_messages_use_the_bucket_of_bytes() -> None:
     size = int(RATE * REQUEST_BYTES * BURST_S) // 2
     assert _sends(rates, "a", 2, size=size) == [0.0, 0.0]
     assert _sends(rates, "a", 1, size=size)[0] > 0
+    few = TenantRates(10)
+    assert _sends(few, "a", 2, size=64 * 1024, at_s=1.0)[0] == 0, "one message larger than the bucket is taken"
+    [wait_s] = _sends(few, "a", 1, size=64 * 1024, at_s=1.0)
+    assert 4 < wait_s <= WAIT_S_MAX
+    assert _sends(few, "a", 1, size=64 * 1024, at_s=8.0) == [0.0]
+
+
+def test_programs_that_send_again_too_early_get_what_the_rate_allows() -> None:
+    rates = TenantRates(RATE)
+    _sends(rates, "a", int(RATE * BURST_S))
+    taken = sum(not wait for tenth in range(1, 51) for wait in _sends(rates, "a", 50, at_s=tenth / 10))
+    assert taken == pytest.approx(5 * RATE, abs=2)
 
 
 def test_a_clock_that_stands_or_a_message_that_was_held_back_makes_no_room() -> None:
@@ -53,15 +72,20 @@ def test_a_clock_that_stands_or_a_message_that_was_held_back_makes_no_room() -> 
     assert all(_sends(rates, "a", 3, at_s=50.0))
 
 
-def test_a_tenant_that_goes_on_though_it_is_refused_floods() -> None:
+def test_a_tenant_that_goes_on_for_a_second_though_it_is_refused_floods() -> None:
     rates = TenantRates(RATE)
-    _sends(rates, "a", int(RATE * (BURST_S + FLOOD_S)))
-    assert rates.look(0.1, is_behind=False) == []
-    _sends(rates, "a", 2)
-    assert rates.look(0.2, is_behind=False) == ["a"]
+    _sends(rates, "a", 100 * FLOOD_MIN)
+    assert max(_sends(rates, "a", 1)) == pytest.approx(WAIT_S_MAX)
+    assert rates.look(0.1, is_behind=False) == [], "a crowd that came at once may wait as it was told"
+    found = []
+    for look in range(2, FLOOD_LOOKS + 1):
+        _sends(rates, "a", FLOOD_MIN, at_s=look / 10)
+        _sends(rates, "b", FLOOD_MIN // 20, at_s=look / 10)
+        found.append(rates.look(look / 10, is_behind=False))
+    assert found == [[]] * (FLOOD_LOOKS - 2) + [["a"]], "some of b are refused, too"
     rates.rationed = frozenset("a")
-    _sends(rates, "a", 100)
-    assert rates.look(0.3, is_behind=False) == [], "it is known"
+    _sends(rates, "a", FLOOD_MIN)
+    assert rates.look(3.0, is_behind=False) == [], "it is known"
 
 
 def test_of_a_leader_that_is_behind_those_flood_that_it_reads_most_of() -> None:
