@@ -17,7 +17,7 @@ from tests.unit.docs.markdown import DOCS, page, pages
 
 #: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
 NOT_RUN: Final = {
-    "README.md": 1,  # the installation
+    "README.md": 2,  # the tests themselves, an engine on a GPU
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
     "docs/how-to/bring-a-python-environment.md": 3,  # pip, uv and conda, with packages of the reader's own
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
@@ -25,6 +25,7 @@ NOT_RUN: Final = {
     "docs/how-to/give-everybody-a-key.md": 1,  # the nats command
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
     "docs/how-to/many-models-on-few-gpus.md": 1,  # a model on a GPU
+    "docs/how-to/open-an-http-door.md": 2,  # a certificate, a proxy
     "docs/how-to/run-a-gang-with-torchrun.md": 2,  # torch
     "docs/how-to/run-a-production-cluster.md": 7,  # test_production_cluster.py runs all but the installation
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
@@ -32,6 +33,7 @@ NOT_RUN: Final = {
     "docs/how-to/run-several-schedulers.md": 1,
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/how-to/serve-a-model-to-any-language.md": 1,  # the installation of the model
+    "docs/how-to/serve-an-llm.md": 1,  # a model on a GPU
     "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings
     "docs/how-to/show-a-fleet-in-a-browser.md": 4,  # keys of a site, a proxy, and a page that keeps its secret
     "docs/how-to/use-the-nats-you-have.md": 1,  # a tool that is no dependency
