@@ -26,6 +26,7 @@ from moorage.calls.function import (
     error_frame,
     main,
     read_calls,
+    settled,
 )
 from moorage.calls.wire import BODY_BYTES_MAX, FromProgram, ToProgram, decode_to_program, frame
 from moorage.schemas.served import CallError
@@ -155,7 +156,7 @@ def run(served: Served, batch: Batch, write: Callable[[bytes], None]) -> None:
     try:
         if data := batch.data():
             with served.span(*batch.contexts):
-                value = served(data, batch.contexts)
+                value = settled(served(data, batch.contexts))
                 if isinstance(value, Iterator):
                     for each in value:
                         batch.part(each)

@@ -27,16 +27,20 @@ class Discovery:
     def __init__(
         self, member: Member, service: str, tenant: str, subject: str, endpoints: Callable[[], Collection[str]] = tuple
     ) -> None:
+        load = member.load(0.0)
+        # of an attempt, which job it is of: versions of a service are jobs
+        attempt = {"job": load.job, "replica": str(load.replica), "attempt": str(load.attempt)} if load.job else {}
         self._member = member
         self._subject = subject
         self._endpoints = endpoints
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._service = service
+        self._metadata = {"tenant": tenant, "by": "moorage serve", **attempt}
         self._identity = {
             "name": service,
             "id": member.name,
             "version": RELEASE,
-            "metadata": {"tenant": tenant, "by": "moorage serve"},
+            "metadata": self._metadata,
         }
 
     @property
@@ -51,6 +55,7 @@ class Discovery:
         frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
         endpoint: dict[str, Any] = {"name": "call", "subject": self._subject, "queue_group": QUEUE}
         if verb == "INFO":
+            frame["metadata"] = {**self._metadata, "started": self._started}
             frame |= {
                 "description": f"{self._service}, served by moorage",
                 "endpoints": [

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -102,14 +102,15 @@ class Served:
         self._target = target
         self._functions: dict[str, Callable[..., Any]] = functions
         self.endpoints = [name for name in functions if name]
-        kinds = {inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions.values()}
+        code = {name: _code_of(each) for name, each in functions.items()}
+        kinds = {inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in code.values()}
         if len(kinds) > 1:
             raise CannotServe(f"{target}: either all methods that answer calls are async, or none is")
         [self.is_async] = kinds
         self._takes_context = {name: _positional(each) > 1 for name, each in functions.items()}
         #: whether it can hear that its caller waits no longer, while it runs
         self.hears_cancel = any(
-            self._takes_context[name] or inspect.isgeneratorfunction(each) for name, each in functions.items()
+            self._takes_context[name] or inspect.isgeneratorfunction(each) for name, each in code.items()
         )
 
     def span(self, *contexts: Context) -> AbstractContextManager[None]:
@@ -122,6 +123,37 @@ class Served:
         if function is None:
             raise CallError(404, f"call one of its methods: {', '.join(self.endpoints)}")
         return function(data, context) if self._takes_context[endpoint] else function(data)
+
+
+def _code_of(called: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs where this is called: behind `functools.partial`, and an object's `__call__`."""
+    while isinstance(called, partial):
+        called = called.func
+    return called if inspect.isroutine(called) else type(called).__call__
+
+
+def settled(value: Any) -> Any:
+    """Return what a plain callable has returned, once that is there: it may be awaitable, as a decorator's may be."""
+    if isinstance(value, AsyncIterator):
+        return _each(value)
+    if not inspect.isawaitable(value):
+        return value
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_awaited(value))
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _each(values: AsyncIterator[Any]) -> Iterator[Any]:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        while True:
+            try:
+                value = runner.run(_awaited(anext(values)))
+            except StopAsyncIteration:
+                return
+            yield value
 
 
 def _endpoints_of(found: type, target: str) -> list[str]:
@@ -244,7 +276,7 @@ def run(served: Served, call: ToProgram, body: bytes, context: Context, write: C
     """Answer one call with a plain function or generator."""
     try:
         with served.span(context):
-            value = served(data_of(call, body), context)
+            value = settled(served(data_of(call, body), context))
             if isinstance(value, Iterator):
                 for each in value:
                     if context.cancelled:

@@ -630,7 +630,7 @@ class Messenger:
 
     def run(self, number: int, call: Call, left_ms: int) -> None:
         assert self.program is not None
-        if INPUT in call.headers:
+        if number_of(call.headers.get(INPUT)):  # with 0 it is whole as it is
             try:
                 self._ask_for(number, call, self._inputs.begin(number, call, left_ms))
             except BadPart as bad:

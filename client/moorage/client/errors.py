@@ -51,6 +51,7 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
     "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
+    "no-endpoint": ("caller", "the service has no such method, so the call did not start"),
     "no-service": ("fleet", "no job has the service, so the call did not start"),
     "no-member": ("fleet", "a job has the service, and no member of it was there in time, so the call did not start"),
     "service-busy": ("fleet", "all members of the service that were asked are full, so the call did not start"),

@@ -75,10 +75,12 @@ from moorage.schemas.service import (
     PARTS_AHEAD,
     PRIORITY,
     PRIORITY_MAX,
+    RAN_MS,
     SEND,
     SEND_TO,
     TIME_MS,
     WAIT_MS,
+    WAITED_MS,
     CallErrorBody,
 )
 from moorage.schemas.unreadable import UNREADABLE
@@ -115,6 +117,8 @@ _DIGITS_MAX: Final = 9
 INPUT_PART: Final = 0.5
 _CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died", BAD_BATCH: "bad-batch"}
 
+#: headers of an answer that its span has as attributes
+_TOLD: Final = ((MEMBER, "moorage.member"), (WAITED_MS, "moorage.waited_ms"), (RAN_MS, "moorage.ran_ms"))
 #: codes of a function's own fault: it would fail the same way once more
 _FAILS_AGAIN: Final = ("call-failed", "bad-batch")
 
@@ -287,18 +291,26 @@ class _Time(NamedTuple):
 class _UnderWay:
     """A call that was sent: the future of its answer, and whether there is nothing to cancel any more."""
 
-    __slots__ = ("_input", "answer", "is_over", "member")
+    __slots__ = ("_input", "answer", "headers", "is_over")
 
     def __init__(self, answer: asyncio.Future[list[Delivery]], input: _Input) -> None:
         self.answer = answer
         self.is_over = False
-        self.member = ""  # which has answered
+        self.headers: Mapping[str, str] = {}  # of the answer
         self._input = input
+
+    def told(self) -> dict[str, str | int]:
+        """Return attributes of its span: which member has answered, and how long the call waited and ran there."""
+        found = {attribute: self.headers[name] for name, attribute in _TOLD if name in self.headers}
+        return {
+            name: int(value) if value.isdecimal() and len(value) <= _DIGITS_MAX else value
+            for name, value in found.items()
+        }
 
     def value(self, delivery: Delivery, *, raw: bool = False) -> Any:
         """Return the value of an answer, or of a part of it; its bytes, if it is to be `raw`. Raises CallFailed,
         CallRefused, Rejected."""
-        self.member = (delivery.headers or {}).get(MEMBER, "")
+        self.headers = delivery.headers or {}
         value = _value(delivery, raw=raw)
         if self._input.was_overlooked:
             problem = client_problem(
@@ -593,7 +605,7 @@ class Service:
             first_s=time_s.first_s,
         )
         reply, call = there.send(self._subject, token, answer), _UnderWay(answer, sending)
-        with caller_span(f"call {self.name}", self._attributes) as headers:
+        with caller_span(f"call {self.name}", self._attributes, call.told) as headers:
             try:
                 sending.is_announced = await self._send(payload, kind, reply, headers | time_s.headers)
                 yield call
@@ -603,7 +615,7 @@ class Service:
                 raise self._error(error, there) from None
             finally:
                 sending.stop()
-                there.over(reply, call.member)
+                there.over(reply, call.headers.get(MEMBER, ""))
                 answers.abandon(token)
                 if answer.done() and not answer.cancelled():
                     answer.exception()  # nobody asks for it where something else was raised first
@@ -973,8 +985,10 @@ def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:
     if told.error == INPUT_REFUSED:
         next_step = "put the data where the service can fetch them, and send their address"
         return rejected("too-large", message, next=next_step)
-    if told.error in (BAD_HEADER, NO_ENDPOINT):
+    if told.error == BAD_HEADER:
         return rejected("invalid-argument", message, next="call it as this version of the service says")
+    if told.error == NO_ENDPOINT:
+        return Rejected(client_problem("no-endpoint", message, next_step="call one of the methods that it names"))
     problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found="" if is_own else told.kind)
     if told.started:
         return CallFailed(problem, status=status, headers=headers, kind=told.kind)

@@ -13,6 +13,7 @@ import msgspec
 from moorage.client.errors import Rejected, rejected
 from moorage.client.request_builder import plainer
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, UNKNOWN
+from moorage.schemas.handler import NOT_FINITE, not_finite
 from moorage.schemas.items import Format, Item, ItemsFile, item_of, missing, no_column
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import NUMBERS_MAX, parse_ranges
@@ -108,6 +109,8 @@ def sweep_of_values(values: Iterable[Any], argv: Sequence[str], inline: int = IN
             if isinstance(value, bytes | bytearray):
                 raise TypeError("must be text, found bytes: decode them")
             given = msgspec.to_builtins(value, enc_hook=plainer)
+            if place := not_finite("", [given]):  # such as [0]['lr'], in which the first is the item itself
+                raise ValueError(f"has {NOT_FINITE}{f' at {place[3:]}' if place[3:] else ''}: write it as text")
             item = item_of(given)
             lines.append(msgspec.json.encode(given))
         except (ValueError, TypeError, RecursionError) as error:

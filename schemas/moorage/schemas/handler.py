@@ -30,6 +30,7 @@ INLINE_BYTES_MAX: Final = 32 * 1024
 TOGETHER_BYTES_MAX: Final = 16 * 1024
 #: deepest nesting of arrays and objects in a result that is stored together with others
 NESTED_MAX: Final = 200
+_JSON: Final = "application/json"
 NOT_FINITE: Final = "NaN or infinity, which JSON cannot hold"
 #: header of a `kept_object`: when its job was accepted, ms since 1970
 ACCEPTED_HEADER: Final = "Moorage-Accepted"
@@ -56,7 +57,7 @@ def encode_result(value: object) -> Result:
         result = Result("text/plain; charset=utf-8", value.encode())
     else:
         try:
-            result = Result("application/json", _encode(value))
+            result = Result(_JSON, _encode(value))
             if place := null_place("result", value, result.data):
                 raise refuse("invalid-argument", f"{place} is {NOT_FINITE}: return it as text, or leave it out")
             if len(result.data) <= INLINE_BYTES_MAX:
@@ -98,14 +99,25 @@ def _may_be_unfit(value: object) -> bool:
     return not math.isfinite(value) if isinstance(value, float) else isinstance(value, dict | list | tuple)
 
 
+def is_json(content_type: str) -> bool:
+    """Return whether a content type says JSON: `application/json` or one that ends with `+json`, with parameters or
+    without, in small letters or large ones."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == _JSON or kind.endswith("+json")
+
+
+def is_text(content_type: str) -> bool:
+    return content_type[:5].lower() == "text/"
+
+
 def decode_result(result: Result) -> Any:
     """Return the function's value from a result: bytes, text, or decoded JSON.
 
     Raises ValueError for invalid content.
     """
-    if result.content_type == "application/json":
+    if is_json(result.content_type):
         return msgspec.json.decode(result.data)
-    return result.data.decode() if result.content_type.startswith("text/") else result.data
+    return result.data.decode() if is_text(result.content_type) else result.data
 
 
 def inline(result: Result) -> object:
@@ -115,9 +127,9 @@ def inline(result: Result) -> object:
     """
     if len(result.data) > INLINE_BYTES_MAX or _is_deep(result):
         return None
-    if result.content_type == "application/json":
+    if is_json(result.content_type):
         return msgspec.Raw(result.data)
-    return result.data.decode() if result.content_type.startswith("text/") else base64.b64encode(result.data).decode()
+    return result.data.decode() if is_text(result.content_type) else base64.b64encode(result.data).decode()
 
 
 def decode_inline(content_type: str, value: Any) -> Any:
@@ -133,7 +145,7 @@ def goes_together(result: Result) -> bool:
 def _is_deep(result: Result) -> bool:
     """Return whether JSON is nested so deeply that a reader's stack may be too small for it."""
     data = result.data
-    if result.content_type != "application/json" or data.count(b"[") + data.count(b"{") <= NESTED_MAX:
+    if not is_json(result.content_type) or data.count(b"[") + data.count(b"{") <= NESTED_MAX:
         return False
     level = [msgspec.json.decode(data)]
     for _ in range(NESTED_MAX):

@@ -7,23 +7,28 @@ span goes from the caller to the member in the header `traceparent` (https://www
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 _TRACER: Final = "moorage"
 
 
-def caller_span(name: str, attributes: Mapping[str, str]) -> AbstractContextManager[dict[str, str]]:
+def caller_span(
+    name: str, attributes: Mapping[str, str], told: Callable[[], Mapping[str, str | int]] = dict
+) -> AbstractContextManager[dict[str, str]]:
     """Return a span for one request. The block gets the headers of the request, with which the other side continues it.
 
-    It is not the current span of the block: that may be left in another context than it was entered, as by a generator.
+    At its end the span has the attributes that `told` returns as well, and the code of its error. It is not the current
+    span of the block: that may be left in another context than it was entered, as by a generator.
     """
-    return _caller_span(name, attributes) if "opentelemetry.trace" in sys.modules else nullcontext({})
+    return _caller_span(name, attributes, told) if "opentelemetry.trace" in sys.modules else nullcontext({})
 
 
 @contextmanager
-def _caller_span(name: str, attributes: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _caller_span(
+    name: str, attributes: Mapping[str, str], told: Callable[[], Mapping[str, str | int]]
+) -> Iterator[dict[str, str]]:
     from opentelemetry import propagate, trace
 
     span = trace.get_tracer(_TRACER).start_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes)
@@ -34,8 +39,10 @@ def _caller_span(name: str, attributes: Mapping[str, str]) -> Iterator[dict[str,
     except Exception as error:
         span.record_exception(error)
         span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        span.set_attribute("error.type", getattr(error, "code", "") or type(error).__name__)
         raise
     finally:
+        span.set_attributes(told())
         span.end()
 
 

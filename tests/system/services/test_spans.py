@@ -59,7 +59,11 @@ async def test_a_call_is_a_span_and_its_function_runs_in_a_span_below_it(
     assert [(span.name, span.kind) for span in called] == [("call traced", trace.SpanKind.CLIENT)] * 3
     assert told == [["functions:Traced", *ids(span)] for span in called]
     assert {ids(span)[0] for span in (*called, failed)} == {ids(request)[0]}, "one trace, also from another thread"
-    assert dict(failed.attributes or {}) == {"moorage.tenant": "default", "moorage.service": "traced"}
+    own = dict(failed.attributes or {})
+    assert len(str(own.pop("moorage.member"))) == 16
+    assert own == {"moorage.tenant": "default", "moorage.service": "traced", "error.type": "call-failed"}
+    ran = [(span.attributes or {}) for span in called]
+    assert {(type(each.get("moorage.waited_ms")), type(each.get("moorage.ran_ms"))) for each in ran} == {(int, int)}
     assert (failed.status.status_code, "as asked" in (failed.status.description or "")) == (
         trace.StatusCode.ERROR,
         True,

@@ -58,6 +58,9 @@ async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> No
         assert await moorage.call("embed.turned", "word") == "drow"
         with pytest.raises(CallFailed, match="ValueError: no such word"):
             await moorage.call("embed", "wrong")
+        with pytest.raises(Rejected, match="has no method 'nope'; its methods: turned") as told:
+            await moorage.call("embed.nope", "word")
+        assert told.value.code == "no-endpoint"
         assert await moorage.call("count", 3) == [0, 1, 2]
         began_s = now_s()
         assert [each async for each in moorage.service("slowly").stream(3, timeout="2m")] == [0, 1, 2]

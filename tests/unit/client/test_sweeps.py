@@ -64,6 +64,8 @@ async def test_a_function_reads_its_item_as_it_was_given() -> None:
         ({"a": 1}, "x", {}, "items are a list of values, not a mapping"),
         (["a", b"b"], "x", {}, "item 1 must be text, found bytes"),
         (["a", "b\0"], "x", {}, "item 1 must be text without NUL"),
+        ([1.5, float("nan")], "x", {}, "item 1 has NaN or infinity, which JSON cannot hold: write it as text"),
+        ([{"lr": [1, float("inf")]}], "x", {}, "item 0 has NaN or infinity, which JSON cannot hold at ['lr'][1]"),
         ([{"lr": 1}, {"seed": 1}], "{lr}", {}, "argv names {lr}, and item 1 has the columns seed"),
         (["a"], "{lr}", {}, "argv names {lr}, and item 0 has no columns: write {{lr} for braces"),
         (["a"], "x", {"replicas": 2}, "2 replicas are asked for, and there are 1 items"),

@@ -129,6 +129,17 @@ async def test_data_in_parts_that_a_break_may_have_lost_are_refused_at_once(desk
     assert (desk.running, desk.messenger.member.is_empty) == ([], True)
 
 
+@played_by(member)
+async def test_data_of_no_bytes_are_whole_at_once(desk: Desk) -> None:
+    """Such a call kept its place for half a minute, and could not be ended: a part without bytes is none."""
+    said = await heard(desk)
+    await desk.caller.publish(NAME.subject, b"", "inbox.a", {"Moorage-Input": "0"})
+    await asyncio.sleep(1)
+    desk.answer()
+    await asyncio.sleep(1)
+    assert [(each.headers or {}).get(ERROR) for each in [said.get_nowait() for _ in range(said.qsize())]] == [None]
+
+
 class Fleet:
     """A service whose calls run until the test lets them, a client, and their links."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moorage.calls import batched_function
 from moorage.calls.ahead import Ahead, Given
 from moorage.calls.function import Served, serve_async, serve_plain
 from moorage.calls.wire import Frames, ToProgram, frame
@@ -51,3 +55,70 @@ def test_a_call_that_was_taken_back_from_ahead_is_not_run_and_the_later_ones_are
         serve_plain(Served(ran.append, "append"), program, 1, Given(os.dup(ahead.theirs)))
         assert ran == [b"3", b"4"]
         assert ahead.take_back() == [], "what has begun cannot be taken back"
+
+
+class Later:
+    """An object that is called, and answers later."""
+
+    async def __call__(self, data: Any) -> Any:
+        await asyncio.sleep(0)
+        return data
+
+
+async def later(data: Any, more: str = "") -> Any:
+    await asyncio.sleep(0)
+    return data
+
+
+@functools.wraps(later)
+def wrapped(data: Any) -> Any:
+    return later(data)
+
+
+async def parts(data: Any) -> AsyncIterator[Any]:
+    yield data
+
+
+def answers(served: Served, is_batch: bool) -> list[bytes]:
+    """What one call with the data `[1]` is answered: its parts, or the answer."""
+    member, program = socket.socketpair()
+    with member:
+        call = ToProgram(1, bytes=3, headers={"Content-Type": "application/json"})
+        member.sendall(frame(call, b"[1]") + frame(ToProgram(end=True)))
+        if served.is_async:
+            serving = batched_function.serve_async if is_batch else serve_async
+            asyncio.run(serving(served, program, 1))
+        else:
+            with program:
+                (batched_function.serve_plain if is_batch else serve_plain)(served, program, 1)
+        return [body for head, body in Frames().feed(member.recv(1 << 16)) if not head.ready and body]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [Later(), Later().__call__, later, functools.partial(later, more="x"), wrapped, lambda data: later(data)],
+)
+def test_whatever_answers_later_is_awaited(function: Callable[[Any], Any], is_batch: bool) -> None:
+    """They were ready, and failed every call: "Encoding objects of type coroutine is unsupported"."""
+    assert answers(Served(function, "it"), is_batch) == [b"[1]"]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("function", [parts, lambda data: parts(data)])
+def test_whatever_answers_in_parts_later_is_awaited(function: Callable[[Any], Any], is_batch: bool) -> None:
+    assert answers(Served(function, "it"), is_batch) == [b"[1]"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "APPLICATION/JSON", "application/ld+json;a=b"]
+)
+def test_json_is_a_value_however_its_type_is_written(kind: str) -> None:
+    seen: list[Any] = []
+    member, program = socket.socketpair()
+    with member, program:
+        for number, named in enumerate((kind, "Text/Plain", "application/jsonish"), 1):
+            member.sendall(frame(ToProgram(number, bytes=3, headers={"Content-Type": named}), b"[1]"))
+        member.sendall(frame(ToProgram(end=True)))
+        serve_plain(Served(seen.append, "append"), program, 1)
+    assert seen == [[1], "[1]", b"[1]"]

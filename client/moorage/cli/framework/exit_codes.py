@@ -44,6 +44,7 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "invalid-argument": EXIT_USAGE,
     "too-large": EXIT_USAGE,
     "unknown-verb": EXIT_USAGE,
+    "no-endpoint": EXIT_USAGE,
     "bad-context": EXIT_USAGE,
     "bad-settings": EXIT_USAGE,
     "not-found": EXIT_NOT_FOUND,
