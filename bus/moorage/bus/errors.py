@@ -162,6 +162,13 @@ def _right_for(operation: str, subject: str) -> str:
         )
     if operation == "subscription" and words[-1] in ("wanted", "logs") and words[-3:-2] == ["worker"]:
         return f"this key is for another worker id: give worker {words[-2]} its own key, or name the key's id with --id"
+    if "worker" in words and {"fetch", "store", "result"} & {*words[words.index("worker") + 2 :][:1]}:
+        worker = words[words.index("worker") + 1]
+        return (
+            f"the key of worker {worker} is not for that tenant, or of an earlier release: an operator runs"
+            f" moorage admin nats-config again, with --worker {worker} or --worker {worker}=TENANT,..., and reloads the"
+            " nats-servers"
+        )
     if words[0] == "$js" and words[-1].endswith(("_ledger", "_snapshot")):
         return "the ledger is in an account of its own: name it with MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE"
     return "give the user's role that permission"

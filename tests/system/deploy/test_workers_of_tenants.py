@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
+
 from moorage.bus.errors import BusError, PermissionRefused
+from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import files_store
+from moorage.bus.passed_on import through_schedulers
+from moorage.schemas.subjects import Subjects
 from tests.sites import running, settled
 
 #: what a worker may publish for a tenant; then what it may hear
@@ -57,6 +63,11 @@ async def test_a_worker_writes_and_hears_for_the_tenants_that_it_serves_alone() 
             assert {each for each in arrived.values() if "w1" not in each} >= {*subjects} - of_acme
             assert not of_acme & {*arrived.values()} - {"moorage.log.acme.job-1.0"}, "only the other worker says that"
             assert {subject.replace("w2", "w1") for subject in subjects} <= {*arrived.values()}
+            files = files_store(JetStream(through_schedulers(worker, "moorage")), Subjects(), "acme")
+            with pytest.raises(PermissionRefused) as told:
+                await files.find("x")
+            assert "worker w2 is not for that tenant" in told.value.problem.next
+            assert "--worker w2=TENANT" in told.value.problem.next
             for tenant in ("beta", "gamma"):
                 for form in HEARD:
                     await worker.subscribe(form.format(tenant), lambda _: None)
