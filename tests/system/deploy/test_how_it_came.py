@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.connection import Connection
+from moorage.bus.connection import Connection, connect
+from moorage.bus.embedded import find_binary
+from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.ways import ACCEPTS, way_of
+from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.ways import NO_REPLY, QUEUE, STAMP, SUBJECT
 from tests.servers import ANSWER_S
-from tests.sites import RunningSite, running
+from tests.sites import RunningSite, free_servers, running
 from tests.system.deploy.test_queue_of_tenants import leads
 from tests.waiting import until
 
@@ -59,6 +66,50 @@ async def test_a_request_has_the_account_and_the_key_that_the_server_stamped_wha
         accounts = (site.folder / "accounts.conf").read_text()
         assert ways.pop("queued") == QUEUE, "whatever its header says"
         [way] = set(ways.values())
+        said, account, key = way.split(" ")
+        assert (said, account) == ("import", "MOORAGE_TENANT_acme")
+        assert f"# submitter acme\n      {{ nkey: {key}, " in accounts
+
+
+@contextlib.asynccontextmanager
+async def leaf_of(site: RunningSite, port: int, key: str, folder: Path) -> AsyncIterator[Connection]:
+    """A client of a server of the tenant's own, which is a leaf node with its key."""
+    [own] = free_servers(1)
+    seed = (site.folder / "keys" / f"{key}.nk").read_text().strip()
+    remote = f'{{ url: "nats-leaf://127.0.0.1:{port}", nkey: {seed} }}'
+    file = folder / "leaf.conf"
+    file.write_text(f'listen: "127.0.0.1:{own.port}"\nleafnodes {{ remotes: [ {remote} ] }}\n')
+    leaf = await asyncio.create_subprocess_exec(find_binary(), "-c", str(file), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with await connect(
+            f"nats://127.0.0.1:{own.port}", "leaf", inbox_prefix=inbox("submitter", "acme"), give_up_after_s=ANSWER_S
+        ) as connection:
+            yield connection
+    finally:
+        leaf.kill()
+        await leaf.wait()
+
+
+async def test_what_comes_through_a_leaf_node_of_a_tenant_has_the_key_of_the_leaf(tmp_path: Path) -> None:
+    """Its own server may write what it likes; the stamp is of the server that the account is on."""
+    forged = {STAMP: '{"acc":"MOORAGE_TENANT_beta","user":"UFORGED"}'}
+    [port] = [each.port for each in free_servers(1)]
+    async with (
+        running(leaves=port) as site,
+        leads(site),
+        leaf_of(site, port, "submitter.acme", tmp_path) as acme,
+    ):
+
+        async def is_accepted() -> bool:
+            try:
+                answer = await acme.request(SUBJECTS.api("acme", "submit"), body_of("j"), 1.0, forged)
+            except BusError:  # the leaf is not connected yet
+                return False
+            return bool(msgspec.json.decode(answer.data)["kind"] == "accepted")
+
+        await until(is_accepted, ANSWER_S, "the job is accepted")
+        [way] = (await ways_of_jobs(site)).values()
+        accounts = (site.folder / "accounts.conf").read_text()
         said, account, key = way.split(" ")
         assert (said, account) == ("import", "MOORAGE_TENANT_acme")
         assert f"# submitter acme\n      {{ nkey: {key}, " in accounts
