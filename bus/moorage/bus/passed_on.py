@@ -20,7 +20,7 @@ from moorage.bus.jetstream_answers import read_ack
 from moorage.bus.link import Link
 from moorage.bus.transport import Delivery
 from moorage.schemas.names import is_worker
-from moorage.schemas.passed_on import OBJECTS, PassedOn
+from moorage.schemas.passed_on import API, OBJECTS, PassedOn
 from moorage.schemas.roles import RIGHTS_ANEW, inbox
 from moorage.schemas.subjects import Subjects
 
@@ -44,9 +44,14 @@ T = TypeVar("T")
 log = logging.getLogger("moorage.worker")
 
 
-def through_schedulers(connection: Link, prefix: str) -> Asked:
-    """Return what `JetStream` of a worker is to ask. It is the connection itself for a user without a worker's inbox,
-    as where there are no keys."""
+def through_schedulers(connection: Link, prefix: str, api: str = API) -> Asked:
+    """Return what `JetStream` of a worker is to ask.
+
+    It is the connection itself for a user without a worker's inbox, as where there are no keys, and where JetStream is
+    asked by another prefix than its own (`api`): `nats-config` writes none for workers.
+    """
+    if api != API:
+        return connection
     worker = connection.inbox_prefix.removeprefix(inbox("worker", ""))
     if worker == connection.inbox_prefix or not is_worker(worker):
         return connection

@@ -184,7 +184,9 @@ class EmbeddedWorker:
             self._driver = HandlerDriver(
                 self._handlers,
                 ResultStore(
-                    JetStream(through_schedulers(self._connection, settings.prefix), context.api_prefix),
+                    JetStream(
+                        through_schedulers(self._connection, settings.prefix, context.api_prefix), context.api_prefix
+                    ),
                     settings.prefix,
                     settings.result_keep,
                     settings.result_bytes,

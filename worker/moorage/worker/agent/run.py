@@ -243,7 +243,8 @@ async def _start(
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
-    stream = JetStream(through_schedulers(connection, settings.prefix), connection.context.api_prefix)
+    api = connection.context.api_prefix
+    stream = JetStream(through_schedulers(connection, settings.prefix, api), api)
     files = JobFiles(
         stream,
         settings.prefix,
