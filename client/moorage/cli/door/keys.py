@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import tempfile
@@ -22,6 +23,8 @@ from moorage.schemas.unreadable import UNREADABLE
 #: what each key begins with, so that who finds one knows what it is
 KEY_PREFIX: Final = "mk-"
 RATE_S: Final = 60.0
+
+log = logging.getLogger("moorage.door")
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +98,8 @@ class Keyring:
         return {key.tenant for key in self._keys.values()}
 
     def look(self) -> None:
-        """Read the file if it has changed. One that cannot be read now lets nobody in who has no key yet."""
+        """Read the file if it has changed. Raises MoorageError for one that cannot be read at first; later the keys
+        stay as they were."""
         if self._path is None:
             return
         try:
@@ -103,9 +107,15 @@ class Keyring:
             seen = about.st_mtime_ns, about.st_size, about.st_ino
         except OSError:
             seen = (0, 0, 0)
-        if seen != self._read:
+        if seen == self._read:
+            return
+        try:
             self._keys = {key.hash: key for key in read_keys(self._path)}
-            self._read = seen
+        except MoorageError as error:
+            if self._read is None:
+                raise
+            log.error("%s: the keys stay as they were", error)
+        self._read = seen
 
     def find(self, key: str) -> Key | None:
         """Return what a key allows; None for one that is unknown or over."""

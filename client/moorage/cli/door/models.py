@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +29,7 @@ class Models:
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
         self._rows: dict[str, ServiceRow] = {}
-        self._services: dict[str, ServiceRow] = {}
+        self._is_warned = False
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -38,11 +37,6 @@ class Models:
     def rows(self) -> Mapping[str, ServiceRow]:
         """The service of each model."""
         return self._rows
-
-    @property
-    def services(self) -> Mapping[str, ServiceRow]:
-        """The services by their names."""
-        return self._services
 
     async def service_of(self, model: str) -> str | None:
         """Return the service that serves a model; None if none does. One that has just been submitted is asked for."""
@@ -65,10 +59,15 @@ class Models:
         await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
-        with contextlib.suppress(MoorageError, TimeoutError):
+        try:
             async with asyncio.timeout(ASK_S * 5):
                 answer: Any = await self.client._wire.read("services", {})
             told = read_answer(answer, ServicesAnswer).services
-            self._services = {row.service: row for row in told}
+        except (MoorageError, TimeoutError) as error:
+            if not self._is_warned:
+                log.warning("the models stay as they were: %s", error or "no scheduler answers")
+            self._is_warned = True
+        else:
+            self._is_warned = False
             self._rows = {model: row for row in told for model in row.models}
         self._asked_s = asyncio.get_running_loop().time()

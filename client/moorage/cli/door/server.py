@@ -40,6 +40,8 @@ BODY_BYTES_MAX: Final = 64 << 20
 BODIES_BYTES_MAX: Final = 1 << 30
 HEAD_BYTES_MAX: Final = 16 * 1024
 REQUESTS_MAX: Final = 4096
+#: how long a body may take to come, in seconds
+BODY_S: Final = 600.0
 #: parts of one answer that a slow reader lets wait here
 AHEAD_BYTES: Final = 4 << 20
 #: headers that stay at the door: who calls is the door's to know
@@ -86,7 +88,7 @@ class Door:
         self._keyring = keyring
         self._origins = frozenset(origins)
         self.limits = limits or Limits()
-        self._bodies = 0
+        self.bodies_bytes = 0  # of all requests that are here
         self._requests = 0
         self._counts: Counter[tuple[str, str, int]] = Counter()
 
@@ -114,9 +116,9 @@ class Door:
                 ("", request.path[10:]),
             ):
                 return self._list(models, key, request.path[len("/v1/models/") :], exposed)
-            call = await self._call_of(request, models, key)
-            service = call.service
-            with self._begun(key):
+            with self._begun(key), _Held(self) as held:
+                call = await self._call_of(request, models, key, held)
+                service = call.service
                 answered = await self._forward(request, models, call, key, exposed)
             self._counts[service, key_name, answered.status] += 1
             return answered
@@ -209,7 +211,7 @@ class Door:
             raise DoorProblem(404, "model_not_found", f"no service serves the model {one[:200]}")
         return web.json_response(found, headers=exposed)
 
-    async def _call_of(self, request: web.Request, models: Models, key: Key | None) -> _Call:
+    async def _call_of(self, request: web.Request, models: Models, key: Key | None, held: _Held) -> _Call:
         target = request.raw_path
         if why := target_trouble(target):
             raise DoorProblem(400, "bad_path", f"the path {why}")
@@ -221,11 +223,11 @@ class Door:
             if key is not None and not key.raw:
                 raise DoorProblem(403, "forbidden", f"the key {key.name} calls models, and no service by its name")
             self._check_service(name, key)
-            body = await self._body(request)
+            body = await self._body(request, held)
             return _Call(name, f"/{rest}" + (f"?{query}" if query else ""), body, _is_stream(request, body))
         if not target.startswith("/v1/"):
             raise DoorProblem(404, "not_found", "this door has /v1/…, /svc/NAME/…, /v1/models, /health and /metrics")
-        body = await self._body(request)
+        body = await self._body(request, held)
         named = await _read(request, body)
         if not named.model:
             raise DoorProblem(400, "invalid_request", "the body names no model")
@@ -245,16 +247,24 @@ class Door:
         if key is not None and not key.may_call(name):
             raise DoorProblem(403, "forbidden", f"the key {key.name} is not for the service {name}")
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, held: _Held) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._read_body(request, held)
+        except TimeoutError:
+            raise DoorProblem(408, "timeout", f"the body did not come within {BODY_S:g} s", again=True) from None
+
+    async def _read_body(self, request: web.Request, held: _Held) -> bytes:
         most = self.limits.body_bytes
         if (request.content_length or 0) > most:
             raise DoorProblem(413, "too_large", f"the body has {request.content_length} bytes, allowed are {most}")
         got = bytearray()
         async for piece in request.content.iter_any():
             got += piece
+            held.add(len(piece))
             if len(got) > most:
                 raise DoorProblem(413, "too_large", f"the body has more than {most} bytes")
-            if self._bodies + len(got) > BODIES_BYTES_MAX:
+            if self.bodies_bytes > BODIES_BYTES_MAX:
                 raise DoorProblem(503, "overloaded", "too many large bodies are at this door", again=True)
         return bytes(got)
 
@@ -274,7 +284,6 @@ class Door:
             call.body, timeout=self.limits.idle_s, start_within=start_s, raw=True, ahead_bytes=AHEAD_BYTES
         )
         out = _Out(request, exposed)
-        self._bodies += len(call.body)
         try:
             async with contextlib.aclosing(answers) as parts:  # type: ignore[type-var]
                 async for part in _with_beats(parts, out, is_stream=call.stream):
@@ -285,8 +294,6 @@ class Door:
             if out.response is None:
                 raise problem from None
             return await out.broken(problem)
-        finally:
-            self._bodies -= len(call.body)
 
     @property
     def _is_connected(self) -> bool:
@@ -306,6 +313,24 @@ def _unexpected(request: web.Request, error: Exception) -> DoorProblem:
         raise error
     log.error("%s %s: %s", request.method, request.path[:200], error, exc_info=error)
     return DoorProblem(500, "internal", "the door failed on this request")
+
+
+class _Held:
+    """The bytes of a body that one request holds at the door, while the block runs."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        self._bytes += size
+        self._door.bodies_bytes += size
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.bodies_bytes -= self._bytes
 
 
 class _Call(NamedTuple):
@@ -337,7 +362,8 @@ class _Out:
 
     async def write(self, part: Answer) -> None:
         if self.response is None:
-            found = json.loads(part.headers.get(HTTP_HEADERS, "[]"))
+            kind = part.headers.get("Content-Type")  # of a service that is no server of HTTP
+            found = json.loads(part.headers.get(HTTP_HEADERS, "[]")) or ([("Content-Type", kind)] if kind else [])
             status = int(part.headers.get(HTTP_STATUS, "200"))
             await self._begin(status, found, part.headers)
         elif self._is_told:

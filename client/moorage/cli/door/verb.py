@@ -134,6 +134,8 @@ async def _serve(client: AsyncClient, options: Options, made: _Made, listener: s
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         async with serving(Door(models, made.keyring, made.origins, made.limits), [listener], made.tls):
+            if made.keyring is not None and not made.keyring.tenants:
+                print_err("warning: the file has no keys, so nobody may call: moorage door key add NAME")
             print_err(f"door at {shown}/v1 (until Ctrl-C)")
             ready.set()
             async with managed(ready):
