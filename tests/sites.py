@@ -187,7 +187,7 @@ def _contexts(site: Site, folder: Path, passwords: dict[str, str]) -> None:
     urls = ",".join(f"nats://{each.host}:{each.port}" for each in site.servers)
     for each in site.identities:
         fields = {"url": urls, "user": each.key, "password": passwords[each.variable]}
-        if each.role != "ledger":
+        if each.role != "ledger" and each.role != "system":
             fields["inbox_prefix"] = inbox(each.role, each.name)
         (folder / CONTEXTS / f"{each.key}.json").write_bytes(msgspec.json.encode(fields))
 

@@ -72,7 +72,8 @@ def certificates(folder: Path, site: Site) -> None:
     wanted = [
         (f"server.{at + 1}", ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)
     ]
-    wanted += [(identity.key, (identity.role, identity.name), "") for identity in site.identities]
+    users = [*site.identities, *([site.system] if site.system is not None else [])]
+    wanted += [(identity.key, (identity.role, identity.name), "") for identity in users]
     missing = [each for each in wanted if not (folder / f"{each[0]}.pem").exists()]
     if not missing:
         return

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
+from moorage.bus.server_users import RIGHTS, SYSTEM_ACCOUNT
 from moorage.schemas.names import TENANT, WORKER
 from moorage.schemas.roles import RESULT_API, Rights, Role, rights
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
@@ -50,7 +51,7 @@ TENANT_LIMITS: Final = (
 class Identity(NamedTuple):
     """A user: its role and name. `key` is the name of its files."""
 
-    role: Role | Literal["ledger"]
+    role: Role | Literal["ledger", "system"]
     name: str
 
     @property
@@ -168,6 +169,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return self.results and not self.shared
 
     @property
+    def system(self) -> Identity | None:
+        """The user of the servers' own account, who may see and end connections; None where users show passwords."""
+        return None if self.auth == "env" else Identity("system", "main")
+
+    @property
     def identities(self) -> list[Identity]:
         """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
@@ -183,6 +189,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a user may do; None for a user of the ledger's account, which only schedulers use."""
         if identity.role == "ledger":
             return None
+        if identity.role == "system":
+            return RIGHTS
         results_of = self.tenants if self.has_buckets else ()
         queues_of = self.tenants if self.queue else ()
         return rights(
@@ -200,6 +208,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT
         if identity.role == "ledger":
             return f"{upper}_LEDGER"
+        if identity.role == "system":
+            return SYSTEM_ACCOUNT
         is_of_tenant = identity.role in ("submitter", "caller", "service") and not self.shared
         return f"{upper}_TENANT_{identity.name.partition('.')[0]}" if is_of_tenant else upper
 
@@ -235,6 +245,9 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
             if crossing:
                 lines += [f"    {title}: [", *(f"      {line}" for line in crossing), "    ]"]
         lines.append("  }")
+    if (system := site.system) is not None:
+        own = _user(system, site.rights_of(system), site.auth, credentials.get(system, ""))
+        lines += [f"  {quoted(SYSTEM_ACCOUNT)} {{", "    users: [", *own, "    ]", "  }"]
     return "\n".join([*lines, "}", ""])
 
 

@@ -226,6 +226,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin acts --since 7d",
         "moorage admin acts --by ana --verb drain",
     ),
+    "admin keys": ("moorage admin keys site", "moorage admin keys site --cut", "moorage admin keys site --json"),
     "admin nats-config": (
         "moorage admin nats-config --out site --tenant vision --worker n01",
         "moorage admin nats-config --out site --tenant vision --auth mtls",

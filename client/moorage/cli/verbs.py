@@ -91,6 +91,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "moorage.cli.fleet.nats_config:nats_config",
             "Accounts, permissions, a key for each user.",
         ),
+        Verb("admin keys", "moorage.cli.fleet.keys:keys", "Each key of a site: whose, since when, and last seen."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.local.up:up", "Server, scheduler and worker on this machine, in one command."),

@@ -34,6 +34,7 @@ ALONE = {
     "check worker",
     "lease",
     "page logout",
+    "admin keys",
     "simulate",
     "up",
     "errors",
@@ -45,7 +46,7 @@ OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
     ("serve", "--tenant"),
     *((verb, "--json") for verb in ("add-path", "check worker", "lease", "simulate", "up", "errors", "schema")),
-    ("page logout", "--json"),
+    ("page logout", "--json"), ("admin keys", "--json"),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 

@@ -188,7 +188,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
     assert make(tmp_path / "site") == 0
     said = capsys.readouterr()
     seeds = [path.read_text().strip() for path in (tmp_path / "site" / "keys").glob("*.nk")]
-    assert len(seeds) == 9
+    assert len(seeds) == 10  # and the key of the servers' own account
     shown = said.out + said.err + "".join(path.read_text() for path in (tmp_path / "site").glob("*.conf"))
     assert not [seed for seed in seeds if seed in shown]
     assert not [seed for seed in seeds if seed[:2] != "SU"]

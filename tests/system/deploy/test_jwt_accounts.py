@@ -86,7 +86,7 @@ def write_site(site: Site, folder: Path, port: int) -> None:
         )
         creds.chmod(0o600)
         fields = {"url": f"nats://127.0.0.1:{port}", "creds": str(creds)}
-        if each.role != "ledger":
+        if each.role != "ledger" and each.role != "system":
             fields["inbox_prefix"] = inbox_of(each.role, each.name, site.subjects)
         (contexts / f"{each.key}.json").write_text(json.dumps(fields))
     system = accounts["SYS"] = Key(nkeys.PREFIX_BYTE_ACCOUNT)

@@ -24,6 +24,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     from moorage.bus.own_fleets import own_fleet
     from moorage.bus.target import find_context
     from moorage.cli.doctor import checks_host as host
+    from moorage.cli.doctor.checks_keys import of_keys
     from moorage.cli.doctor.checks_nats import of_nats
 
     options = options.settled()
@@ -63,4 +64,6 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
         return
     yield Check("context", "ok", f"{context.safe_url}, from {context.source or f'context {context.name}'}")
     async for check in of_nats(context, options):
+        yield check
+    async for check in of_keys():
         yield check

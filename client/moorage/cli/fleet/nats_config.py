@@ -198,7 +198,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
 
     With several servers, `configuration` has the schedulers' settings if there were none. Raises OSError, MoorageError.
     """
-    from moorage.bus import identities
+    from moorage.bus import identities, issued_keys
     from moorage.bus.site import accounts, server, server_name
     from moorage.bus.target import UP_CONTEXTS
     from moorage.system.private_files import replace_private
@@ -209,8 +209,10 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
     before = {path.name for path in (folder / KEYS).iterdir()}
     known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json") if not path.stem.startswith(UP_CONTEXTS)}
     public: dict[Identity, str] = {}
+    users = [*site.identities, *([site.system] if site.system is not None else [])]
+    accounts_before = _read(folder / ACCOUNTS)
     if site.auth == "nkey":
-        public = {identity: identities.nkey(folder / KEYS, identity) for identity in site.identities}
+        public = {identity: identities.nkey(folder / KEYS, identity) for identity in users}
     elif site.auth == "mtls":
         identities.certificates(folder / TLS, site)
     password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
@@ -225,7 +227,8 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
         configuration[SCHEDULERS] = SCHEDULER_SETTINGS.format(len(site.servers))
     for name, text in configuration.items():
         replace_private(folder / name, text)
-    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in site.identities}
+    issued_keys.keep(folder, accounts_before)
+    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in users}
     for name, fields in contexts.items():
         replace_private(
             folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
@@ -241,8 +244,15 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
         secrets=[str(path) for path in secrets],
         keys=sorted({path.name for path in (folder / KEYS).iterdir()} - before),
         variables=[each.variable for each in site.identities] if site.auth == "env" else [],
-        left_out=sorted(known - {each.key for each in site.identities}),
+        left_out=sorted(known - {each.key for each in users}),
     )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
@@ -262,11 +272,14 @@ def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
 
 
 def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
+    from moorage.bus.server_users import SYSTEM_INBOX
     from moorage.bus.site import url_of
     from moorage.schemas.roles import RESULT_API, inbox_of
 
     fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
-    if identity.role != "ledger":
+    if identity.role == "system":
+        fields["inbox_prefix"] = SYSTEM_INBOX
+    elif identity.role != "ledger":
         fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
     if identity.role == "submitter" and site.has_buckets:
         fields["jetstream_api_prefix"] = RESULT_API
@@ -344,6 +357,10 @@ def _print_written(site: Site, out: Path, written: Written, *, is_first: bool, n
         print_err(
             f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)"
         )
+        if site.system is not None:
+            print_err(
+                f"      a reload cuts off no leaf node whose key is gone; this does: moorage admin keys {out} --cut"
+            )
     if site.auth != "env":
         scheduler = site.schedulers[0]
         settings_of = f"MOORAGE_SETTINGS={settings} " if site.clustered else ""
