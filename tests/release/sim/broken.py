@@ -7,11 +7,13 @@ taken back at random places and built again, which their judges must not notice.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from unittest import mock
 
+from tests.ceilings import BOUNDS, worlds_with
 from tests.release.workloads import sleepers
 from tests.release.workloads.__main__ import failure as failure_of_workload
 from tests.release.workloads.__main__ import made, same_hashes
@@ -44,12 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         same_hashes("tests.release.sim.broken")
     did, failed = Counter[str](), 0
-    for seed in range(asked.first, asked.first + asked.seeds):
-        if found := failure_of_sites(seed) if asked.sites else failure(seed, did):
+    seeds = range(asked.first, asked.first + asked.seeds)
+    for seed, bounds in itertools.product(seeds, BOUNDS):
+        with worlds_with(BOUNDS[bounds]):
+            found = failure_of_sites(seed) if asked.sites else failure(seed, did)
+        if found:
             failed += 1
+            found += f", bounds: {bounds}"
             print(f"FAILED  python -m tests.release.sim.broken --seeds 1 --from {seed}  # {found}", flush=True)
     did += Forgiving.raised
-    print(f"{asked.seeds - failed} of {asked.seeds} worlds hold; {did.total()} failures of {len(did)} kinds")
+    worlds = len(BOUNDS) * asked.seeds
+    print(f"{worlds - failed} of {worlds} worlds hold; {did.total()} failures of {len(did)} kinds")
     return 1 if failed else 0
 
 

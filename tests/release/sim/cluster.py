@@ -30,6 +30,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.leader import service, term
 from moorage.scheduler.leader.service import Scheduler
@@ -100,7 +101,11 @@ class Hazards(Protocol):
 class Cluster:
     """`run` once. `faults` scales how much goes wrong, 0 for nothing; `_hazards` says what."""
 
+    #: those of each world that is made, see `tests.ceilings`
+    ceilings: Ceilings = CEILINGS
+
     def __init__(self, seed: int, *, faults: float = 1.0, schedulers: int = 2, jobs: int = 40) -> None:
+        self.ceilings = type(self).ceilings
         self.seed = seed
         self.replicas = 1 if seed % 2 else 3
         self.rng = random.Random(seed)
@@ -114,7 +119,7 @@ class Cluster:
         self.freezing: dict[str, Any] = {}
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
         self.config = self._policy() if faults > 0 else CONFIG
-        self.judge = Judge(self.config)
+        self.judge = Judge(self.config, self.ceilings)
         self.schedulers = [f"scheduler-{n}" for n in range(schedulers)]
         self.hosts = {host.name: host for host in simulated_hosts(self.rng.choice(FLEETS), name="w")}
         self.machines: dict[str, Machine] = {}
@@ -288,6 +293,7 @@ class Cluster:
             replicas=self.replicas,
             snapshot_command=Command(["in this process"], {}),
             snapshot_records=SNAPSHOT_RECORDS,
+            ceilings=self.ceilings,
         )
         await scheduler.run()
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import State, Worker
 from moorage.scheduler.ledger.invariants import Broken, validate
@@ -44,8 +45,8 @@ class Violated(AssertionError):
 class Judge:
     """`watch` the bus, tell it of answers and starts; the first violation is raised by `finish`, or at once."""
 
-    def __init__(self, config: Config) -> None:
-        self.state = State()
+    def __init__(self, config: Config, ceilings: Ceilings = CEILINGS) -> None:
+        self.state = State(ceilings)
         self.machines: list[Machine] = []
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
         self.accepted: set[tuple[str, str]] = set()

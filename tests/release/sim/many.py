@@ -16,6 +16,8 @@ from collections import Counter
 from functools import partial
 from typing import Final, NamedTuple
 
+from tests.ceilings import BOUNDS, worlds_with
+from tests.release.sim.cluster import Cluster
 from tests.release.sim.wide import WideWorld
 from tests.release.sim.world import World
 
@@ -32,8 +34,16 @@ class Told(NamedTuple):
     started: int
 
 
-def run(seed: int, wide: bool = False) -> Told:
-    world, wrong = (WideWorld if wide else World)(seed), ""
+def run(seed: int, wide: bool = False, small: bool | None = None) -> Told:
+    """A seed as it is, then with all bounds small, or one of the two."""
+    if small is None:
+        told = run(seed, wide, small=False)
+        if told.wrong:
+            return told
+        told = run(seed, wide, small=True)
+        return told._replace(wrong=told.wrong and f"{told.wrong} --small")
+    with worlds_with(BOUNDS["small" if small else "usual"], Cluster):
+        world, wrong = (WideWorld if wide else World)(seed), ""
     try:
         world.run()
     except AssertionError as violated:

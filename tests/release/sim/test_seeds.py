@@ -5,10 +5,13 @@ A seed says the same everywhere only with PYTHONHASHSEED=0, as `make sim` sets i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
+from tests.ceilings import BOUNDS, worlds_with
+from tests.release.sim.cluster import Cluster
 from tests.release.sim.world import World
 from tests.turns import seeds, turns
 
@@ -28,6 +31,12 @@ REGRESSIONS: Final = {
     7386: "a maintenance window that began in the record in which an operator opened the worker drained it for ever",
     9065: "who still ended for a preemptor that had gone did not count, and more was taken back than was borrowed",
 }
+
+
+@pytest.fixture(autouse=True, params=BOUNDS)
+def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
+    with worlds_with(BOUNDS[request.param], Cluster):
+        yield
 
 
 @pytest.mark.parametrize("seed", seeds(OFTEN, MORE))

@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.ceilings import SMALL
 from tests.release.workloads import plan as plans
 from tests.release.workloads import reserving, stream
 from tests.release.workloads.plan import Plan
 from tests.release.workloads.world import World
+from tests.unit.scheduler.driving import Driving
 
 
 def made(seed: int) -> Plan:
@@ -67,9 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.release.workloads", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--shrink", action="store_true", help="first leave out what does not matter, for a minute")
+    parser.add_argument("--small", action="store_true", help="with all bounds small, see `tests.ceilings`")
     asked = parser.parse_args(arguments)
     if arguments is None:
         same_hashes("tests.release.workloads")
+    if asked.small:
+        Driving.ceilings = SMALL
     plan = made(asked.seed)
     if asked.shrink and failure(plan):
         plan = shrink(plan)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.ceilings import SMALL, worlds_with
 from tests.release.workloads.__main__ import failure, made, same_hashes, world_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -46,6 +47,10 @@ def run(seed: int) -> Came:
     plan = made(seed)
     world = world_of(plan)
     wrong = failure(plan, world=world)
+    if not wrong:
+        with worlds_with(SMALL):
+            wrong = failure(plan)
+        wrong = wrong and f"{wrong} --small"
     return Came(seed, plan.theme, wrong, time.process_time() - began, world.records, world.found)
 
 

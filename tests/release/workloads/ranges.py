@@ -57,8 +57,10 @@ def restless(world: World) -> list[str]:
 
 
 def _ended(world: World, job: Job) -> dict[int, str]:
-    """How its replicas ended, as events told."""
+    """How its replicas ended, as events told; of a job that is not listed they have counts, and its row tells it."""
     found: dict[int, str] = {}
+    if not job.is_listed:
+        return {number: STATES[state] for state, ended in job.ended for number in numbers_in(ended)}
     for event in world.drive.events:
         if (event["tenant"], event["job"]) != (job.tenant, job.name):
             continue

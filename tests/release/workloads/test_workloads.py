@@ -6,14 +6,16 @@ More of them: `python -m tests.release.workloads.many`. One of them, step by ste
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.ceilings import NO_HISTORY, worlds_with
+from tests.ceilings import BOUNDS, without_history, worlds_with
 from tests.release.workloads import new_leader
 from tests.release.workloads.__main__ import failure, made, shrink, world_of
+from tests.release.workloads.crowds import CROWDS_FROM, Crowds
 from tests.release.workloads.many import Passed
 from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
@@ -36,6 +38,7 @@ from tests.release.workloads.themes import (
 )
 from tests.release.workloads.world import World
 from tests.turns import seeds
+from tests.unit.scheduler.driving import Driving
 
 #: cases of CI, and further ones of `make release-check`: of the first themes, and of those that were added
 OFTEN, MORE = 10, 80
@@ -48,6 +51,12 @@ SLEEPERS_OFTEN, SLEEPERS_MORE = 2, 20
 #: a refused job that leaves its queue group, GPUs without a known end under a limit, (two) a new leader that took the
 #: runs of one shape for those of another, and two replicas of a job that end on one host for two jobs
 FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544, 403_200, 450_078, 450_180, 7_400_268]
+
+
+@pytest.fixture(autouse=True, params=BOUNDS)
+def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
+    with worlds_with(BOUNDS[request.param]):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,7 @@ def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
 def test_without_histories_all_is_decided_alike(first: int, at: int) -> None:
     plan = made(first + at)
     usual = world_of(plan)
-    with worlds_with(NO_HISTORY):
+    with worlds_with(without_history(Driving.ceilings)):
         without = world_of(plan)
     assert [failure(plan, world=usual), failure(plan, world=without)] == ["", ""]
     assert without.drive.records == usual.drive.records
@@ -73,7 +82,7 @@ def test_without_histories_all_is_decided_alike(first: int, at: int) -> None:
 @pytest.mark.parametrize("seed", seeds(2, 10, SERVICES_FROM))
 def test_without_histories_members_move_alike(seed: int) -> None:
     usual = Services(seed)
-    with worlds_with(NO_HISTORY):
+    with worlds_with(without_history(Driving.ceilings)):
         without = Services(seed)
     usual.run()
     without.run()
@@ -90,6 +99,11 @@ def test_jobs_start_after_those_that_they_name_and_hold_up_nobody_until_then(see
 def test_of_a_sweep_no_more_run_or_fail_than_may_and_what_failed_is_run_again(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.release.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, CROWDS_FROM))
+def test_beside_sweeps_of_many_deadlines_are_kept_and_new_jobs_answered(seed: int) -> None:
+    Crowds(seed).run()
 
 
 @pytest.mark.parametrize("seed", seeds(STREAM_OFTEN, STREAM_MORE, STREAM_FROM))

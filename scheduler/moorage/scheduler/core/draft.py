@@ -95,6 +95,7 @@ class Draft:
         "examined",
         "failed",
         "idle",
+        "is_short",
         "jobs_left",
         "left_queue",
         "moved",
@@ -115,6 +116,7 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
+        self.is_short = False  # something that was to end had no room
         self.turned = False  # an attempt was frozen, or runs on
         self.digest = state.digest  # before this record
         # consecutive jobs of one tenant are one item; in the order of job numbers
@@ -220,7 +222,9 @@ class Draft:
         What is too large for half a record, such as the end of a wide gang, goes into one that is less than half full.
         """
         size, most = steps * STEP_BYTES + acts * ACT_BYTES, self._ceilings.full_bytes
-        return self.bytes + size <= most or not self.half_full or self.empty
+        has_room = self.bytes + size <= most or not self.half_full or self.empty
+        self.is_short |= not has_room
+        return has_room
 
     @property
     def steps_left(self) -> int:

@@ -147,6 +147,7 @@ class Engine:
         self._half_life_ms = config.half_life_ms
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
         self._looked_ms = 0
+        self._crowded = False  # frames left no room for what each second ends: that comes first in the next record
         self._scaled_ms = mono_ms
         self._built_ms = mono_ms
         self._replan = False  # plan again at once: the last record was full, or a worker joined with it
@@ -300,7 +301,13 @@ class Engine:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self.indexing.rejects or self.room.is_due
-        return bool(urgent or self._hurry or self.sleeping.is_called or (self._replan and not self.queue.is_empty))
+        return bool(
+            urgent
+            or self._hurry
+            or self._crowded
+            or self.sleeping.is_called
+            or (self._replan and not self.queue.is_empty)
+        )
 
     @property
     def waiting(self) -> int:
@@ -371,12 +378,13 @@ class Engine:
         self._built_ms = mono_ms
         if self.state.half_life_ms != self._half_life_ms:
             draft.add(acts.HalfLife(self._half_life_ms))  # a leader counts usage by its own setting
-        looks = mono_ms - self._looked_ms >= 1000
-        orders = self._gather(flight, mono_ms, looks=looks)
-        looks = looks and self._begins("each second", draft)
+        looks, crowded, self._crowded = mono_ms - self._looked_ms >= 1000, self._crowded, False
+        orders = self._gather(flight, mono_ms, looks=looks, most=0 if crowded else self.state.ceilings.events)
+        looks = (looks or crowded) and self._begins("each second", draft)
         if looks:
-            self._looked_ms = mono_ms
+            self._looked_ms, draft.is_short = mono_ms, False
             self._each_second(flight, mono_ms)
+            self._crowded = draft.is_short and not crowded
         draft.begin_bulk()
         self._take_cancels(flight)
         if self._begins("unmatched", draft):
@@ -433,11 +441,12 @@ class Engine:
         self._at = step
         return not self.containment.is_aside(draft.time_ms, "step", step)
 
-    def _gather(self, flight: InFlight, mono_ms: int, *, looks: bool) -> list[Order | ChangeOrder | Execute]:
+    def _gather(self, flight: InFlight, mono_ms: int, *, looks: bool, most: int) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
-        Where the second's ends are looked for behind them (`looks`), half of the record is left for those.
+        They are at most so many (`most`). Where the second's ends are looked for behind them (`looks`), half of the
+        record is left for those.
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
@@ -445,7 +454,7 @@ class Engine:
         later: list[FromWorker] = []
         joined: set[str] = set()
         taken = self.pending.taken_rest
-        for _ in range(self.state.ceilings.events):
+        for _ in range(most):
             if not rest or (draft.half_full if looks else draft.full):
                 break
             event = rest.popleft()

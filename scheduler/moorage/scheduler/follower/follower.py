@@ -19,6 +19,7 @@ import msgspec
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.queue_streams import info_of
 from moorage.scheduler.follower.history import History
@@ -87,16 +88,17 @@ class Follower:
         config: Config,
         replicas: int,
         save_records: int,
+        ceilings: Ceilings = CEILINGS,
     ) -> None:
         """`jetstream` is the ledger's account, `world` the users', which has the history.
 
         `config` says how long and how large the history is.
         """
-        self._ledger = Ledger(jetstream, subjects, 0, replicas=replicas)
-        self._snapshots = Snapshots(jetstream, subjects, replicas)
-        self._saves = Saves(jetstream, subjects, replicas)
+        self._ledger = Ledger(jetstream, subjects, 0, replicas=replicas, ceilings=ceilings)
+        self._snapshots = Snapshots(jetstream, subjects, replicas, ceilings)
+        self._saves = Saves(jetstream, subjects, replicas, ceilings)
         self._save_records = save_records
-        self._state = State()
+        self._state = State(ceilings)
         self._usage = Usage(self._state)
         self._acts = OperatorsActs()
         self._history = History(world, subjects, config, replicas)
@@ -154,7 +156,7 @@ class Follower:
         """Read the newest save. If it is none of this ledger, begin at the ledger's newest snapshot."""
         await self._saves.open()
         saved = await self._saves.read()
-        self._state, self._usage, written, self._acts = saved or _nothing()
+        self._state, self._usage, written, self._acts = saved or _nothing(self._state.ceilings)
         ledger_id = (await self._ledger.last_term()).ledger_id if saved is not None else ""
         if ledger_id and ledger_id != self._state.ledger_id:
             newest = await recover(self._ledger, self._snapshots)
@@ -163,7 +165,7 @@ class Follower:
                 await self._bridge()
                 return
             log.warning("what the follower of the ledger has counted is of another ledger, %s", self._state.ledger_id)
-            self._state, self._usage, written, self._acts = _nothing()
+            self._state, self._usage, written, self._acts = _nothing(self._state.ceilings)
         await self._history.begin(self._state, written.last, written.jobs)
         self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
 
@@ -176,7 +178,7 @@ class Follower:
         saved = await self._saves.read()
         if saved is not None and saved.state.ledger_id != (await self._ledger.last_term()).ledger_id:
             return
-        self._state, self._usage, written, self._acts = saved or _nothing()
+        self._state, self._usage, written, self._acts = saved or _nothing(self._state.ceilings)
         await self._history.begin(self._state, written.last, written.jobs)
         await self._catch_up()
         await self._save()
@@ -296,6 +298,6 @@ def behind(records: int) -> Problem:
     )
 
 
-def _nothing() -> Saved:
-    state = State()
+def _nothing(ceilings: Ceilings) -> Saved:
+    state = State(ceilings)
     return Saved(state, Usage(state), Written(), OperatorsActs())

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.usage import Usage
@@ -77,7 +78,10 @@ _decode_named: Final = msgspec.msgpack.Decoder(_Named).decode
 class Saves:
     """The stream of saves, as one follower reads and writes it."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int = 1) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, replicas: int = 1, ceilings: Ceilings = CEILINGS
+    ) -> None:
+        self._ceilings = ceilings
         self._js = jetstream
         self._subjects = subjects
         self._replicas = replicas
@@ -123,7 +127,7 @@ class Saves:
                 continue
             try:
                 body = _decode(data)
-                state = load(body.state)
+                state = load(body.state, self._ceilings)
                 return Saved(state, Usage.load(body.usage, state), body.history, OperatorsActs.load(body.acts))
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)

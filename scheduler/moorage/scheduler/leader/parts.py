@@ -12,6 +12,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.buckets.beside import BucketsBeside
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.follower.beside import FollowerBeside
@@ -54,6 +55,7 @@ class Parts:
         snapshot_records: int = RECORDS_BETWEEN,
         own_process: bool = False,
         recorder: Recorder | None = None,
+        ceilings: Ceilings = CEILINGS,
     ) -> None:
         """`snapshot_command` starts the process that writes snapshots; with None there are none.
 
@@ -80,9 +82,10 @@ class Parts:
         self.replicas = replicas
         self.leader = secrets.randbits(62)
         self.world_js = JetStream(self.operators)  # workers wait for nothing that is read from streams
-        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
+        self.ceilings = ceilings
+        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas, ceilings=ceilings)
         self._ledger_js = JetStream(ledger_world)
-        self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas)
+        self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas, ceilings)
         self.copies = Copies(JetStream(ledger_world), self.subjects, replicas)
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.tenant_buckets = TenantBuckets(self.world_js, self.subjects, replicas, self._try_room)
@@ -100,5 +103,13 @@ class Parts:
 
     def follower(self) -> FollowerBeside:
         """Return the follower for a new term."""
-        at = self._ledger_js, self.world_js, self.subjects, self.config, self.replicas, self.snapshot_records
+        at = (
+            self._ledger_js,
+            self.world_js,
+            self.subjects,
+            self.config,
+            self.replicas,
+            self.snapshot_records,
+            self.ceilings,
+        )
         return FollowerBeside(self._follower_command, lambda: Follower(*at))

@@ -32,6 +32,7 @@ from moorage.bus.jetstream import (
     wall_seconds,
 )
 from moorage.scheduler.core.ledger import acts, records
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.fold import check_format, fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
@@ -97,7 +98,10 @@ class _Fence:
 class Ledger:
     """The ledger as one scheduler reads and writes it. `leader` is its random number, which marks its records."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, leader: int, *, replicas: int = 1) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, leader: int, *, replicas: int = 1, ceilings: Ceilings = CEILINGS
+    ) -> None:
+        self.ceilings = ceilings
         self._js = jetstream
         self._subjects = subjects
         self._leader = leader

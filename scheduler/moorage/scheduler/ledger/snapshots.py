@@ -17,6 +17,7 @@ from typing import Any, Final
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, JsError
+from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, OtherSnapshot, dump, load, snapshot_digest
@@ -39,7 +40,10 @@ EXIT_GONE: Final = 3
 class Snapshots:
     """The snapshot stream: immutable chunks under a name; a snapshot is valid once the ledger names it."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int = 1) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, replicas: int = 1, ceilings: Ceilings = CEILINGS
+    ) -> None:
+        self._ceilings = ceilings
         self._js = jetstream
         self._subjects = subjects
         self._replicas = replicas
@@ -94,7 +98,7 @@ class Snapshots:
         data = b"".join(parts)
         if snapshot_digest(data) != digest:
             raise BadSnapshot(f"snapshot {name} has {len(data)} bytes that are not those the ledger names")
-        return load(data)
+        return load(data, self._ceilings)
 
     async def purge_older(self, newest: str, before: str) -> None:
         """Remove the chunks that were written before those of the snapshot `newest`, but for the snapshot `before`.
@@ -134,7 +138,7 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
             "snapshot %s ends at record %d, but the ledger says that it ends at record %d", name, state.seq, seq
         )
     ledger.unread_snapshot = unread
-    return State()
+    return State(ledger.ceilings)
 
 
 async def follow_and_write(ledger_target: str | None, prefix: str, replicas: int) -> tuple[str, int, str]:

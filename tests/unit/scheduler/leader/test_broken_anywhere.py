@@ -5,16 +5,24 @@ Worlds by seed, see `broken_world`; many of them: `python -m tests.release.sim.b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
+from tests.ceilings import BOUNDS, worlds_with
 from tests.turns import turns
 from tests.unit.scheduler.broken_world import Forgiving, failure, forgiving
 from tests.unit.scheduler.faulty_world import FaultyWorld
 
 #: seeds of worlds with defects of a moment (even) and with ones that last (odd)
 SEEDS: Final = 40
+
+
+@pytest.fixture(autouse=True, params=BOUNDS)
+def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
+    with worlds_with(BOUNDS[request.param]):
+        yield
 
 
 @pytest.mark.parametrize("seed", turns(range(SEEDS), often=4, more=12))

@@ -47,6 +47,8 @@ class Ceilings:
     choices: int = 192
     #: rate. The most jobs for which others are being ended at one time
     standing: int = 16
+    #: rate. The most ended jobs that one record compacts (big ones count more)
+    compacts: int = 512
     #: form. Of jobs with more replicas, transitions of many replicas at once are one row, and answers have counts
     listed: int = 1_024
 

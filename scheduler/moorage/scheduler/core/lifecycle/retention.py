@@ -12,8 +12,6 @@ from moorage.scheduler.core.ledger.finished import request_digest
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.request_cache import RequestCache
 
-#: the most ended jobs that one record compacts (big ones count more)
-COMPACT_MAX: Final = 512
 #: compaction waits until `ended_max` is exceeded by one part in this many, so that most records compact nothing
 COMPACT_PARTS: Final = 256
 
@@ -52,9 +50,9 @@ class Retention:
         If a submit waits for an id (`holds_up`), jobs are compacted up to the one that has it.
         """
         state, most = self._state, self._config.ended_max
-        surplus = min(len(state.ended) + state.extra_ended - most, COMPACT_MAX)
+        surplus = min(len(state.ended) + state.extra_ended - most, state.ceilings.compacts)
         if self._through in state.jobs:
-            surplus = COMPACT_MAX
+            surplus = state.ceilings.compacts
         elif surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
         flat: list[Any] = []
@@ -80,7 +78,7 @@ class Retention:
         if self.rows_looked and not added:
             return
         self.rows_looked = True
-        finished, most = self._state.finished, max(COMPACT_MAX, 2 * added)
+        finished, most = self._state.finished, max(self._state.ceilings.compacts, 2 * added)
         old = finished.older_than(draft.time_ms - self._rows_ms, most)
         old = max(old, min(len(finished) + added - self._config.finished_rows, most))
         if old > 0:

@@ -81,8 +81,11 @@ class Windows:
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
             window, flag = worker.window, worker.flag
-            if window is None or draft.full:
+            if window is None:
                 continue
+            if draft.full:
+                draft.is_short = True
+                return
             if window.until_ms and now >= window.until_ms:
                 if flag == "draining":
                     self.flag(draft, worker, "open", window.by, window.why)
