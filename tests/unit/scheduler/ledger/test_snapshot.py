@@ -160,7 +160,19 @@ FOLLOW = {
     Schedule: {"row"},
 }
 SOFT = {
-    Job: {"shape", "deadline_ms", "key", "told", "folded", "always", "own_subject", "since_ms", "extra", "derived"},
+    Job: {
+        "is_listed",
+        "shape",
+        "deadline_ms",
+        "key",
+        "told",
+        "folded",
+        "always",
+        "own_subject",
+        "since_ms",
+        "extra",
+        "derived",
+    },
     Replica: {"nth"},
     Attempt: {"missed", "runs_as"},
     Worker: {"pool", "pool_of"},
