@@ -197,6 +197,7 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
     """
     order, found, next_ms = known.order, list[Claim](), math.inf
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
+    needing: dict[int, bool] = {}  # by shape, whether it needs whole hosts
     for group in _likely(known, last):
         job = draft.state.jobs.get(group.jobs[0]) if order.prune(group) else None
         if job is None:
@@ -209,7 +210,9 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
             key, shape = order.key(group), group.shape
             if last is not None and last.num == job.num and last.is_wide:
                 key = (*key[:2], MOST_OWED)
-            later = not needs_whole_hosts(known.fleet, shape)
+            if (needs := needing.get(shape.index)) is None:
+                needs = needing[shape.index] = needs_whole_hosts(known.fleet, shape)
+            later = not needs
             found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)
