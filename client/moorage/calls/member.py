@@ -79,6 +79,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     hops: int = 0
     priority: int = PRIORITY_DEFAULT
     time_ms: int = 0
+    whole_ms: int = 0  # with the tries before this one; 0 for the first
     output_max: int | None = None  # bytes of an answer in parts that its caller takes; None for any number
     endpoint: str = ""
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
@@ -473,7 +474,8 @@ class Member:
 
         A caller that gives less time from the first knows its call to be a short one.
         """
-        return 0 < self._mean_ms <= call.time_ms and call.time_ms - waited_ms < self._mean_ms
+        whole_ms = max(call.time_ms, call.whole_ms)
+        return call.time_ms > 0 and 0 < self._mean_ms <= whole_ms and call.time_ms - waited_ms < self._mean_ms
 
     def _goes_ahead(self, call: Call, now_s: float) -> bool:
         """Return whether the program may have a call before it has a place.

@@ -69,6 +69,7 @@ from moorage.schemas.service import (
     WAIT_MS,
     WAIT_S_MAX,
     WAITED_MS,
+    WHOLE_MS,
     CallErrorBody,
     Found,
     MemberLoad,
@@ -95,7 +96,7 @@ LISTENS_S: Final = 2.0
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
 _WAIT_MS, _TIME_MS, _PRIORITY, _OUTPUT = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower(), OUTPUT.lower()
-_WAITED_MS, _HOPS = WAITED_MS.lower(), HOPS.lower()
+_WAITED_MS, _HOPS, _WHOLE_MS = WAITED_MS.lower(), HOPS.lower(), WHOLE_MS.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
 
@@ -331,6 +332,8 @@ class Messenger:
                     call.wait_ms = min(_checked(WAIT_MS, value), _WAIT_MS_MAX)
                 elif known == _TIME_MS:
                     call.time_ms = min(_checked(TIME_MS, value), _WAIT_MS_MAX)
+                elif known == _WHOLE_MS:
+                    call.whole_ms = min(_checked(WHOLE_MS, value), _WAIT_MS_MAX)
                 elif known == _OUTPUT:
                     call.output_max = _checked(OUTPUT, value)
                 elif known == _PRIORITY:

@@ -81,6 +81,7 @@ from moorage.schemas.service import (
     TIME_MS,
     WAIT_MS,
     WAITED_MS,
+    WHOLE_MS,
     CallErrorBody,
 )
 from moorage.schemas.unreadable import UNREADABLE
@@ -274,6 +275,7 @@ class _Time(NamedTuple):
     answer_s: float
     start_s: float
     streams: bool = False
+    whole_s: float = 0.0  # of all tries, where this is not the first
 
     @property
     def first_s(self) -> float:
@@ -285,7 +287,10 @@ class _Time(NamedTuple):
         """What the member is told of it: it refuses a call that waits for too long before its caller gives up."""
         wait_s = min(self.start_s, self.first_s - min(REFUSED_S, self.first_s / 2))
         told = {WAIT_MS: str(max(1, round(wait_s * 1000)))}
-        return told if self.streams else {**told, TIME_MS: str(max(1, round(self.answer_s * 1000)))}
+        if self.streams:
+            return told
+        told[TIME_MS] = str(max(1, round(self.answer_s * 1000)))
+        return {**told, WHOLE_MS: str(round(self.whole_s * 1000))} if self.whole_s else told
 
 
 class _UnderWay:
@@ -710,6 +715,7 @@ class _Tries:
         self._service = service
         self._idempotent = idempotent
         self._wait_s = AGAIN_S_MIN
+        self._is_again = False
 
     @property
     def left_s(self) -> float:
@@ -719,7 +725,8 @@ class _Tries:
     def time(self, try_s: float) -> _Time:
         """Return the time of the next try, at most `try_s`."""
         answer_s = min(max(self._ends_s - time.monotonic(), 0.001), try_s)
-        return _Time(answer_s, min(self.left_s, answer_s))
+        whole_s = self._ends_s - self._began_s if self._is_again else 0.0
+        return _Time(answer_s, min(self.left_s, answer_s), whole_s=whole_s)
 
     async def again(self, error: CallRefused | CallFailed | Unreachable | TimedOut) -> None:
         """Wait until the next try. Raises the error if there is none."""
@@ -738,6 +745,7 @@ class _Tries:
         if self._starts_s - time.monotonic() < TRY_S_MIN:
             raise await self._with_why(error) from None
         self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
+        self._is_again = True
 
     async def _with_why(self, error: ClientError) -> ClientError:
         """Return the error of a call that gives up; of one that nobody served, as `no-member` with the job that has the

@@ -36,6 +36,8 @@ WAIT_MS: Final = "Moorage-Wait-Ms"
 #: of a call: the milliseconds after which its caller waits no longer for the answer. A call that has waited until less
 #: than a run takes is left does not begin
 TIME_MS: Final = "Moorage-Time-Ms"
+#: the same of a call that is sent again: the milliseconds that its caller gave it with all its tries
+WHOLE_MS: Final = "Moorage-Whole-Ms"
 #: of a call for one of the service's methods that a member hands to another: which one
 ENDPOINT: Final = "Moorage-Endpoint"
 #: words behind a service's name in a subject that are no methods of it
@@ -165,7 +167,7 @@ RESERVED_HEADERS: Final = frozenset(
 )
 
 #: headers of a call, in small letters, that follow from how it is called: from its time, priority and data
-OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, TIME_MS, PRIORITY, INPUT, OUTPUT))
+OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, TIME_MS, WHOLE_MS, PRIORITY, INPUT, OUTPUT))
 
 
 class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

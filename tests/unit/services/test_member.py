@@ -779,3 +779,9 @@ def test_a_call_that_waited_until_a_run_takes_longer_than_its_time_does_not_begi
     assert begun[2] == "in time"
     m.on_end(3, 1.11)
     assert ran(outside) == ["short"], "its caller knows better than the mean how long it takes"
+    m.on_end(4, 1.12)
+    outside.take()
+    m.on_call(call("again", 2.0, time_ms=300, whole_ms=2000), 2.0)
+    assert outside.take()[0][:3] == ("refuse", "again", EXPIRED), "sent again with what is left of its time"
+    m.on_call(call("brief", 2.0, time_ms=300, whole_ms=310), 2.0)
+    assert ran(outside) == ["brief"]
