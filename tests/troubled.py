@@ -149,7 +149,7 @@ class Troubled:
                 await client.submit_many([{**wanted, "job": f"works-{model.lower()}-{at}"} for at in range(jobs)])
 
             async def run() -> list[Any] | None:
-                rows = (await client.ls(["RUNNING"], 1000)).jobs
+                rows = (await client.ls(states=["RUNNING"], limit=1000)).jobs
                 return rows if len(rows) == 25 else None
 
             for at, row in enumerate(await until(run, WAIT_S, "what works runs")):
@@ -169,7 +169,7 @@ class Troubled:
     async def _most_of(self, kind: str) -> str:
         """Return the worker that has most jobs of a kind."""
         async with AsyncClient(self.node.url, tenant=KINDS[kind]) as client:
-            return Counter(row.worker for row in (await client.ls(["RUNNING"])).jobs).most_common(1)[0][0]
+            return Counter(row.worker for row in (await client.ls(states=["RUNNING"])).jobs).most_common(1)[0][0]
 
     def _play(self, faults: dict[str, dict[str, Any]]) -> None:
         for folder in (self.node.folder / "workers").iterdir():
@@ -184,7 +184,7 @@ class Troubled:
         async with AsyncClient(self.node.url, tenant=KINDS[kind]) as client:
 
             async def run() -> bool:
-                return len((await client.ls(["RUNNING"], labels={"kind": kind})).jobs) >= jobs
+                return len((await client.ls(states=["RUNNING"], labels={"kind": kind})).jobs) >= jobs
 
             await until(run, WAIT_S, f"{jobs} jobs {kind} run")
 

@@ -563,9 +563,9 @@ class AsyncClient:
 
     async def ls(
         self,
+        *jobs: str,
         states: Sequence[str] = (),
         limit: int = 100,
-        *,
         labels: Mapping[str, str] | None = None,
         ids: str = "",
         reason: str = "",
@@ -574,13 +574,21 @@ class AsyncClient:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.
 
         Only jobs in the scheduler's memory are listed and counted. `states` selects `jobs`; empty means all states.
-        `counts` has all states. What else is given leaves out all other jobs: `labels` that a job must have (the value
-        `*` is any), a pattern of `ids` such as `train-*-r1`, the `reason` for which it waits, the `worker` that has it.
-        Raises `Rejected`.
+        `counts` has all states. What else is given leaves out all other jobs: `jobs`, each an id or a pattern such as
+        `train-*-r1`, as is `ids`; `labels` that a job must have (the value `*` is any); the `reason` for which it
+        waits; the `worker` that has it. Raises `Rejected`.
         """
         from moorage.client.answers import JobList
         from moorage.client.reading import as_struct
 
+        if wrong := next((each for each in jobs if not isinstance(each, str)), None):
+            raise rejected(
+                "invalid-argument",
+                "ls takes ids of jobs, and states by name",
+                found=wrong,
+                next='write ls("train-*", states=["RUNNING"])',
+            )
+        ids = ",".join(filter(None, (*jobs, ids)))
         asked = {"states": [states] if isinstance(states, str) else list(states), "limit": limit, "history": False}
         more = {"labels": dict(labels or {}), "ids": ids, "reason": reason, "worker": worker}
         return as_struct(

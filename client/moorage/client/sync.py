@@ -818,16 +818,18 @@ class Client(ClientBase):
 
     def ls(
         self,
+        *jobs: str,
         states: Sequence[str] = (),
         limit: int = 100,
-        *,
         labels: Mapping[str, str] | None = None,
         ids: str = "",
         reason: str = "",
         worker: str = "",
     ) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000."""
-        return self._thread.call(self._twin.ls(states, limit, labels=labels, ids=ids, reason=reason, worker=worker))
+        return self._thread.call(
+            self._twin.ls(*jobs, states=states, limit=limit, labels=labels, ids=ids, reason=reason, worker=worker)
+        )
 
     def lease(
         self,

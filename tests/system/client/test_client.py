@@ -32,7 +32,7 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
         assert shown.request.gpu is not None
         assert (shown.gpu, shown.request.gpu.count) == ("3xany", 3)
         assert (await job.explain()).state == "RUNNING"
-        assert [row.job for row in (await other.ls(["RUNNING"])).jobs] == ["by-id"]
+        assert [row.job for row in (await other.ls(states=["RUNNING"])).jobs] == ["by-id"]
         await job.cancel()
         with pytest.raises(NotFound):
             await other.job("nobody").show()

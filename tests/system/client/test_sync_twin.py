@@ -118,7 +118,7 @@ def test_client_run_returns_stdout_and_submit_follows_and_ends_jobs(client: Clie
     with pytest.raises(JobFailed) as failed:
         client.submit(["exit", "7"]).result("60s")
     assert failed.value.exit_code == 7
-    assert next(row.job for row in client.ls(["SUCCEEDED"]).jobs) == "one"
+    assert next(row.job for row in client.ls(states=["SUCCEEDED"]).jobs) == "one"
     assert {row.state for row in client.fleet.show().workers} == {"up"}
     assert client.fleet.drain("sim-0001").worker == "sim-0001"
     with pytest.raises(NotFound):

@@ -70,7 +70,7 @@ async def leave_nothing(fleet: Node) -> None:
     """End what a page left running, and wait until its GPUs are free again."""
     for tenant in ("default", "vision", "sandbox"):
         async with AsyncClient(with_own_login(Context(url=fleet.url), fleet.env()), tenant=tenant) as client:
-            rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000)).jobs
+            rows = (await client.ls(states=["QUEUED", "PLACED", "CLAIMED", "RUNNING"], limit=1000)).jobs
             jobs = [client.job(row.job) for row in rows]
             for job in jobs:
                 await job.cancel("the page is read")

@@ -95,7 +95,11 @@ MISTAKES: Final[dict[str, Mistake]] = {
         says="no-body",
     ),
     "a state that is none": Mistake(
-        "invalid-argument", 2, ("ls", {"states": ["ASLEEP"]}), lambda m: m.ls(["ASLEEP"]), ["ls", "--state", "asleep"],
+        "invalid-argument",
+        2,
+        ("ls", {"states": ["ASLEEP"]}),
+        lambda m: m.ls(states=["ASLEEP"]),
+        ["ls", "--state", "asleep"],
         says="RUNNING",
     ),
     "a limit that is none": Mistake(

@@ -165,7 +165,7 @@ async def test_the_code_of_many_replicas_is_one_wherever_it_is_asked_for() -> No
         assert (await moorage.wait(afresh))[0].code == 3  # asked for in a list
         assert (await moorage.wait([moorage.job(job.job)]))[0].code == 3
         assert (await job.show()).code == 3
-        assert {row.job: row.code for row in (await moorage.ls(["FAILED"])).jobs} == {job.job: 3}
+        assert {row.job: row.code for row in (await moorage.ls(states=["FAILED"])).jobs} == {job.job: 3}
 
 
 @in_virtual_time

@@ -54,6 +54,17 @@ def say_devices(task: Task) -> Ran:
 
 
 @in_virtual_time
+async def test_jobs_are_listed_by_some_ids_and_states_go_by_name() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        for job in ("a-1", "a-2", "b-1", "c-1"):
+            await moorage.submit(["true"], job=job)
+        assert [row.job for row in (await moorage.ls("a-*", "c-1")).jobs] == ["c-1", "a-2", "a-1"]
+        assert [row.job for row in (await moorage.ls("b-1", ids="c-*")).jobs] == ["c-1", "b-1"]
+        with pytest.raises(Rejected, match="states by name"):
+            await moorage.ls(["RUNNING"])  # type: ignore[arg-type]
+
+
+@in_virtual_time
 async def test_a_job_runs_its_script_on_its_lease() -> None:
     async with AsyncClient(transport=SimFleet("8xH100+4xL40S", script=say_devices)) as moorage:
         result = await moorage.run(["python", "train.py"], gpu="2xL40S")

@@ -22,9 +22,7 @@ LIMIT_MAX: Final = 1000
 
 
 def ls(
-    ids: Annotated[str, Parameter(help="Only jobs whose id matches, as 'train-*-r1', or begins so.")] = "",
-    /,
-    *,
+    *ids: Annotated[str, Parameter(help="Only jobs whose id matches one of these, as 'train-*-r1', or begins so.")],
     chosen: Chosen = ANY_JOB,
     worker: Annotated[
         str, Parameter(help="Only jobs that this worker has, and ended ones that ran there last.", value="WORKER")
@@ -49,7 +47,7 @@ def ls(
     asked: dict[str, Any] = {
         "states": chosen.states,
         "labels": chosen.labels,
-        "ids": ids if EACH in ids or not ids else ids + EACH,
+        "ids": ",".join(each if EACH in each else each + EACH for each in ids),
         "worker": worker,
         "reason": reason,
         "limit": limit,

@@ -92,7 +92,7 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
     async def ls(states: list[str] | None = None, ids: str = "", reason: str = "", worker: str = "") -> Any:
         """The tenant's jobs, newest first. `states` as QUEUED, RUNNING, FAILED; `ids` is a pattern as train-*; `reason`
         is that of jobs that wait; `worker` is a host's name."""
-        return (await client.ls(states or (), ROWS_MAX, ids=ids, reason=reason, worker=worker)).data
+        return (await client.ls(states=states or (), limit=ROWS_MAX, ids=ids, reason=reason, worker=worker)).data
 
     @offered(reads=True)
     async def explain(job: str) -> Any:

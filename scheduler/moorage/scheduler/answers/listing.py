@@ -95,7 +95,7 @@ class Wanted:
     def __init__(self, asked: LsAsked, tenant: str) -> None:
         self.asked = asked
         self.tenant = tenant
-        self._ids = Pattern(asked.ids) if asked.ids else None
+        self._ids = [Pattern(each) for each in filter(None, asked.ids.split(","))]
 
     @property
     def of_history(self) -> bool:
@@ -115,7 +115,7 @@ class Wanted:
     def counts(self, engine: Engine, job: Job) -> bool:
         """Return whether a job in memory counts: whether it is asked for, whatever its state."""
         asked = self.asked
-        if self._ids is not None and not self._ids.matches(job.name):
+        if self._ids and not any(each.matches(job.name) for each in self._ids):
             return False
         if asked.worker and not _was_on(engine, job, asked.worker):
             return False
@@ -136,7 +136,7 @@ class Wanted:
         asked = self.asked
         if not found.over or (asked.states and found.state not in asked.states):
             return None
-        if self._ids is not None and not self._ids.matches(found.job):
+        if self._ids and not any(each.matches(found.job) for each in self._ids):
             return None
         labels = labels_in(bytes(found.request))
         if asked.labels and not self._labelled(labels):

@@ -20,6 +20,8 @@ LISTED_MAX: Final = 1000
 #: labels that one question may ask for, and characters of an id's pattern
 LABELS_ASKED_MAX: Final = 16
 PATTERN_CHARS_MAX: Final = 128
+#: patterns that one question may have
+PATTERNS_MAX: Final = 100
 #: any number of characters in an id's pattern
 ANY: Final = "*"
 
@@ -32,7 +34,8 @@ class LsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     - `states`: jobs in one of these states; empty: in any.
     - `labels`: jobs with all of these labels. The value `*` is any.
-    - `ids`: jobs whose id matches, where `*` stands for any characters, as in `train-*-r1`.
+    - `ids`: jobs whose id matches, where `*` stands for any characters, as in `train-*-r1`; or one of several, with
+      commas between them.
     - `reason`: jobs that wait for this reason.
     - `worker`: jobs with an attempt on this worker, and ended ones whose last attempt was there.
     - `tenant`: an operator's question: jobs of this tenant; "" is of all. A tenant's own question has none.
@@ -63,8 +66,10 @@ class LsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
                 raise ValueError(f"states must be of {', '.join(STATES)}, found {state[:80]!r}")
         if len(self.labels) > LABELS_ASKED_MAX:
             raise ValueError(f"labels must be at most {LABELS_ASKED_MAX}, found {len(self.labels)}")
-        if self.ids and not _is_pattern(self.ids):
+        patterns = self.ids.split(",") if self.ids else []
+        if len(patterns) > PATTERNS_MAX or not all(map(_is_pattern, patterns)):
             allowed = f"1..{PATTERN_CHARS_MAX} letters, digits, '-', '_', '.', and '*' for any"
+            allowed += f"; at most {PATTERNS_MAX} of these, with commas between them"
             raise ValueError(f"ids must be {allowed}, found {self.ids[:80]!r}")
         if self.reason and self.reason not in REASONS:
             raise ValueError(f"reason must be one of {', '.join(REASONS)}, found {self.reason[:80]!r}")
