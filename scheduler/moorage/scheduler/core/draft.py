@@ -213,7 +213,7 @@ class Draft:
 
     @property
     def half_full(self) -> bool:
-        """Whether half of the record is taken: the other half is for what each second ends."""
+        """Whether half of the record is taken: the other half is for what belongs together and is large."""
         return self.full or self.bytes > self._ceilings.bulk_bytes
 
     def has_room(self, steps: int, acts: int = 0) -> bool:

@@ -379,7 +379,7 @@ class Engine:
         if self.state.half_life_ms != self._half_life_ms:
             draft.add(acts.HalfLife(self._half_life_ms))  # a leader counts usage by its own setting
         looks, crowded, self._crowded = mono_ms - self._looked_ms >= 1000, self._crowded, False
-        orders = self._gather(flight, mono_ms, looks=looks, most=0 if crowded else self.state.ceilings.events)
+        orders = self._gather(flight, mono_ms, 0 if crowded else self.state.ceilings.events)
         looks = (looks or crowded) and self._begins("each second", draft)
         if looks:
             self._looked_ms, draft.is_short = mono_ms, False
@@ -441,12 +441,11 @@ class Engine:
         self._at = step
         return not self.containment.is_aside(draft.time_ms, "step", step)
 
-    def _gather(self, flight: InFlight, mono_ms: int, *, looks: bool, most: int) -> list[Order | ChangeOrder | Execute]:
+    def _gather(self, flight: InFlight, mono_ms: int, most: int) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
-        They are at most so many (`most`). Where the second's ends are looked for behind them (`looks`), half of the
-        record is left for those.
+        They are at most so many (`most`).
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
@@ -455,7 +454,7 @@ class Engine:
         joined: set[str] = set()
         taken = self.pending.taken_rest
         for _ in range(most):
-            if not rest or (draft.half_full if looks else draft.full):
+            if not rest or draft.full:
                 break
             event = rest.popleft()
             taken.append(event)

@@ -60,7 +60,7 @@ def on(drive: Driving, worker: str) -> Counter[str]:
 
 def test_a_drain_ends_the_replicas_of_a_large_sweep_at_its_deadline_though_others_report() -> None:
     """Each is two steps, however many replicas its job has."""
-    drive = running(320, hosts=40)
+    drive = running(320, hosts=40, ceilings=replace(SHORT, bulk_bytes=32))  # one report is half of a record
     drive.operate("drain", "w0", within_s=5)
     busy(drive, 7, "w1")
     assert on(drive, "w0") == {"ENDING": 8}
@@ -68,8 +68,8 @@ def test_a_drain_ends_the_replicas_of_a_large_sweep_at_its_deadline_though_other
 
 def test_a_gang_that_is_wider_than_half_a_record_leaves_a_drained_worker_though_others_report() -> None:
     with worlds_with(SHORT):
-        drive = Driving.with_hosts(*[4] * 14)
-    drive.submit("gang", replicas=40, gpu={"scheduling": "gang"}, priority=90)
+        drive = Driving.with_hosts(*[4] * 18)
+    drive.submit("gang", replicas=56, gpu={"scheduling": "gang"}, priority=90)
     drive.submit("sweep", replicas=16, gpu={})
     drive.settle()
     (first, *_), last = drive.placed_on("gang"), drive.placed_on("sweep")[0]

@@ -36,8 +36,7 @@ class Ceilings:
     steps: int = 2_048
     accepts: int = 1_024
     #: rate. How much of a record cancels, deadlines and rejections may fill together: a job may have thousands of rows,
-    #: and renewals, requests and placements need room in the same record. Where a second's ends follow, frames fill no
-    #: more either
+    #: and renewals, requests and placements need room in the same record
     bulk_bytes: int = (RECORD_BYTES_MAX - 96 * 1024) // 2
     bulk_steps: int = 1_024
     #: rate. The most events (apart from submits and cancels) in one record, including those that write nothing, such as
