@@ -40,6 +40,18 @@ def test_other_users_jobs_pass_the_folder_of_root_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_it_says_how_to_find_its_command_where_the_path_has_it_not(tmp_path: Path, is_there: bool) -> None:
+    """As after `make up`, which activates no environment."""
+    beside = Path(sys.executable).parent
+    path = f"{beside}:/usr/bin:/bin" if is_there else "/usr/bin:/bin"
+    async with node_on(tmp_path / "home", env={"PATH": path}) as node:
+        line = f"  export PATH={beside}:$PATH"
+        await until(lambda: "Ctrl-C ends" in talk(node.folder), what="all is said")
+        assert (line not in talk(node.folder).splitlines()) == is_there
+
+
+@pytest.mark.slow
 async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "home"
     async with node_on(folder) as node:
