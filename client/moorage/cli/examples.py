@@ -132,7 +132,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "door": (
         "moorage door",
-        "moorage door --keys door_keys --listen 0.0.0.0:9490 --tls-cert door.pem --tls-key door.key",
+        "moorage door --keys door_keys --tls-cert door.pem --tls-key door.key",
         "moorage door --keys door_keys --origin https://app.example.com",
     ),
     "door key": (

@@ -87,8 +87,8 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
         assert next(row for row in listed if row["tenant"] == unique)["limit"]["why"] == "trial"
         acts = (await node.run("admin", "acts", "--since", "1h", "--verb", "limit", "--json")).frame["data"]["acts"]
         assert next(row for row in acts if row.get("tenant") == unique)["why"] == "trial"
-        rows = {row[3].partition(" ")[0]: row for row in (await node.run("admin", "acts")).rows}
-        assert rows[unique][2:] == ["limit", f"{unique} 1 GPU, 2 jobs", "trial"]
+        rows = {row[4].partition(" ")[0]: row for row in (await node.run("admin", "acts")).rows}
+        assert rows[unique][3:] == ["limit", f"{unique} 1 GPU, 2 jobs", "trial"]
     finally:
         await node.run("cancel", "all", tenant=unique)
         lifted = await node.run("admin", "limit", "--gpus", "none", "--jobs", "none", "--json", tenant=unique)

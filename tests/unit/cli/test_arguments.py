@@ -39,10 +39,10 @@ def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, 
 @pytest.mark.parametrize(
     ("line", "words", "named"),
     [
-        ("ls", ("",), {"options": RowOptions()}),
+        ("ls", (), {"options": RowOptions()}),
         (
             "ls --limit 3 --state RUNNING --state queued",
-            ("",),
+            (),
             {"limit": 3, "chosen": Chosen(None, ["RUNNING", "queued"])},
         ),
         ("ls a-* --limit=3 --json", ("a-*",), {"limit": 3, "options": RowOptions(json=True)}),
@@ -79,7 +79,7 @@ def test_a_line_becomes_what_the_signature_says(
         "ls --limit many",
         "ls --limit",
         "ls --lim 3",
-        "ls one extra",
+        "events one extra",
         "ls --json=true",
         "ls --color pink",
         "drain",
