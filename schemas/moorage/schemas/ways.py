@@ -1,7 +1,7 @@
 """How a request or an order reached the scheduler, as records have it, and whether that proves who sent it.
 
 - `import ACCOUNT KEY`: from the account of that name, and of the user with that public key or name. nats-server stamps
-  this on what an account imports, in place of what the sender may have written there.
+  this on what an account imports, in place of what the sender may have written there, and gives it a reply of its own.
 - `subject`: on the subject of that tenant or operator, with an answer to its own inbox or to one of nobody's. On a
   server with keys, only that user may publish there.
 - `subject, no reply`: the same, and nobody waits for an answer. Programs of moorage always do.
@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.memo import Memo
+from moorage.schemas.roles import IMPORTED_REPLY
 from moorage.schemas.unreadable import UNREADABLE
 
 IMPORT: Final = "import"
@@ -42,9 +43,13 @@ _known: Final[Memo[str, str]] = Memo(_STAMPS_MAX)
 
 
 def way(headers: Mapping[str, str] | None, reply: str, *, has_keys: bool) -> str:
-    """Return how a message came. `has_keys` says whether the server has rights for each user."""
-    stamp = headers.get(STAMP, "") if headers else ""
-    if stamp and has_keys and (found := _known.get(stamp) or _known.put(stamp, _imported(stamp))):
+    """Return how a message came. `has_keys` says whether the server has rights for each user.
+
+    A stamp counts only beside the reply subject of an import, which no user may name: anybody may write a header.
+    """
+    is_imported = has_keys and reply.startswith(f"{IMPORTED_REPLY}.")
+    stamp = headers.get(STAMP, "") if headers and is_imported else ""
+    if stamp and (found := _known.get(stamp) or _known.put(stamp, _imported(stamp))):
         return found
     if not has_keys:
         return OPEN

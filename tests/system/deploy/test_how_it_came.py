@@ -118,8 +118,9 @@ async def test_what_comes_through_a_leaf_node_of_a_tenant_has_the_key_of_the_lea
 async def test_an_order_says_whether_its_program_waited_for_an_answer() -> None:
     async with running() as site, leads(site), await site.connect("operator.ana") as ana:
         limit, acts = SUBJECTS.admin("limit", "ana"), SUBJECTS.admin("acts", "ana")
-        assert (await asks(ana, limit, b'{"tenant":"acme","gpus":3}'))["kind"] == "done"
-        await ana.send([(limit, b'{"tenant":"acme","gpus":4}', "")])
+        forged = {STAMP: '{"acc":"MOORAGE_TENANT_beta","user":"UFORGED"}'}
+        assert (await asks(ana, limit, b'{"tenant":"acme","gpus":3}', forged))["kind"] == "done"
+        await ana.publish(limit, b'{"tenant":"acme","gpus":4}', "", forged)
 
         async def both() -> list[str] | None:
             rows = (await asks(ana, acts, b"{}")).get("data", {}).get("acts", [])

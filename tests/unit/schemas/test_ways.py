@@ -18,8 +18,13 @@ def stamped(**said: object) -> dict[str, str]:
 def test_what_the_server_stamped_names_account_and_key() -> None:
     came = way(stamped(acc="MOORAGE_TENANT_acme", user="UABC", rtt=5), REPLY, has_keys=True)
     assert came == words(came) == "import MOORAGE_TENANT_acme UABC"
-    assert way(stamped(acc="MOORAGE_TENANT_acme"), "", has_keys=True) == "import MOORAGE_TENANT_acme"
+    assert way(stamped(acc="MOORAGE_TENANT_acme"), REPLY, has_keys=True) == "import MOORAGE_TENANT_acme"
     assert proves(came)
+
+
+@pytest.mark.parametrize(("reply", "came"), [("", NO_REPLY), ("_INBOX.operator.ana.x", SUBJECT), ("_R_x.y", SUBJECT)])
+def test_a_stamp_beside_no_reply_of_an_import_is_the_senders_own(reply: str, came: str) -> None:
+    assert way(stamped(acc="MOORAGE_TENANT_acme", user="UABC"), reply, has_keys=True) == came
 
 
 @pytest.mark.parametrize(
