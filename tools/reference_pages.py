@@ -16,7 +16,7 @@ from moorage.cli.verbs import VERBS
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas.job import STATE_TABLE
 from moorage.schemas.own_class import own_class
-from moorage.schemas.roles import OPERATOR_READS, ROLES, names
+from moorage.schemas.roles import CALLER_ASKS, OPERATOR_READS, ROLES, names
 from moorage.schemas.settings import OF_DRIVERS, Setting, declared, shown
 from moorage.schemas.subjects import MAY_EXEC, Subjects
 from moorage.worker.drivers import BUILT_IN
@@ -105,6 +105,8 @@ def permissions() -> str:
         "configuration of nats-server "
         "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
         "- Every user but a service subscribes to an inbox of its own, `_INBOX.<role>.<name>.>`, and to no other.\n"
+        "- The inbox of a caller is `_INBOX.submitter.<tenant>.caller-<name>.>`, which its tenant's submitter does not"
+        f" hear. It may also ask {' and '.join(f'`{verb}`' for verb in CALLER_ASKS)} of its tenant.\n"
         "- A scheduler may answer in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), may use "
         "JetStream's API on its own streams only, and can be found by `$SRV`.\n"
         "- A worker may answer each question that it hears once (`allow_responses`).\n"

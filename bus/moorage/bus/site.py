@@ -21,7 +21,7 @@ import msgspec
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.bus.server_users import RIGHTS, SYSTEM_ACCOUNT
 from moorage.schemas.names import TENANT, WORKER
-from moorage.schemas.roles import RESULT_API, Rights, Role, rights
+from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, rights
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
@@ -100,7 +100,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
-    run commands in their running jobs. `callers` are TENANT.NAME: they call that tenant's services alone. `serves` has
+    run commands in their running jobs. `callers` are TENANT.NAME: they call that tenant's services alone, and those of
+    a tenant have an account of their own, in which no reply subject leads to what the tenant may do. `serves` has
     the tenants of those workers that write for some alone. With `monitor`, each server answers monitoring on loopback,
     to every user of its machine.
     """
@@ -201,6 +202,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             results_of=results_of,
             queues_of=queues_of,
             execs=identity.name in self.execs,
+            callers=self.callers,
             serves=self.serves.get(identity.name) if identity.role == "worker" else None,
         )
 
@@ -210,8 +212,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             return f"{upper}_LEDGER"
         if identity.role == "system":
             return SYSTEM_ACCOUNT
-        is_of_tenant = identity.role in ("submitter", "caller", "service") and not self.shared
-        return f"{upper}_TENANT_{identity.name.partition('.')[0]}" if is_of_tenant else upper
+        if self.shared or identity.role not in ("submitter", "caller", "service"):
+            return upper
+        kind = "CALLERS" if identity.role == "caller" else "TENANT"
+        return f"{upper}_{kind}_{identity.name.partition('.')[0]}"
 
 
 # --------------------------------------------------------------------------------------------------------- accounts
@@ -239,7 +243,7 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
         if account in tenants:
             lines.append(f"    limits: {{ {TENANT_LIMITS} }}")
         for title, crossing in (
-            ("exports", exports if account == users else []),
+            ("exports", exports.get(account, [])),
             ("imports", imports.get(account, [])),
         ):
             if crossing:
@@ -262,7 +266,7 @@ def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -
     if may is None:
         return [head, f"      {{ {who} }}"]
     lines = [head, f"      {{ {who}, permissions: {{"]
-    for verb, subjects, refused in (("publish", may.publish, may.refused), ("subscribe", may.subscribe, ())):
+    for verb, subjects, refused in (("publish", may.publish, may.refused), ("subscribe", may.subscribe, may.unheard)):
         if not subjects:  # an empty list of what is allowed would allow everything
             lines.append(f'          {verb}: {{ deny: [">"] }}')
             continue
@@ -277,13 +281,25 @@ def _wrapped(subjects: Iterable[str]) -> list[str]:
     return [f"            {quoted(subject)}" for subject in subjects]
 
 
-def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Return what the users' account exports to each tenant's account, and what that imports: the tenant's rights and
+def _crossings(site: Site, users: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return what each account exports, and what it imports. The users' account exports to a tenant's its rights and
     nothing else. Calls of services stay in the tenant's account, where the members are; their loads and turns cross."""
-    exports: list[str] = []
+    exports: dict[str, list[str]] = {}
     imports: dict[str, list[str]] = {}
     if site.shared:
         return exports, imports
+
+    def cross(kind: str, subject: str, source: str, target: str, *, is_stamped: bool = False) -> None:
+        many = ", response_type: stream" if subject.startswith(f"{RESULT_API}.DIRECT.GET.") else ""
+        theirs = subject.replace(RESULT_API, "$JS.API", 1)
+        exports.setdefault(source, []).append(f"{{ {kind}: {quoted(theirs)}, accounts: [{quoted(target)}]{many} }}")
+        here = f", to: {quoted(subject)}" if theirs != subject else ""
+        # the server then stamps who asks: account and key, see `schemas.ways`
+        here += ", share: true" if is_stamped else ""
+        imports.setdefault(target, []).append(
+            f"{{ {kind}: {{ account: {quoted(source)}, subject: {quoted(theirs)} }}{here} }}"
+        )
+
     for tenant in site.tenants:
         identity = Identity("submitter", tenant)
         account, may = site.account_of(identity), site.rights_of(identity)
@@ -291,20 +307,23 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         calls = site.subjects.call(tenant, ">")
         asked = {site.subjects.api(tenant, verb) for verb in ("*", *API_VERBS)}
         asked |= {site.subjects.request(tenant, verb) for verb in ("submit", "cancel")}
-        crossing = [(subject, "service") for subject in may.publish if subject != calls]
-        crossing.append((site.subjects.member(tenant, "*", "load"), "service"))
-        crossing.append((site.subjects.member(tenant, "*", "turn"), "stream"))
-        crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
-        for subject, kind in crossing:
-            many = ", response_type: stream" if subject.startswith(f"{RESULT_API}.DIRECT.GET.") else ""
-            theirs = subject.replace(RESULT_API, "$JS.API", 1)
-            exports.append(f"{{ {kind}: {quoted(theirs)}, accounts: [{quoted(account)}]{many} }}")
-            here = f", to: {quoted(subject)}" if theirs != subject else ""
-            # the server then stamps who asks: account and key, see `schemas.ways`
-            here += ", share: true" if kind == "service" and subject in asked else ""
-            imports.setdefault(account, []).append(
-                f"{{ {kind}: {{ account: {quoted(users)}, subject: {quoted(theirs)} }}{here} }}"
-            )
+        for subject in may.publish:
+            if subject != calls:
+                cross("service", subject, users, account, is_stamped=subject in asked)
+        cross("service", site.subjects.member(tenant, "*", "load"), users, account)
+        cross("stream", site.subjects.member(tenant, "*", "turn"), users, account)
+        for subject in may.subscribe:
+            if subject.startswith(f"{site.prefix}."):
+                cross("stream", subject, users, account)
+        # A call crosses as a stream: the member sees the caller's own reply subject, and publishes there by its own
+        # rights. As a service, the server itself would answer for it, and would name calls otherwise than callers do.
+        for at, caller in enumerate(name for name in site.callers if name.partition(".")[0] == tenant):
+            theirs = site.account_of(Identity("caller", caller))
+            if not at:
+                cross("stream", calls, theirs, account)
+                for verb in CALLER_ASKS:
+                    cross("service", site.subjects.api(tenant, verb), users, theirs, is_stamped=True)
+            cross("stream", f"{inbox('caller', caller)}.>", account, theirs)
     return exports, imports
 
 

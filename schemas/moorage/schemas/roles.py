@@ -29,11 +29,11 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
     "service": ("members of a tenant's services, which answer calls", ("service",)),
     "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
 }
-#: what operators may ask of any tenant, whose events they hear as well
 #: what callers of services may ask besides: to wake one, and which there are
 CALLER_ASKS: Final = ("wake", "services")
 #: what the inbox of a caller has behind that of its tenant's submitter, so that members may answer there: with its name
 CALLER_INBOX: Final = "caller-"
+#: what operators may ask of any tenant, whose events they hear as well
 OPERATOR_READS: Final = ("show", "ls", "explain", "history", "usage")
 INBOX: Final = "_INBOX"
 _INBOX_HEAD: Final = f"{INBOX}."
@@ -60,13 +60,14 @@ class Rights(NamedTuple):
     """The subjects to which a user may publish and subscribe, sorted, each once.
 
     `answers` is how many answers it may give to each question that it receives, on whatever reply subject that has. It
-    may not publish to `refused`, though `publish` covers it.
+    may not publish to `refused`, though `publish` covers it, nor hear `unheard`, though `subscribe` does.
     """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answers: int = 0
     refused: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
 
 
 def names(cell: str) -> set[str]:
@@ -104,6 +105,7 @@ def rights(
     queues_of: Iterable[str] = (),
     execs: bool = False,
     serves: Iterable[str] | None = None,
+    callers: Iterable[str] = (),
 ) -> Rights:
     """Return what one user may do. `name` is the tenant of a submitter or service, TENANT.NAME of a
     caller, a worker's id, or else the user's own name.
@@ -116,6 +118,7 @@ def rights(
     and the queue only if it is not replicated (one wrong header stops it for everybody).
     `queues_of` are the tenants with a stream of their own for the queue, which schedulers make and read. `execs` lets a
     submitter run commands in its running jobs. `serves` are the tenants for whose jobs a worker may write; None: all.
+    `callers` are those of the site, TENANT.NAME: a submitter hears no inbox of theirs, though it is below its own.
     """
     words = set(ROLES[role][1])
     if role == "submitter" and execs:
@@ -162,8 +165,13 @@ def rights(
         publish |= {f"{INBOX}.>", f"{IMPORTED_REPLY}.>"}
         subscribe |= {subjects.request_all} | _DISCOVERY
     refused = (subjects.api(name, EXEC),) if role == "submitter" and not execs else ()
+    mine = (each for each in callers if role == "submitter" and each.startswith(f"{name}."))
     return Rights(
-        tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0, refused=refused
+        tuple(sorted(publish)),
+        tuple(sorted(subscribe)),
+        answers=1 if role == "worker" else 0,
+        refused=refused,
+        unheard=tuple(sorted(f"{inbox('caller', each)}.>" for each in mine)),
     )
 
 
