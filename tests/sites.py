@@ -23,6 +23,7 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.contexts import Context, load_context
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
+from moorage.bus.server_users import SYSTEM_ACCOUNT
 from moorage.bus.site import MONITOR_BEHIND, ROUTES_BEHIND, Identity, Server, Site, server_name
 from moorage.cli.fleet.nats_config import CONTEXTS, write
 from moorage.schemas.roles import inbox
@@ -173,7 +174,9 @@ def _server(configuration: Path, log: Path, variables: dict[str, str]) -> Iterat
 
 
 def _with_witnesses(accounts: str, password: str) -> str:
-    """A witness in every account, called as it is."""
+    """A witness in every account, called as it is; SYS in the servers' own."""
+    own = f'  "{SYSTEM_ACCOUNT}" {{\n'
+    accounts = accounts.replace(own, f"{own}    users: [{{ user: SYS, password: {password} }}]\n")
     return re.sub(
         r'^  "(\w[\w-]*)" \{\n((?:    jetstream: enabled\n)?)    users: \[',
         lambda found: f'{found[0]}\n      {{ user: "{found[1]}", password: {password} }}',

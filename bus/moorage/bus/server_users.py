@@ -1,8 +1,11 @@
 """The users of a site's nats-servers as the servers see them: who is connected, since when, and who was.
 
-The servers' system account answers that. Its one user, `SYSTEM`, may ask for connections and end them, and nothing
-else. A server that reads its configuration again cuts off the clients whose keys are gone, and no leaf nodes: those
-have to be ended, and are refused when they come again.
+The servers' system account answers that, on whatever reply subject the asker names, and there it is an order where
+JetStream's own API hears it. So `SYSTEM` is no user of that account. It is alone in one of its own, which imports what
+it may ask, to list connections and to end them, and nothing else. There the answers arrive, wherever they were to go.
+
+A server that reads its configuration again cuts off the clients whose keys are gone, and no leaf nodes: those have to
+be ended, and are refused when they come again.
 """
 
 from __future__ import annotations
@@ -20,10 +23,15 @@ from moorage.bus.transport import Delivery
 from moorage.schemas.roles import Rights
 
 SYSTEM_ACCOUNT: Final = "$SYS"
-#: the key of the user in that account, and its inbox
+#: what that exports, and how each is called where it is imported: by its own name, every account has another CONNZ
+EXPORTS: Final = {
+    "$SYS.REQ.SERVER.*.CONNZ": "moorage.servers.*.CONNZ",
+    "$SYS.REQ.SERVER.*.KICK": "moorage.servers.*.KICK",
+}
+#: the key of the user, and its inbox
 SYSTEM: Final = "system.main"
 SYSTEM_INBOX: Final = f"_INBOX.{SYSTEM}"
-RIGHTS: Final = Rights(publish=("$SYS.REQ.SERVER.*.CONNZ", "$SYS.REQ.SERVER.*.KICK"), subscribe=(f"{SYSTEM_INBOX}.>",))
+RIGHTS: Final = Rights(publish=tuple(EXPORTS.values()), subscribe=(f"{SYSTEM_INBOX}.>",))
 #: how long servers are waited for that do not answer, in seconds
 ANSWER_S: Final = 2.0
 #: connections in one answer of a server
@@ -93,12 +101,12 @@ async def connections(connection: Connection, servers: int) -> tuple[list[Seen],
 async def cut(connection: Connection, seen: Sequence[Seen]) -> None:
     """End connections; whoever is still allowed to comes back by itself."""
     for each in seen:
-        await _ask(connection, f"$SYS.REQ.SERVER.{each.server}.KICK", {"cid": each.cid}, 1)
+        await _ask(connection, f"moorage.servers.{each.server}.KICK", {"cid": each.cid}, 1)
 
 
 async def _asked(connection: Connection, server: str, offset: int, count: int) -> list[_Answer]:
     asked = {"auth": True, "state": _ALL_STATES, "limit": _PAGE, "offset": offset}
-    answers = await _ask(connection, f"$SYS.REQ.SERVER.{server}.CONNZ", asked, count)
+    answers = await _ask(connection, f"moorage.servers.{server}.CONNZ", asked, count)
     return [msgspec.json.decode(answer, type=_Answer) for answer in answers]
 
 
@@ -107,7 +115,8 @@ async def _ask(connection: Connection, subject: str, asked: Mapping[str, object]
     answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     def on_answer(delivery: Delivery) -> None:
-        answers.put_nowait(delivery.data)
+        if delivery.data:  # else the server says that nobody is there to answer
+            answers.put_nowait(delivery.data)
 
     inbox = new_inbox(SYSTEM_INBOX)
     subscription = await connection.subscribe(inbox, on_answer)

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
-from moorage.bus.server_users import RIGHTS, SYSTEM_ACCOUNT
+from moorage.bus.server_users import EXPORTS, RIGHTS, SYSTEM_ACCOUNT
 from moorage.schemas.names import TENANT, WORKER
 from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, rights
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
@@ -171,7 +171,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def system(self) -> Identity | None:
-        """The user of the servers' own account, who may see and end connections; None where users show passwords."""
+        """The user who may see and end connections, alone in an account; None where users show passwords."""
         return None if self.auth == "env" else Identity("system", "main")
 
     @property
@@ -211,7 +211,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         if identity.role == "ledger":
             return f"{upper}_LEDGER"
         if identity.role == "system":
-            return SYSTEM_ACCOUNT
+            return f"{upper}_SYSTEM"
         if self.shared or identity.role not in ("submitter", "caller", "service"):
             return upper
         kind = "CALLERS" if identity.role == "caller" else "TENANT"
@@ -250,8 +250,16 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
                 lines += [f"    {title}: [", *(f"      {line}" for line in crossing), "    ]"]
         lines.append("  }")
     if (system := site.system) is not None:
-        own = _user(system, site.rights_of(system), site.auth, credentials.get(system, ""))
-        lines += [f"  {quoted(SYSTEM_ACCOUNT)} {{", "    users: [", *own, "    ]", "  }"]
+        account, own = site.account_of(system), _user(system, RIGHTS, site.auth, credentials.get(system, ""))
+        lines += [f"  {quoted(account)} {{", "    users: [", *own, "    ]", "    imports: ["]
+        for theirs, here in EXPORTS.items():
+            service = f"{{ account: {quoted(SYSTEM_ACCOUNT)}, subject: {quoted(theirs)} }}"
+            lines.append(f"      {{ service: {service}, to: {quoted(here)} }}")
+        lines += ["    ]", "  }", f"  {quoted(SYSTEM_ACCOUNT)} {{", "    exports: ["]
+        for theirs in EXPORTS:  # several servers answer
+            allowed = f"accounts: [{quoted(account)}], response_type: stream"
+            lines.append(f"      {{ service: {quoted(theirs)}, {allowed} }}")
+        lines += ["    ]", "  }"]
     return "\n".join([*lines, "}", ""])
 
 

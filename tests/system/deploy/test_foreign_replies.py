@@ -24,6 +24,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import ResultStore, results_bucket
+from moorage.bus.server_users import RIGHTS, SYSTEM, connections
 from moorage.bus.transport import Delivery
 from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result
@@ -215,6 +216,42 @@ async def test_a_worker_reads_and_writes_its_tenants_buckets_through_a_scheduler
         assert await schedules.find("nothing") is None
         with pytest.raises(PermissionRefused):  # those of a schedule are the tenant's to write
             await schedules.append(schedules.subject("x"), b"")
+
+
+@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.slow)])
+async def test_no_answer_about_connections_leaves_the_account_of_their_reader(servers: int) -> None:
+    """In the servers' own account an answer is an order, where JetStream's system API hears it."""
+    orders = ("$JS.API.ACCOUNT.PURGE.MOORAGE_LEDGER", "$JS.API.META.LEADER.STEPDOWN", "moorage.api.acme.submit")
+    replies = (*REPLIES, *orders, "$JS.API.STREAM.PURGE.MOORAGE_LEDGER", "$SYS.REQ.SERVER.PING.VARZ")
+    async with running(servers=servers) as site, contextlib.AsyncExitStack() as opened:
+        ledger = JetStream(await opened.enter_async_context(await site.connect("ledger.main")))
+        await ledger.ensure_stream({"name": "MOORAGE_LEDGER", "subjects": ["ledger.*"], "num_replicas": servers})
+        await ledger.append("ledger.1", b"first")
+        inside: list[Delivery] = []
+        outside: list[Delivery] = []
+        witnesses = []
+        for account in (*site.accounts, "SYS", "MOORAGE_SYSTEM"):
+            witness = await opened.enter_async_context(await site.witness(account))
+            for reply in replies:
+                await witness.subscribe(reply, (inside if account == "MOORAGE_SYSTEM" else outside).append)
+            witnesses.append(witness)
+        await settled(*witnesses)
+        reader = await opened.enter_async_context(await site.connect(SYSTEM))
+        known, answered = await connections(reader, servers)
+        assert answered == servers
+        targets = ["PING", *sorted({each.server for each in known})]
+        for right in RIGHTS.publish:
+            for target in targets:
+                await reader.send([(right.replace("*", target), b'{"cid":999999}', reply) for reply in replies])
+        # each server answers for itself and for all
+        many = 2 * servers * len(replies)
+        await until(lambda: outside or sum(b'"connections"' in each.data for each in inside) == many)
+        _, answered = await connections(reader, servers)
+        assert answered == servers
+        await settled(reader, *witnesses)
+        assert {each.subject for each in inside} == set(replies)
+        assert [(each.subject, each.data[:80]) for each in outside] == []
+        assert (await ledger.stream_info("MOORAGE_LEDGER")).messages == 1
 
 
 async def test_a_worker_waits_for_a_scheduler_that_passes_on_and_stores_once() -> None:
