@@ -455,6 +455,8 @@ class FaultyWorld:
                 used = live.replicas[0] if request.is_gang else replica  # a gang counts on its first rank
                 if request.is_gang and IS_TERMINAL[live.state_of(0) or 0]:
                     continue  # nothing is counted there any more
+                if not live.is_listed:
+                    continue  # its events are counts, which tell of no requeue
                 again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
                 assert replica.attempt_no <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
 
