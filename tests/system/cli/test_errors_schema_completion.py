@@ -55,7 +55,7 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     assert "TIMED_OUT, the state of a job: over" in (await moorage("explain", "timed-out")).out, "which is an error"
     assert (await moorage("errors", "TIMED_OUT")).rows[1] == ["means", states()["TIMED_OUT"].means]
     assert ["kind", "what a caller of a service without the SDK hears, in Nats-Service-Error"] in (
-        await moorage("errors", "no-endpoint")
+        await moorage("errors", "expired")
     ).rows
     assert (await moorage("errors", "queue-full", "--format", "{code} {exit_code}")).out == "queue-full 1\n"
 

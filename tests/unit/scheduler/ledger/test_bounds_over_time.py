@@ -72,6 +72,9 @@ TABLES = {
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
     ),
+    "Job.refused": Table("a refusal by a host", "a start; Compact of the job", AVOID_MAX, AVOID_MAX),
+    "Job.ran": Table("an end of an attempt", "Compact of the job", CEILINGS.history, CEILINGS.history),
+    "Replica.ended": Table("an end of an attempt", "the next start; Compact of the job", 16, 16),
     "Job.lacking": Table("a refusal for what the host lacks", "as Job.avoid", AVOID_MAX, 1),
     "Job.resizes": Table("a resize", "the oldest goes beyond RESIZES_MAX; Compact of the job", 64, 64),
     "Job.bounds": Table("a change", "the oldest goes beyond BOUNDS_MAX; Compact of the job", 16, 16),
@@ -85,6 +88,7 @@ TABLES = {
 }
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
+    "Replica.stored",  # one for each stream of its checkpoint; no worker here stores one
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.shape",
     "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",

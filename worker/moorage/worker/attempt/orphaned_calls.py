@@ -14,14 +14,16 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from moorage.bus.connection import Connection, connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.held_calls import HELD_FILE, HeldCall, file_bytes, held_in, last_words
 from moorage.schemas.service import CALL_ERRORS, CONTENT_TYPE, ERROR, ERROR_CODE, CallErrorBody
 from moorage.worker.attempt.call_keys import CallKeys
+
+if TYPE_CHECKING:
+    from moorage.bus.connection import Connection
 
 #: how long a tenant's connection stays for the next end
 KEPT_S: Final = 60.0
@@ -87,6 +89,8 @@ class OrphanedCalls:
 
     async def _connect(self, tenant: str) -> Connection:
         name = f"moorage worker, for ended members of {tenant}"
+        from moorage.bus.connection import connect  # nats-py is slow to import, and few attempts need it
+
         return await connect(self._keys.context(tenant), name, give_up_after_s=CONNECT_S)
 
     def _let_go(self, tenant: str) -> None:
