@@ -59,7 +59,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     prefix: Annotated[str, setting("Beginning of every subject, one word or several, as gpu.eu.", of_site="always")] = (
         PREFIX_DEFAULT
     )
-    name: Annotated[str, setting("Shown as the leader's name; host and pid by default.", of_site="always")] = ""
+    name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     record: Annotated[
         Path | None,
         setting("Record in this file what decisions are based on, for moorage replay.", env=RECORD_VARIABLE),
