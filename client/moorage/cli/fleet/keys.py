@@ -179,6 +179,5 @@ def _where(seen: Seen) -> str:
 
 
 def _ms(time_of: str) -> float:
-    """Return epoch milliseconds of a server's time, which has nanoseconds."""
-    head = time_of.partition(".")[0]
-    return datetime.fromisoformat(head.removesuffix("Z") + "+00:00").timestamp() * 1000 if head else 0.0
+    """Return epoch milliseconds of a server's time, RFC 3339 with up to nanoseconds; 0 for ""."""
+    return datetime.fromisoformat(time_of).timestamp() * 1000 if time_of else 0.0

@@ -77,6 +77,19 @@ def test_a_host_is_empty_by_the_deadline_of_a_drain_whatever_grace_its_jobs_have
     assert "quick" in {end.job for end in pass_time(drive, 6_000)}
 
 
+@pytest.mark.parametrize(("within_s", "notice_s"), [(10, 5), (4, 2), (25, 15), (120, 30)])
+def test_a_drain_with_less_time_than_a_grace_does_not_lose_a_jobs_checkpoint(within_s: int, notice_s: int) -> None:
+    """SIGTERM came at once, so that a job that saves itself at its checkpoint signal lost its work."""
+    drive = Driving.with_hosts(1)
+    drive.submit("saves", gpu={}, run=SAVES | {"grace_s": 10})
+    drive.settle()
+    drive.workers["w0"].auto = False
+    drive.operate("drain", "w0", within_s=within_s)
+    [told] = pass_time(drive, within_s * 1_000)
+    assert told.notice_s == pytest.approx(notice_s, abs=2)
+    assert told.notice_s > 0
+
+
 def test_a_job_is_placed_before_a_window_only_if_its_grace_is_over_by_then_too() -> None:
     drive = Driving.with_hosts(4)
     drive.operate("drain", "w0", from_s=3_600, for_s=3_600)

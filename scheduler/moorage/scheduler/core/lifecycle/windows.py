@@ -4,11 +4,12 @@ A window is in the ledger, in ledger time: it survives takeovers of the schedule
 checked once a second, so that a moment that passed during a takeover is caught up.
 
 By the deadline the worker is empty: each job on it is asked to end its grace earlier, and waits for a new attempt that
-does not count as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` before that. Before the window
-begins, a job is placed there only if its time limit (`timeout_s`, or its own deadline), with its grace, is over by the
-deadline. A job without a limit is
-placed until `SETTLE_MS` before the deadline, and asked to leave like the others. Once the window has begun, nothing is
-placed there.
+does not count as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` before that. Where the time is
+too short for both, at most half of it is for the signal. Then the worker may be empty later, by part of the grace.
+
+Before the window begins, a job is placed there only if its time limit (`timeout_s`, or its own deadline), with its
+grace, is over by the deadline. A job without a limit is placed until `SETTLE_MS` before the deadline, and asked to
+leave like the others. Once the window has begun, nothing is placed there.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class Windows:
         why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
         for attempt in list(worker.attempts.values()):
             run = self.lifecycle.request_of(attempt.replica.job).workload
-            asked_s = max(0.0, left_s - min(run.grace_s, GRACE_S_MAX))  # until it is asked to end
             notice_s = run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
+            # until it is asked to end. Where the time is too short for both, its signal is not lost to its grace
+            asked_s = max(left_s - min(run.grace_s, GRACE_S_MAX), min(notice_s, left_s / 2))
             if not self.lifecycle.is_on_worker(attempt) or asked_s > notice_s:
                 continue
             if not draft.has_room(steps_to_end((attempt,))):
