@@ -190,7 +190,7 @@ async def rig(launches: int, *, mps: str) -> AsyncIterator[Rig]:
         file, log = folder / "moorage.toml", folder / "up.log"
         file.write_text(SETTINGS.format(more=', "mps"' if has_mps else "", mps=f'mps = "{mps}"' if has_mps else ""))
         [port] = free_ports(1)
-        words = ["up", "--data", str(folder / "data"), "--port", str(port), "--settings", str(file)]
+        words = ["up", "--data", str(folder / "data"), "--port", str(port), "--open", "--settings", str(file)]
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "moorage.cli", *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out

@@ -270,7 +270,7 @@ async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) 
     folder = tmp_path / "up"
     read, write = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "up", "--simulate", "1xH100", "--data", str(folder), "--port", "0",
+        *COMMAND, "up", "--simulate", "1xH100", "--data", str(folder), "--port", "0", "--open",
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=write, env=environment(),
     )  # fmt: skip
     os.close(write)

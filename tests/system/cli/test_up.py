@@ -11,6 +11,7 @@ import stat
 import sys
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import nats
 import nats.errors
@@ -18,6 +19,7 @@ import pytest
 
 from moorage.bus.target import Up, read_up
 from moorage.cli.local.children import Child, ChildFailed
+from moorage.cli.local.local_door import LocalDoor
 from moorage.cli.local.local_tools import end_jobs, supervisors_of
 from moorage.cli.local.up import _only_one
 from moorage.client import AsyncClient
@@ -98,12 +100,13 @@ async def test_it_is_a_fleet_of_its_own_whatever_a_sites_file_says(tmp_path: Pat
     env = {"MOORAGE_SCHEDULER_REPLICAS": "3", "MOORAGE_WORKER_PREFIX": "gpu.eu", "NATS_CONTEXT": "none"}
     async with node_on(tmp_path / "home", "--settings", str(tmp_path / "site.toml"), env=env) as node:
         said = talk(tmp_path / "home")
-        for left_out in ("[scheduler] nats", "[scheduler] replicas", "[scheduler] prefix", "[scheduler] name",
-                         "[worker] id", "[worker] nats", "[worker] prefix"):  # fmt: skip
+        for left_out in ("[scheduler] nats", "[scheduler] replicas", "[scheduler] prefix", "[worker] id",
+                         "[worker] nats", "[worker] prefix"):  # fmt: skip
             assert left_out in said.splitlines()[0], said
         assert said.splitlines()[0].endswith("of a site are left out: moorage up is a fleet of its own")
         assert (await node.run("run", "--", "true")).code == 0
-        assert "lease_s = 17s" in (tmp_path / "home/scheduler.log").read_text(), "what it may take is taken"
+        log = (tmp_path / "home/scheduler.log").read_text()
+        assert ("lease_s = 17s" in log, "name = h1" in log) == (True, True), "what it may take is taken"
 
 
 @pytest.mark.slow
@@ -247,7 +250,12 @@ async def test_nothing_is_written_where_another_user_chooses(tmp_path: Path, pla
 
 @pytest.mark.slow
 async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
+    """Its door, too, which here cannot end by itself."""
     async with node_on(tmp_path, simulate="1xH100") as node:
+        async with aiohttp.ClientSession() as http, http.get(f"{node.up.door}/models") as answer:
+            assert answer.status == 200
+        [door] = [pid for pid in processes_of(str(tmp_path)) if b"\0door\0" in _words_of(pid)]
+        os.kill(door, signal.SIGSTOP)
         await node.run("submit", "--job", "stubborn", "--", "sh", "-c", "trap '' TERM; sleep 27182")
         async with AsyncClient(node.url) as client:
             await until_state(client.job("stubborn"), "RUNNING")
@@ -256,6 +264,7 @@ async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
         node.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(120):
             assert await node.process.wait() == 130
+    assert "did not end within" not in talk(tmp_path)
     assert _running("sleep\x0027182") == []
     await all_gone(tmp_path)
 
@@ -482,6 +491,25 @@ async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert "code 9" in failed.value.why
     assert child.starts == 6
     assert len(said) == 5
+
+
+async def test_a_door_that_has_stopped_watches_no_descriptor(tmp_path: Path) -> None:
+    """It once watched its closed listener: the next socket of that number, a supervisor's, was never heard."""
+    loop = asyncio.get_running_loop()
+    door = LocalDoor(tmp_path, {}, print)
+    keeping = asyncio.create_task(door.keep("nats://127.0.0.1:1"))
+    await asyncio.sleep(0)
+    assert door._listener is not None
+    number = door._listener.fileno()
+    await door.stop()
+    assert not loop.remove_reader(number)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert number in (ours.fileno(), theirs.fileno()), "the lowest that is free"
+        loop.add_reader(number, print)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        assert loop.remove_reader(number), "of the socket that has the number now"
 
 
 async def all_gone(folder: Path) -> None:

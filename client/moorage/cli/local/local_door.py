@@ -27,6 +27,7 @@ class LocalDoor:
         self._say = say
         self._listener: socket.socket | None = None
         self._child: Child | None = None
+        self._stopped = False
         if find_spec("aiohttp") is not None:
             with contextlib.suppress(OSError):
                 self._listener = _listening()
@@ -41,7 +42,10 @@ class LocalDoor:
         try:
             await called.wait()
         finally:
-            loop.remove_reader(file)
+            if not self._stopped:  # else the number may be another descriptor's by now
+                loop.remove_reader(file)
+        if self._stopped:
+            return
         argv = [sys.executable, "-m", "moorage.cli", "door", "--nats", url]
         env = {**self._env, FD_VARIABLE: str(file)}
         self._child = Child("door", argv, self._folder / "door.log", env, self._say, pass_fds=(file,))
@@ -51,11 +55,19 @@ class LocalDoor:
             self._say(f"{failed}: there is no door until the next moorage up")
 
     async def stop(self) -> None:
-        """End the door's process, and listen no more."""
+        """Listen no more, and end the door's process."""
+        self._stopped = True
+        if self._listener is not None:
+            # a closed descriptor that the loop still watches: the next one of its number is never read
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
         if self._child is not None:
             await self._child.stop()
-        if self._listener is not None:
-            self._listener.close()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the door's process at once."""
+        if self._child is not None:
+            self._child.kill()
 
 
 def _listening() -> socket.socket:

@@ -347,7 +347,7 @@ class Node:
             self._stop.set()
             return
         say("worker and scheduler are killed: output that was not written yet is lost")
-        for child in (self._worker, self._scheduler):
+        for child in (self._door, self._worker, self._scheduler):
             if child is not None:
                 child.kill()
         self._hard.set()
@@ -355,9 +355,9 @@ class Node:
     async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
         """End the worker, its jobs, the scheduler and the server, in this order: each after those that need it."""
         self._ending = True
+        say("ending the worker, its jobs, the scheduler and the server …")
         if self._door is not None:
             await self._door.stop()
-        say("ending the worker, its jobs, the scheduler and the server …")
         if self._worker is not None:
             await self._worker.stop()
             await end_jobs(self._worker_state, self._hard)
