@@ -199,9 +199,8 @@ async def start_node(
         os.close(err)
     node = Node(folder, process)
     try:
-        await until(
-            lambda: "moorage is up" in talk(folder) or process.returncode is not None, UP_S_MAX, "moorage is up"
-        )
+        # its last line: it prints each by itself
+        await until(lambda: "Ctrl-C ends" in talk(folder) or process.returncode is not None, UP_S_MAX, "moorage is up")
         assert process.returncode is None, talk(folder)
     except BaseException:
         await node.stop(signal.SIGKILL)
