@@ -12,8 +12,11 @@ import pytest
 
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import BusError
+from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.leader.tenant_door import TenantDoor
 from moorage.scheduler.leader.term import Term
 from moorage.schemas.subjects import FLEET, Subjects
 from tests.release.chaos.proxy import Proxy
@@ -95,6 +98,39 @@ async def fleet_events(site: RunningSite, ends: contextlib.AsyncExitStack) -> li
 
 async def asks(connection: Connection, subject: str, body: bytes = b"{}") -> dict[str, Any]:
     return dict(msgspec.json.decode((await connection.request(subject, body, ANSWER_S)).data))
+
+
+async def test_who_is_answered_by_a_new_leader_finds_all_of_it_subscribed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators were answered before there was a subscription for tenants: their requests had no responders."""
+    opens, puts = TenantDoor.open, Intake.put
+    came, answers, early = list[str](), list[bytes](), list[bytes]()
+
+    async with (
+        running() as site,
+        await site.connect("operator.ana") as ana,
+        await site.connect("submitter.acme") as acme,
+    ):
+        inbox = "_INBOX.operator.ana.early"
+        await ana.subscribe(inbox, lambda delivery: answers.append(delivery.data))
+
+        def put(self: Intake, delivery: Delivery) -> None:
+            came.append(delivery.subject)
+            puts(self, delivery)
+
+        async def open_late(self: TenantDoor) -> None:
+            await ana.publish(SUBJECTS.admin("fleet", "ana"), b"{}", inbox, {})
+            await until(lambda: SUBJECTS.admin("fleet", "ana") in came, what="the question is there")
+            for _ in range(5):  # time for an answer that is made before it should be
+                await ana.flush()
+            early.extend(answers)
+            await opens(self)
+
+        monkeypatch.setattr(Intake, "put", put)
+        monkeypatch.setattr(TenantDoor, "open", open_late)
+        async with serving(site):
+            await until(lambda: answers, what="the answer")
+            assert early == []
+            assert (await asks(acme, SUBJECTS.api("acme", "ls")))["kind"] == "answer"
 
 
 async def test_a_tenants_flood_that_cuts_a_connection_costs_tenants_alone(caplog: pytest.LogCaptureFixture) -> None:

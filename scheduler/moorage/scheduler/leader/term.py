@@ -149,7 +149,8 @@ class Term:
         self.hearing = Hearing(scheduler.world, self.intake, self.mono_ms)
         self.gc_schedule = GcSchedule(scheduler.own_process)
         self._kick = asyncio.Event()
-        self._draining = False
+        #: until `open` is done, too: who is answered may take it that its other requests are heard as well
+        self._draining = True
         self._subscriptions: list[Any] = []
         self._now: list[tuple[str, bytes]] = []
         self._held: list[tuple[str, bytes]] = []  # made while a record is in flight, and sent once it is acknowledged
@@ -180,7 +181,10 @@ class Term:
     # ---------------------------------------------------------------------------------------- in and out
 
     async def open(self) -> None:
-        """Subscribe, then send the roll call, which workers answer with hello and renewal."""
+        """Subscribe, then send the roll call, which workers answer with hello and renewal.
+
+        Between connections there is no order. So what arrives meanwhile is answered once all subscriptions are made.
+        """
         subjects, world, operators = self._subjects, self._world, self._scheduler.operators
         for connection, subject in (
             (world, subjects.worker_join_all),
@@ -204,6 +208,7 @@ class Term:
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._stats)
         self._subscriptions += await discovery.open(operators)
+        self._loop.call_soon(self._drain)
 
     async def close(self) -> None:
         self.stalled.close()
