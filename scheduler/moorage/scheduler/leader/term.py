@@ -430,7 +430,7 @@ class Term:
             return True
         if engine.waiting and since >= self._config.renewal_append_s * 1000:
             return True
-        return engine.next_timer_ms <= self._time_ms(now)
+        return min(engine.next_timer_ms, engine.planner.moment_ms()) <= self._time_ms(now)
 
     async def _until_due(self) -> None:
         """Sleep until an event arrives, or a timer or the heartbeat is due."""
@@ -441,7 +441,8 @@ class Term:
         wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
         if self.engine.waiting:
             wait_ms = min(wait_ms, self._built_ms + self._config.renewal_append_s * 1000 - now)
-        wait_ms = min(wait_ms, self.engine.next_timer_ms - self._time_ms(now))
+        next_ms = min(self.engine.next_timer_ms, self.engine.planner.moment_ms())
+        wait_ms = min(wait_ms, next_ms - self._time_ms(now))
         if wait_ms <= 0:
             return
         self._kick.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -238,3 +239,34 @@ def test_who_fits_nowhere_makes_no_other_wait_as_long() -> None:
     drive.submit("later", tenant="b", gpu={"count": 3})
     drive.pass_time(PATIENCE_MS + 4_000)
     assert drive.state.jobs[drive.reservation.num].name == "later"
+
+
+def waits_for_its_turn() -> tuple[Driving, int]:
+    """A job that hosts are reserved for is less urgent than one that waits; and the ledger ms when that is overdue."""
+    drive = Driving.with_hosts(8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(3_600))
+    drive.settle()
+    drive.submit("large", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("urgent", gpu={"count": 4}, priority=60)
+    since_ms = next(job for job in drive.state.jobs.values() if job.name == "urgent").waits_from_ms
+    drive.pass_time(2_000)
+    return drive, since_ms + PATIENCE_MS + 1
+
+
+@pytest.mark.parametrize("early_ms", [1, 400, 999, 1_500])
+def test_a_job_takes_a_reservation_over_at_its_moment_whatever_has_happened_just_before(early_ms: int) -> None:
+    """A pass less than a second before planned anew; so the next plan came that much later."""
+    drive, moment_ms = waits_for_its_turn()
+    drive.pass_time(moment_ms - early_ms - drive.now)
+    assert drive.engine.planner.next_ms() == drive.engine.planner.moment_ms() == moment_ms
+    drive.pass_time(early_ms, step=early_ms)
+    assert drive.states("urgent") != ["QUEUED"]
+
+
+def test_no_moment_that_has_passed_without_a_plan_wakes_the_leader_again() -> None:
+    """It would build records without a pause."""
+    drive, moment_ms = waits_for_its_turn()
+    drive.engine.planner.verdicts.reserve = lambda draft: None  # type: ignore[method-assign]
+    drive.pass_time(moment_ms + 1 - drive.now)
+    assert drive.engine.planner.moment_ms() == math.inf

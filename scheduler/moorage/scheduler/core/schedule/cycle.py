@@ -170,6 +170,14 @@ class Planner:
         parts = self.verdicts, self._endless, self.preempting, self.order
         return min(part.next_ms() for part in parts)
 
+    def moment_ms(self) -> float:
+        """Return the ledger ms after the last record at which a pass is to plan by time alone; infinity for none.
+
+        One that has passed without a plan does not come again: reserving may be left out after a failure.
+        """
+        at_ms = math.inf if self.queue.is_empty else self.verdicts.moment_ms()
+        return at_ms if at_ms > self.order.state.time_ms else math.inf
+
     def _add_frozen(self, ready: list[Ready]) -> None:
         """Add the frozen attempts that are to be resumed to a heap of groups: each before others of its priority.
 

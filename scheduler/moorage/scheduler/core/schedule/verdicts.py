@@ -20,8 +20,9 @@ job.
 *When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms), and at once
 if room has come free on reserved hosts, or one of them has closed: the plan before would let the wrong job in. A
 reservation whose job has started or ended is dropped in the next pass, whatever the time. If its hosts still have room,
-or its job waits but may not start any more, the next plan is made at once. Hosts that a plan leaves are opened, one by
-one.
+or its job waits but may not start any more, the next plan is made at once. A plan less than a second before time alone
+may give another one waits until then: else that one came up to a second late. Hosts that a plan leaves are opened, one
+by one.
 
 *A verdict* says that the first job of a group found no room: at which change of the fleet, and, where reserved hosts
 had room for it, under which plan. It holds
@@ -79,6 +80,7 @@ class Verdicts:
         self._rights: tuple[tuple[str, int, int], ...] = ()
         self._planned_ms = -math.inf  # when it was made
         self._until_ms = math.inf  # when time alone may give another one
+        self._awaits_moment = False  # whether a plan that is due waits for that moment, which is near
         self._seen: tuple[int, int, int] | None = (
             None  # the `_view` of the last plan; None if that was not of the state
         )
@@ -103,8 +105,12 @@ class Verdicts:
             if self._waits(held) or self._have_room(held.hosts):
                 self._planned_ms = -math.inf
             self._become(None)
-        is_due = draft.time_ms - self._planned_ms >= self._known.step_ms
-        if self._has_changed() or (is_due and not self._is_settled(draft)):
+        step_ms = self._known.step_ms
+        is_due = draft.time_ms - self._planned_ms >= step_ms and not self._is_settled(draft)
+        is_near = 0 < self._until_ms - draft.time_ms < step_ms
+        self._awaits_moment = is_due and is_near and self._planned_ms > -math.inf
+        if self._has_changed() or (is_due and not self._awaits_moment):
+            self._awaits_moment = False
             before = self.reservation if self._turn else self._told(draft)
             last = self._answer._replace(reservation=before)
             answer = self._answer = plan(self._known, draft, last)
@@ -176,7 +182,12 @@ class Verdicts:
 
     def next_ms(self) -> float:
         """Return the ledger ms of the next plan if nothing more happens; infinity for none."""
-        return self._planned_ms + self._known.step_ms if self._view() != self._seen else self._until_ms
+        is_for_time = self._awaits_moment or self._view() == self._seen
+        return self._until_ms if is_for_time else self._planned_ms + self._known.step_ms
+
+    def moment_ms(self) -> float:
+        """Return the ledger ms at which time alone may give another plan, and one may be made; infinity for never."""
+        return max(self._until_ms, self._planned_ms + self._known.step_ms)
 
     def give_up(self, draft: Draft) -> None:
         """Open the reserved hosts to all jobs."""
