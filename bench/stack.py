@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -23,10 +24,21 @@ SUBJECTS = Subjects()
 UP_WITHIN_S = 60
 
 
+class Served(Protocol):
+    """A server: its process, and what leads to its two accounts, a URL or the name of a context."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def ledger_url(self) -> str: ...
+
+
 class Stack:
     """Processes by role; `cpu_s` and `rss_mib` read them from /proc."""
 
-    def __init__(self, server: EmbeddedServer, folder: Path) -> None:
+    def __init__(self, server: Served, folder: Path) -> None:
         self.url = server.url
         self.folder = folder
         self.pids = {"server": server.pid, "callers": os.getpid()}
@@ -91,7 +103,7 @@ async def stack(
             await it.start_scheduler()
             await it.start("worker", [str(HERE / script), server.url, str(folder / "worker"), fleet, driver])
             async with await connect(server.url, "bench ready") as connection:
-                await _until_up(connection, folder, asked=script == "fleet.py")
+                await until_up(connection, folder, asked=script == "fleet.py")
             yield it
         finally:
             await it.end()
@@ -99,7 +111,7 @@ async def stack(
             await server.stop()
 
 
-async def _until_up(connection: Connection, folder: Path, *, asked: bool) -> None:
+async def until_up(connection: Connection, folder: Path, *, asked: bool) -> None:
     """All workers of the fleet are heard; their number stands in the worker's log once it began, or once all joined."""
     async with asyncio.timeout(UP_WITHIN_S):
         while True:

@@ -37,12 +37,15 @@ RELOADED: Final = "Reloaded server configuration"
 class RunningSite:
     """Servers of a site, and who may connect to them."""
 
-    def __init__(self, site: Site, folder: Path, passwords: dict[str, str], witness: str) -> None:
+    def __init__(
+        self, site: Site, folder: Path, passwords: dict[str, str], witness: str, ending: contextlib.ExitStack
+    ) -> None:
         self.site = site
         self.folder = folder
         self._passwords = passwords
         self._witness = witness
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._ending = ending
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,8 +60,9 @@ class RunningSite:
 
     def witness_context(self, account: str) -> Context:
         """One with every right in an account. Not where users show certificates."""
-        url = ",".join(f"nats://{account}:{self._witness}@{each.host}:{each.port}" for each in self.site.servers)
-        return Context(url=url, source="test")
+        scheme = "tls" if self.site.encrypts else "nats"
+        url = ",".join(f"{scheme}://{account}:{self._witness}@{each.host}:{each.port}" for each in self.site.servers)
+        return Context(url=url, source="test", ca=str(self.folder / "tls/ca.pem") if self.site.encrypts else "")
 
     async def witness(self, account: str) -> Connection:
         return await connect(self.witness_context(account), f"witness of {account}")
@@ -71,6 +75,19 @@ class RunningSite:
             signalling = await asyncio.create_subprocess_exec(find_binary(), "--signal", f"reload={process.pid}")
             assert await signalling.wait() == 0
             await until(lambda log=log, n=before: log.read_text().count(RELOADED) > n, what="the server has reloaded")
+
+    def start(self, at: int) -> None:
+        """Start a server, or start it anew: by the file that is there now."""
+        log = self.folder / f"server-{at}.log"
+        started = self._ending.enter_context(_server(self.folder / server_name(self.site, at), log, self._passwords))
+        if at < len(self.processes):
+            self.processes[at] = started
+        else:
+            self.processes.append(started)
+
+    def stop(self, at: int) -> None:
+        self.processes[at].terminate()
+        self.processes[at].wait()
 
     @property
     def accounts(self) -> list[str]:
@@ -134,11 +151,12 @@ async def running(
         write(site, folder)
         passwords = {each.variable: f"p{secrets.token_hex(12)}" for each in site.identities}
         if site.auth == "env":
+            assert not site.encrypts, "its contexts name no authority"
             _contexts(site, folder, passwords)
         accounts = folder / "accounts.conf"
         if site.auth != "mtls":
             accounts.write_text(_with_witnesses(accounts.read_text(), witness))
-        made = RunningSite(site, folder, passwords, witness)
+        made = RunningSite(site, folder, passwords, witness, ending)
         for at in range(servers if started is None else started):
             if most := "300MB" if at == small else room:
                 file = folder / server_name(site, at)
@@ -148,9 +166,10 @@ async def running(
                 file.write_text(re.sub(r"max_pending: \d+", f"max_pending: {pending}", file.read_text()))
             if leaves and not at:
                 with (folder / server_name(site, at)).open("a") as configuration:
-                    configuration.write(f'leafnodes {{ listen: "{HOST}:{leaves}" }}\n')
-            log = folder / f"server-{at}.log"
-            made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
+                    own = f'cert_file: "{folder}/tls/server.1.pem", key_file: "{folder}/tls/server.1.key"'
+                    tls = f", tls {{ {own} }}" if site.encrypts else ""
+                    configuration.write(f'leafnodes {{ listen: "{HOST}:{leaves}"{tls} }}\n')
+            made.start(at)
         try:
             await made._ready()
         except BaseException:
@@ -161,7 +180,7 @@ async def running(
 
 @contextlib.contextmanager
 def _server(configuration: Path, log: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
+    with log.open("ab") as out:
         process = subprocess.Popen(
             [find_binary(), "-c", str(configuration)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             env={**os.environ, **variables},

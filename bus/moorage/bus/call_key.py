@@ -16,7 +16,10 @@ from moorage.schemas.unreadable import UNREADABLE
 CREDS_VARIABLE: Final = "MOORAGE_NATS_CREDS"
 URL_VARIABLE: Final = "MOORAGE_NATS_URL"
 SUBJECT_VARIABLE: Final = "MOORAGE_CALL_SUBJECT"
-_KEY_BYTES_MAX: Final = 64 * 1024
+#: how a certificate begins. That of an authority may stand behind a key of any form: servers are trusted by it then
+CERTIFICATE: Final = "-----BEGIN CERTIFICATE"
+#: with the authorities of a whole machine behind the key
+_KEY_BYTES_MAX: Final = 1024 * 1024
 _FORMS: Final = "an NKey seed, NATS credentials, PEM of a certificate, its key and the authority, or JSON with a user"
 
 
@@ -29,7 +32,8 @@ class _Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def context_of_key(file: Path | None, url: str, inbox_prefix: str) -> Context:
     """Return the context of a key's file: an NKey seed, NATS credentials, a PEM file, or `{"user", "password"}`.
 
-    `file` None stands for a server that asks for no key. Raises BadContext.
+    Behind each there may be the certificate of the servers' authority. `file` None stands for a server that asks for
+    no key. Raises BadContext.
     """
     context = Context(url=url, source=URL_VARIABLE, inbox_prefix=inbox_prefix)
     if file is None:
@@ -39,15 +43,20 @@ def context_of_key(file: Path | None, url: str, inbox_prefix: str) -> Context:
             text = opened.read(_KEY_BYTES_MAX).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadContext(f"the key {file} cannot be read: {error}", next_step=f"see {CREDS_VARIABLE}") from None
+    # one file for all: the library of TLS takes from it what it is to have
+    login_text, has_certificate, _ = text.partition(CERTIFICATE)
+    if has_certificate:
+        context = msgspec.structs.replace(context, ca=str(file))
     if text.startswith("SU"):
-        return msgspec.structs.replace(context, nkey=str(file))
+        return msgspec.structs.replace(
+            context, nkey="" if has_certificate else str(file), user_seed=login_text.strip() if has_certificate else ""
+        )
     if "BEGIN NATS USER JWT" in text:
         return msgspec.structs.replace(context, creds=str(file))
-    if "BEGIN CERTIFICATE" in text:
-        # one file for all three: the library of TLS takes from it what it is to have
-        return msgspec.structs.replace(context, cert=str(file), ca=str(file))
+    if has_certificate and not login_text.strip():
+        return msgspec.structs.replace(context, cert=str(file) if "PRIVATE KEY" in text else "")
     try:
-        login = msgspec.json.decode(text, type=_Login)
+        login = msgspec.json.decode(login_text, type=_Login)
     except UNREADABLE:
         raise BadContext(f"the key {file} has none of the known forms", next_step=f"make it {_FORMS}") from None
     return msgspec.structs.replace(context, user=login.user, password=login.password, token=login.token)

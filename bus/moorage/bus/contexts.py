@@ -123,9 +123,14 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
             return self.jetstream_api_prefix.rstrip(".")
         return f"$JS.{self.jetstream_domain}.API" if self.jetstream_domain else "$JS.API"
 
+    @property
+    def encrypts(self) -> bool:
+        """Whether nothing is sent to a server but under TLS."""
+        return bool(self.ca or self.cert or self.tls_first) or any(s.startswith(("tls:", "wss:")) for s in self.servers)
+
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None if the context has none. Raises `BadContext` for files that do not load."""
-        if not (self.ca or self.cert or self.tls_first or any(s.startswith(("tls:", "wss:")) for s in self.servers)):
+        if not self.encrypts:
             return None
         try:
             tls = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca or None)

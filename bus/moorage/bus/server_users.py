@@ -42,7 +42,7 @@ LEAF: Final = "Leafnode"
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """A connection to a server, now or before. `user` is a public key, the subject of a certificate, or a name; times
-    are texts of RFC 3339, `stop` is "" while it lasts."""
+    are texts of RFC 3339, `stop` is "" while it lasts, `tls_version` is "" without TLS."""
 
     cid: int
     kind: str
@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     start: str = ""
     last_activity: str = ""
     stop: str = ""
+    tls_version: str = ""
     server: str = ""  # the server's id, which is not in its answer's rows
     server_name: str = ""
 

@@ -26,6 +26,8 @@ from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
 Auth = Literal["nkey", "mtls", "env"]
+#: whether servers encrypt: not at all, also for clients that ask for it (a site on its way to TLS), or always
+Tls = Literal["off", "offered", "only"]
 PORT_DEFAULT: Final = 4222
 #: a cluster port for each client port
 ROUTES_BEHIND: Final = 2000
@@ -33,6 +35,11 @@ ROUTES_BEHIND: Final = 2000
 MONITOR_BEHIND: Final = 4000
 #: the setting of a server that opens this port
 MONITORING: Final = "http:"
+#: how the blocks of a server that encrypts begin, and its setting for clients that do not
+_TLS: Final = "tls {"
+_BOTH: Final = "allow_non_tls: true"
+#: more than the 50 ms of `auto`: on a busy machine the first bytes of a client come later than that
+FIRST_LINE_AFTER: Final = "200ms"
 SERVERS_ALLOWED: Final = (1, 3, 5)
 USERS_MAX: Final = 10_000
 #: a page of output is read from a disk before it is answered
@@ -119,9 +126,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     results: bool = True
     execs: tuple[str, ...] = ()
     monitor: bool = False
+    tls: Tls = "off"
     serves: dict[str, tuple[str, ...]] = {}
 
     def __post_init__(self) -> None:
+        if self.auth == "mtls" and self.tls == "offered":
+            raise ValueError("users show certificates, so no client may come without TLS")
         if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
             raise ValueError(f"a site has 1, 3 or 5 different servers, found {len(set(self.servers))}")
         for kind in ("tenants", "workers", "schedulers", "operators", "observers"):
@@ -158,6 +168,20 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clustered(self) -> bool:
         return len(self.servers) > 1
+
+    @property
+    def has_network(self) -> bool:
+        """Whether servers, clients or other servers may be on different machines."""
+        return self.clustered or not self.servers[0].is_loopback
+
+    @property
+    def encryption(self) -> Tls:
+        """How the servers encrypt: with certificates in place of keys always, whatever `tls` says."""
+        return "only" if self.auth == "mtls" else self.tls
+
+    @property
+    def encrypts(self) -> bool:
+        return self.encryption != "off"
 
     @property
     def queue(self) -> bool:
@@ -338,11 +362,12 @@ def _crossings(site: Site, users: str) -> tuple[dict[str, list[str]], dict[str, 
 # ---------------------------------------------------------------------------------------------------------- servers
 
 
-def server(site: Site, at: int, *, store: str, folder: str = "", route_password: str = "") -> str:
+def server(site: Site, at: int, *, store: str, folder: str = "", route_password: str = "", has_ca: bool = True) -> str:
     """Return the text of the configuration file of server number `at` (from 0).
 
-    `store` is its folder for JetStream, `folder` the one with the certificates of mTLS. Its limits are those of the
-    embedded server. A text with `route_password` is private; a cluster with certificates needs no such password.
+    `store` is its folder for JetStream, `folder` the one with the certificates. Without `has_ca`, the servers trust the
+    authorities of their machine. Its limits are those of the embedded server. A text with `route_password` is private;
+    a cluster whose users show certificates needs no such password.
     """
     me = site.servers[at]
     lines = [
@@ -361,31 +386,42 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         "  sync_interval: always",
         "}",
     ]
-    files = [
+    own = [
         f"  cert_file: {quoted(f'{folder}/server.{at + 1}.pem')}",
         f"  key_file: {quoted(f'{folder}/server.{at + 1}.key')}",
-        f"  ca_file: {quoted(f'{folder}/ca.pem')}",
     ]
-    if site.auth == "mtls":
+    authority = [f"  ca_file: {quoted(f'{folder}/ca.pem')}"] if has_ca else []
+    if site.encrypts:
         lines += [
-            "tls {",
-            *files,
-            "  # clients of moorage begin with TLS; other clients may wait for the first line of the server",
-            "  handshake_first: auto",
-            "  # the subject of a client's certificate is the user's name",
-            "  verify_and_map: true",
+            _TLS,
+            *own,
+            *(authority if site.auth == "mtls" else ()),
+            "  # clients of moorage begin with TLS; others wait for the server's first line, which comes after this",
+            f'  handshake_first: "{FIRST_LINE_AFTER}"',
         ]
+        if site.auth == "mtls":
+            lines += ["  # the subject of a client's certificate is the user's name", "  verify_and_map: true"]
         lines.append("}")
+    if site.encryption == "offered":
+        lines += ["# clients may come without TLS, until `moorage admin nats-config --tls-only`", _BOTH]
     if site.clustered:
         user = f"route:{route_password}@" if route_password else ""
         routes = [f"nats-route://{user}{each.reached(each.port + ROUTES_BEHIND)}" for each in site.servers]
+        if site.encrypts:  # by the name of its certificate, where the server would name all of its addresses
+            lines.append(f"client_advertise: {quoted(me.reached())}")
         lines += ["cluster {", f'  name: "{ORGANISATION}"', f'  listen: "{me.listen(me.port + ROUTES_BEHIND)}"']
         if route_password:
             lines.append(f"  authorization {{ user: route, password: {quoted(route_password)} }}")
-        if site.auth == "mtls":
-            lines += ["  tls {", *(f"  {line}" for line in files), "    verify: true", "  }"]
+        if site.encrypts:
+            lines += ["  tls {", *(f"  {line}" for line in own + authority), "    verify: true", "  }"]
         lines += ["  routes: [", *_wrapped(routes[:at] + routes[at + 1 :]), "  ]", "}"]
     return "\n".join([*lines, 'include "accounts.conf"', ""])
+
+
+def tls_of(text: str) -> Tls:
+    """Return how the server of a configuration file that `server` made encrypts."""
+    lines = text.splitlines()
+    return "off" if _TLS not in lines else "offered" if _BOTH in lines else "only"
 
 
 def _monitoring(site: Site, me: Server) -> list[str]:

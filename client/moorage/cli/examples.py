@@ -231,6 +231,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin nats-config --out site --tenant vision --worker n01",
         "moorage admin nats-config --out site --tenant vision --auth mtls",
     ),
+    "admin renew": ("moorage admin renew site", "moorage admin renew site --all"),
     "usage": (
         "moorage usage --since 30d",
         "moorage usage --all --by tenant,hour --since 2d --csv",

@@ -91,6 +91,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "moorage.cli.fleet.nats_config:nats_config",
             "Accounts, permissions, a key for each user.",
         ),
+        Verb("admin renew", "moorage.cli.fleet.renew:renew", "Certificates of a site, anew before they end."),
         Verb("admin keys", "moorage.cli.fleet.keys:keys", "Each key of a site: whose, since when, and last seen."),
     ),
     RUNNING: (

@@ -16,6 +16,7 @@ import pytest
 from msgspec import convert, structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BUS_CODES, PermissionRefused
 from moorage.cli.fleet import metrics
@@ -179,7 +180,7 @@ async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(metrics, "_ask", ask)
     monkeypatch.setattr(metrics, "SCRAPE_S", 0.01)
-    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"), Context())
     first = await scraped._read()
     assert [family.samples[0].value for family in first if family.name == "moorage_up"] == [0]
     asking = scraped._asking
@@ -237,7 +238,7 @@ async def test_scrapes_that_come_close_together_cost_the_leader_one_question(mon
         return metrics.Told()
 
     monkeypatch.setattr(metrics, "_ask", ask)
-    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"), Context())
     both = await asyncio.gather(scraped._read(), scraped._read())
     assert (len(asked), both[0]) == (1, both[1])
     monkeypatch.setattr(metrics, "FRESH_S", 0.0)
@@ -272,7 +273,9 @@ async def test_it_serves_while_the_leader_or_its_server_cannot_answer_but_not_wi
         raise OSError("the test ends here")
 
     with pytest.raises(MoorageError) as ended:
-        await metrics._serve(cast(AsyncClient, None), SimpleNamespace(start_http_server=start_http_server), "h", 1)
+        await metrics._serve(
+            cast(AsyncClient, None), Context(), SimpleNamespace(start_http_server=start_http_server), "h", 1
+        )
     assert (bool(began), ended.value.code == code) == ((False, True) if code == "permission-refused" else (True, False))
 
 

@@ -135,7 +135,12 @@ def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
     private = [path for path in site.rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert stat.S_IMODE(site.stat().st_mode) == 0o700
-    before = {path: path.read_bytes() for folder in ("keys", "tls") for path in (site / folder).iterdir()}
+    before = {
+        path: path.read_bytes()
+        for folder in ("keys", "tls")
+        for path in (site / folder).iterdir()
+        if path.stem != "server.1"  # which is at another address in what follows
+    }
     assert not [path for path, text in before.items() if path.suffix == ".nk" and text != text.strip()], (
         "a client that takes a file as it is finds the seed alone"
     )
@@ -269,6 +274,154 @@ def test_a_worker_may_be_for_some_tenants(tmp_path: Path, capsys: pytest.Capture
     for wrong, told in (("w3=gamma", "found 'gamma', which is none"), ("w3=", "found none"), ("w2", "names w2 twice")):
         assert make(tmp_path, "--worker", "w2=beta", "--worker", wrong) == 2
         assert told in capsys.readouterr().err
+
+
+THREE: Final = tuple(word for host in ("h1", "h2", "10.0.0.3") for word in ("--server", host))
+
+
+def named(certificate: Path) -> set[str]:
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return {str(each.value) for each in found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value}
+
+
+def test_more_than_one_machine_has_tls_for_clients_and_routes_and_one_machine_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "one") == 0
+    assert not (tmp_path / "one/tls").exists()
+    assert "tls" not in (tmp_path / "one/server.conf").read_text()
+    assert "encrypted" not in capsys.readouterr().err
+    assert make(tmp_path / "host", "--server", "h1") == 0
+    assert load_context("worker.w1", {"XDG_CONFIG_HOME": str(tmp_path / "host")}).url == "tls://h1:4222"
+
+    site = tmp_path / "site"
+    assert make(site, *THREE) == 0
+    told = capsys.readouterr().err
+    assert "ends on 20" in told
+    assert f"before that: moorage admin renew {site}" in told
+    assert f"each user's context names {site}/tls/ca.pem: copy that file along with it" in told
+    assert [named(site / f"tls/server.{at}.pem") for at in (1, 2, 3)] == [{"h1"}, {"h2"}, {"10.0.0.3"}]
+    assert not list((site / "tls").glob("worker*")), "users have their keys"
+    for at in (1, 2, 3):
+        text = (site / f"server-{at}.conf").read_text()
+        assert text.count("tls {") == 2, "for clients and for routes"
+        assert is_valid(site / f"server-{at}.conf")
+    context = load_context("submitter.acme", {"XDG_CONFIG_HOME": str(site)})
+    assert (context.url, context.ca) == ("tls://h1:4222,tls://h2:4222,tls://10.0.0.3:4222", f"{site}/tls/ca.pem")
+    assert context.nkey
+
+    assert make(tmp_path / "plain", *THREE, "--plaintext") == 0
+    assert "tls" not in (tmp_path / "plain/server-1.conf").read_text()
+    assert "nothing is encrypted" not in capsys.readouterr().err, "that is meant"
+
+
+def test_a_site_without_tls_stays_so_until_it_is_asked_for_and_then_keeps_every_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    assert make(site, *THREE, "--plaintext") == 0
+    keys = {path: path.read_bytes() for path in (site / "keys").iterdir()}
+    capsys.readouterr()
+    assert make(site, *THREE) == 0
+    told = capsys.readouterr().err
+    assert "warning: nothing is encrypted: whoever can listen" in told
+    assert "--signal reload" in told
+
+    steps = {"": "offered", "--tls-only": "only"}
+    for asked in ("--tls", *steps):
+        assert make(site, *THREE, *filter(None, [asked]), "--json") == 0
+        told_json = json.loads(capsys.readouterr().out)
+        assert told_json["tls"] == steps.get(asked, "offered")
+        assert told_json["restart"] == bool(asked)
+        both = "allow_non_tls: true\n" in (site / "server-1.conf").read_text()
+        assert both == (asked != "--tls-only")
+        assert is_valid(site / "server-1.conf")
+    assert {path: path.read_bytes() for path in keys} == keys
+    assert make(site, *THREE, "--plaintext") == 0
+    told = capsys.readouterr().err
+    assert "encryption changes" in told
+    assert "--signal reload" not in told, "the server refuses to reload this"
+    assert load_context("worker.w1", {"XDG_CONFIG_HOME": str(site)}).ca == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--tls", "--plaintext"), "exclude each other"),
+        (("--tls-only", "--tls"), "exclude each other"),
+        (("--plaintext", "--auth", "mtls"), "leave out --plaintext"),
+        (("--plaintext", "--cert", "c", "--key", "k"), "leave out --plaintext"),
+        (("--key", "k"), "--key and --ca are of --cert"),
+        (("--ca", "k"), "--key and --ca are of --cert"),
+        (("--cert", "c"), "found 1 and 0"),
+        ((*THREE, "--cert", "c", "--cert", "c", "--key", "k", "--key", "k"), "given once, or 3 times"),
+        (("--cert", "c", "--key", "k", "--auth", "mtls"), "each user shows a certificate"),
+    ],
+)
+def test_what_excludes_each_other_about_tls_is_refused_and_writes_nothing(
+    words: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *words) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_certificates_of_an_authority_of_ones_own_are_checked_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of another site of ours stand for them here."""
+    other, site = tmp_path / "other", tmp_path / "site"
+    assert make(other, "--server", "h1", "--server", "h2", "--server", "h3") == 0
+    tls = other / "tls"
+
+    def pair(at: int) -> list[str]:
+        return ["--cert", f"{tls}/server.{at}.pem", "--key", f"{tls}/server.{at}.key"]
+
+    pairs, three = [*pair(1), *pair(2), *pair(3)], ("--server", "h1", "--server", "h2", "--server", "h3")
+    for words, why in (
+        (["--cert", f"{tls}/server.1.pem", "--key", f"{tls}/server.2.key"], "is not the key of"),
+        ([*pair(2), *pair(1), *pair(3)], "does not name the server h1"),
+        (["--cert", f"{tls}/server.1.key", "--key", f"{tls}/server.1.key"], "holds no certificate in PEM"),
+        (["--cert", f"{tls}/server.1.pem", "--key", f"{tls}/server.1.pem"], "holds no key that can be used"),
+    ):
+        capsys.readouterr()
+        assert make(tmp_path / "refused", *three, *words) == 1
+        assert why in capsys.readouterr().err
+    assert make(site, *three, *pairs, "--ca", f"{tls}/ca.pem") == 0
+    assert "before that: this command with the new --cert" in capsys.readouterr().err
+    for name in ("server.1.pem", "server.3.key", "ca.pem"):
+        assert (site / "tls" / name).read_bytes() == (tls / name).read_bytes()
+        assert stat.S_IMODE((site / "tls" / name).stat().st_mode) == 0o600
+    assert not (site / "tls/ca.key").exists()
+    assert is_valid(site / "server-1.conf")
+    assert make(site, *three) == 0, "they are kept"
+    assert make(site, *three, *pairs) == 0, "an authority that each machine trusts"
+    assert load_context("worker.w1", {"XDG_CONFIG_HOME": str(site)}).ca == ""
+    assert "ca_file" not in (site / "server-1.conf").read_text()
+    assert run(["admin", "renew", str(site), "--all"]) == 1
+    assert "no authority that could sign" in capsys.readouterr().err
+
+
+def test_a_server_at_another_address_has_another_certificate(tmp_path: Path) -> None:
+    assert make(tmp_path, "--server", "h1") == 0
+    authority = (tmp_path / "tls/ca.pem").read_bytes()
+    assert make(tmp_path, "--server", "h7") == 0
+    assert named(tmp_path / "tls/server.1.pem") == {"h7"}
+    assert (tmp_path / "tls/ca.pem").read_bytes() == authority
+
+
+def test_what_has_no_certificates_is_not_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make(tmp_path) == 0
+    assert run(["admin", "renew", str(tmp_path)]) == 1
+    assert f"{tmp_path} has no certificates" in capsys.readouterr().err
+
+
+def test_a_service_whose_certificate_is_renewed_has_it_among_the_workers_secrets(tmp_path: Path) -> None:
+    assert make(tmp_path, "--auth", "mtls") == 0
+    assert run(["admin", "renew", str(tmp_path), "--all", "--json"]) == 0
+    key = (tmp_path / "secrets/calls/acme").read_text()
+    parts = [(tmp_path / "tls" / name).read_text() for name in ("service.acme.pem", "service.acme.key", "ca.pem")]
+    assert key == "".join(parts)
 
 
 async def test_a_server_refuses_to_reload_another_monitoring_port() -> None:

@@ -39,10 +39,11 @@ def leaf(site: RunningSite, folder: Path, port: int, key: str) -> Iterator[str]:
     """A server of a tenant's own site, which is a leaf node by this key; its URL."""
     [server] = free_servers(1)
     seed = (site.folder / "keys" / f"{key}.nk").read_text()
+    remote = f'url: "tls://{HOST}:{port}", nkey: {seed}, tls {{ ca_file: "{site.folder}/tls/ca.pem" }}'
     file = folder / "leaf.conf"
     file.write_text(
         f'server_name: "site2"\nlisten: "{HOST}:{server.port}"\n'
-        f'leafnodes {{ reconnect: "100ms", remotes: [ {{ url: "nats-leaf://{HOST}:{port}", nkey: {seed} }} ] }}\n'
+        f'leafnodes {{ reconnect: "100ms", remotes: [ {{ {remote} }} ] }}\n'
     )
     with (folder / "leaf.log").open("wb") as log:
         process = subprocess.Popen([find_binary(), "-c", str(file)], stdout=log, stderr=log)
@@ -55,7 +56,7 @@ def leaf(site: RunningSite, folder: Path, port: int, key: str) -> Iterator[str]:
 
 async def test_a_revoked_key_goes_on_through_a_leaf_node_until_it_is_cut(tmp_path: Path) -> None:
     [port] = [each.port for each in free_servers(1)]
-    async with running(leaves=port) as site:
+    async with running(leaves=port, tls="only") as site:
         configuration = (site.folder / "server.conf").read_text()
         config = {"XDG_CONFIG_HOME": str(site.folder)}
         with leaf(site, tmp_path, port, "submitter.acme") as url:

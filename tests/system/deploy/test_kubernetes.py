@@ -65,7 +65,8 @@ def test_each_secret_has_what_nats_config_writes_and_no_other_key(tmp_path: Path
             if "secret" in volume:
                 items = volume["secret"].get("items")
                 mounted[volume["secret"]["secretName"]] = items and {each["path"] for each in items}
-    assert mounted == {"nats": None, "scheduler": made["scheduler"], "metrics": made["metrics"]}
+    assert mounted == made
+    assert [name for name, files in made.items() if any("tls/server" in file for file in files)] == ["nats"]
     assert {file for files in made.values() for file in files if file.endswith(".nk")} == {
         "keys/scheduler.main.nk",
         "keys/ledger.main.nk",

@@ -43,7 +43,7 @@ SITES: Final[dict[str, dict[str, Any]]] = {
     "nkey-shared-account": {"shared": True},
     "env-account-per-tenant": {"auth": "env"},
     "mtls-cluster": {"auth": "mtls", "servers": 3},
-    "nkey-cluster-shared": {"servers": 3, "shared": True},
+    "nkey-cluster-shared": {"servers": 3, "shared": True, "tls": "only"},
 }
 
 

@@ -124,6 +124,7 @@ async def test_three_servers_are_set_up_killed_in_turn_backed_up_and_restored_el
     async with played() as machines:
         said = await run(machines, "\n".join([*(typed(machines, body) for body in blocks), "wait || true"]))
     assert "all 3 copies of the ledger are up to date" in said, said
+    assert "encrypted; certificates of 3 servers read; the first to end, " in said, said
     assert said.count("SUCCEEDED  on n0") == 1 + len(SERVERS), said
     assert said.count('{"status":"ok"}') == len(SERVERS), said
     restored = said.rpartition("restored with")[2]

@@ -29,7 +29,7 @@ from tests.waiting import NeverHappened, until
 ANSWER_S: Final = 90.0
 SITES: Final[dict[str, dict[str, Any]]] = {
     "nkey": {},
-    "nkey-shared": {"shared": True},
+    "nkey-shared-tls": {"shared": True, "tls": "only"},
     "mtls": {"auth": "mtls"},
 }
 

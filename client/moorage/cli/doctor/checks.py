@@ -26,6 +26,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     from moorage.cli.doctor import checks_host as host
     from moorage.cli.doctor.checks_keys import of_keys
     from moorage.cli.doctor.checks_nats import of_nats
+    from moorage.cli.doctor.checks_tls import of_site_certificates
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
@@ -66,4 +67,6 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     async for check in of_nats(context, options):
         yield check
     async for check in of_keys():
+        yield check
+    async for check in of_site_certificates():
         yield check

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.cli.doctor.check import ANSWER_S_MAX, clock, failed, role_of
+from moorage.cli.doctor.checks_tls import of_tls
 from moorage.cli.framework.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.framework.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.client.durations import seconds
@@ -67,6 +68,8 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield _round_trip(connection, (time.monotonic() - began) * 1000)
         user = await _asked(connection, USER_INFO) if role_of(context) not in _ASK_NOT else None
         yield _user(user)
+        async for check in of_tls(context):
+            yield check
         if role_of(context) != "operator":  # whom the leader tells its time
             yield _clock(user)
         is_cluster = connection.is_clustered

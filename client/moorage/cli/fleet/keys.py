@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 #: roles whose keys are a person's, by name
 _OF_PERSONS: Final = ("operator",)
-#: how long a key that was cut off is waited for to come back, in seconds
-AGAIN_S: Final = 2.0
+#: how long a server is tried, in seconds
+CONNECT_S: Final = 6.0
 
 
 class KeyRow(msgspec.Struct, frozen=True):
     """A key: its role, its name, its person ("" if it is no person's), and what the servers say of it.
 
     `since_ms` and `seen_ms` are epoch milliseconds, 0 if not known; `seen_ms` is now for a key that is connected.
-    `revoked` are connections that go on by a key that is gone.
+    `revoked` are connections that go on by a key that is gone, `plain` is how many of the connections have no TLS.
     """
 
     key: str
@@ -46,6 +46,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     connected: int
     revoked: bool
     where: list[str]
+    plain: int = 0
 
 
 def keys(
@@ -80,6 +81,11 @@ def keys(
             _print(rows)
         if missing:
             print_err(f"warning: {many(missing, 'server')} did not answer: who is connected there is not known")
+        if _is_offered(site) and (plain := [row for row in rows if row.plain]):
+            names = ", ".join(f"{row.key} ({row.plain})" for row in plain)
+            print_err(
+                f"warning: connections without TLS: {names}; give them the new contexts, before nats-config --tls-only"
+            )
         gone = [row for row in rows if row.revoked]
         if gone:
             names = ", ".join(row.key for row in gone)
@@ -87,6 +93,13 @@ def keys(
         return EXIT_DRIFT if gone else 0
 
     return guarded(options, act)
+
+
+def _is_offered(site: Path) -> bool:
+    """Return whether clients of this site may still come without TLS."""
+    from moorage.bus.site import tls_of
+
+    return any(tls_of(file.read_text(encoding="utf-8")) == "offered" for file in site.glob("server*.conf"))
 
 
 async def seen_by(site: Path, issued: Mapping[str, Issued], *, cut: bool = False) -> tuple[list[Seen], int]:
@@ -111,7 +124,7 @@ async def _connect(site: Path) -> Connection:
     from moorage.bus.server_users import SYSTEM
 
     environment = {"XDG_CONFIG_HOME": str(site)}
-    return await connect(load_context(SYSTEM, environment), "moorage admin keys", give_up_after_s=AGAIN_S)
+    return await connect(load_context(SYSTEM, environment), "moorage admin keys", give_up_after_s=CONNECT_S)
 
 
 def revoked(issued: Mapping[str, Issued], seen: Iterable[Seen]) -> list[Seen]:
@@ -149,6 +162,7 @@ def rows_of(issued: Mapping[str, Issued], seen: Sequence[Seen], now_ms: float) -
                 connected=len(live),
                 revoked=not key.is_valid,
                 where=[_where(each) for each in live],
+                plain=sum(not each.tls_version for each in live),
             )
         )
     return sorted(rows, key=lambda row: (not row.revoked, row.role, row.name))

@@ -8,6 +8,7 @@ bounded, as is that of services, so the number of series does not grow with what
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ from moorage.system.notify import managed
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from moorage.bus.contexts import Context
     from moorage.client.client import AsyncClient
     from moorage.schemas.operate import TenantRow
 
@@ -54,6 +56,8 @@ BESIDE_S_MAX: Final = 2.5
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
+#: how often the servers' certificates are read: they end on a day
+CERTIFICATES_S: Final = 300.0
 #: by the values of labels: the number in each class of a histogram, and the sum of all
 _Counted = dict[tuple[str, ...], tuple[Sequence[int], float]]
 
@@ -78,15 +82,19 @@ def metrics(
     """
 
     def act() -> int:
+        from moorage.bus.certificate_ends import certificate_ends
+        from moorage.bus.target import find_context
+
         where = None if listen is None else host_and_port(listen)
         library = optional("prometheus_client", extra="metrics")
 
         async def work(client: AsyncClient) -> None:
+            context = find_context(options.nats)
             if where is None:
-                told = list(families(await _ask(client)))
-                sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
+                told = (await _ask(client))._replace(certificates=await certificate_ends(context))
+                sys.stdout.write(library.generate_latest(_Fixed(list(families(told)))).decode())
             else:
-                await _serve(client, library, *where)
+                await _serve(client, context, library, *where)
 
         if where is not None:
             begin_log("INFO", log_format)
@@ -111,6 +119,8 @@ class Told(NamedTuple):
     services: Sequence[ServiceCalls] = ()
     #: None: not known now
     letters: Mapping[str, int] | None = {}
+    #: when certificates end, in seconds since the epoch
+    certificates: Mapping[str, float] = {}
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -153,12 +163,18 @@ async def _beside(client: AsyncClient, verb: str, arguments: Mapping[str, Any]) 
 
 def families(told: Told) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
-    `moorage_build_info` and `moorage_up` 0 come."""
+    `moorage_build_info`, `moorage_up` 0 and the ends of certificates come."""
     fleet = told.fleet
     yield _many(
         "build_info", "The release of this command, and its build.", ("release", "build"), {(RELEASE, build()): 1}
     )
     yield _one("up", "Whether the leader answered.", fleet is not None)
+    yield _many(
+        "certificate_end_timestamp_seconds",
+        "When a certificate ends: that of each nats-server, of the authority that this command trusts, of its own key.",
+        ("certificate",),
+        told.certificates,
+    )
     if fleet is None:
         return
     yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet.epoch)
@@ -388,8 +404,11 @@ class _Scraped:
     the next scrape, whatever the monitor's time-out.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, context: Context) -> None:
         self._client = client
+        self._context = context
+        self._certificates: Mapping[str, float] = {}
+        self._certificates_read_s = -CERTIFICATES_S
         self._loop = asyncio.get_running_loop()
         self._families: list[Metric] = list(families(Told()))
         self._asked_s = -FRESH_S
@@ -408,10 +427,20 @@ class _Scraped:
 
     async def _ask(self) -> None:
         try:
-            self._families = list(families(await self._try()))
+            told = await self._try()
+            self._families = list(families(told._replace(certificates=await self._ends())))
             self._asked_s = time.monotonic()
         finally:
             self._asking = None
+
+    async def _ends(self) -> Mapping[str, float]:
+        from moorage.bus.certificate_ends import certificate_ends
+
+        if time.monotonic() - self._certificates_read_s >= CERTIFICATES_S:
+            with contextlib.suppress(MoorageError):  # a file that is being replaced
+                self._certificates = await certificate_ends(self._context)
+            self._certificates_read_s = time.monotonic()
+        return self._certificates
 
     async def _try(self) -> Told:
         try:
@@ -431,7 +460,7 @@ class _Scraped:
         return found
 
 
-async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
+async def _serve(client: AsyncClient, context: Context, library: Any, host: str, port: int) -> None:
     """Serve the metrics until it is cancelled. Raises `MoorageError` if its key may not ask, or if it may not listen at
     that address."""
     try:
@@ -441,7 +470,7 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
             raise
         print_err(f"no leader answers yet: {error}")
     try:
-        server, thread = library.start_http_server(port, host, _Scraped(client))
+        server, thread = library.start_http_server(port, host, _Scraped(client, context))
     except OSError as error:
         raise cannot_listen(host, port, error) from None
     print_err(f"metrics at {address(host, server.server_address[1])}/metrics, until Ctrl-C")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from moorage.cli.fleet import site_tls
+from moorage.cli.fleet.site_tls import CA, TLS, OwnCertificates, day
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_write
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from moorage.bus.site import Identity, Server, Site
 
 KEYS: Final = "keys"
-TLS: Final = "tls"
 #: for the workers' folders of secrets: the keys with which jobs answer calls, as `calls/<tenant>`
 SECRETS: Final = "secrets"
 #: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
@@ -101,6 +103,31 @@ def nats_config(
     no_monitor: Annotated[
         bool, Parameter(help="Close the monitoring port that an earlier run of this command opened.")
     ] = False,
+    tls: Annotated[
+        bool,
+        Parameter(
+            help="Add TLS to a site without it; until --tls-only, clients may come without it. A new site of more than "
+            "one machine has TLS without being asked."
+        ),
+    ] = False,
+    tls_only: Annotated[bool, Parameter(help="After --tls: no client comes without TLS any more.")] = False,
+    plaintext: Annotated[
+        bool,
+        Parameter(help="No TLS: whoever can listen on the network reads requests, output and files of every tenant."),
+    ] = False,
+    cert: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="A certificate of your own authority, for all servers or, repeated, for each in turn. By default the "
+            "folder has an authority of its own.",
+            value="FILE",
+        ),
+    ] = None,
+    key: Annotated[list[Path] | None, Parameter(help="The key of --cert; as often as that.", value="FILE")] = None,
+    ca: Annotated[
+        Path | None,
+        Parameter(help="The authority of --cert. By default those that each machine trusts.", value="FILE"),
+    ] = None,
     store: Annotated[
         Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
     ] = None,
@@ -117,6 +144,10 @@ def nats_config(
     that only schedulers use. The permissions come from the same table as docs/reference/permissions.md. With several
     servers it also writes the schedulers' settings, moorage.toml, if there is no such file: a copy of the ledger on
     each server.
+
+    More than one server, or one on another address than loopback, gets TLS for clients and routes: an authority of the
+    folder's own signs the servers' certificates, and each context names that authority's file. A site that is there
+    stays as it is, with or without TLS.
     """
 
     def act() -> int:
@@ -149,20 +180,25 @@ def nats_config(
                 execs=tuple(exec or ()),
                 monitor=monitor or (was_open and not no_monitor),
             )
+            asked, tls_before = site_tls.Asked(tls, tls_only, plaintext), site_tls.before(site, out)
+            site = msgspec.structs.replace(site, tls=site_tls.now(site, tls_before, asked, has_cert=bool(cert)))
+            own = site_tls.own(site, cert or [], key or [], ca)
         except ValueError as error:
             raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
         is_first = not (out / ACCOUNTS).exists()
         try:
-            written = write(site, out.absolute(), store)
+            written = write(site, out.absolute(), store, own)
         except OSError as error:
             raise cannot_write(error.filename or out, error.strerror, "name another folder with --out") from None
+        switches = tls_before is not None and site.encryption != tls_before
         changes = not is_first and site.monitor != was_open
         if json:
             found = {"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)}
-            emit({**found, "monitor": site.monitor, "restart": changes})
+            emit({**found, "monitor": site.monitor, "tls": site.encryption, "restart": changes or switches})
         else:
-            _print_written(site, out, written, is_first=is_first, needs_restart=changes)
+            _print_written(site, out, written, is_first=is_first, needs_restart=changes or switches)
             _print_monitoring(site, asked=monitor, changes=changes)
+            site_tls.print_tls(site, out.absolute(), tls_before if switches else None, is_meant=plaintext)
         return 0
 
     return guarded(Options(json=json), act)
@@ -183,7 +219,8 @@ def _shares_host(site: Site, at: int) -> bool:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What was written, by kind: paths, and names of contexts and variables."""
+    """What was written, by kind: paths, and names of contexts and variables. `certificates_end` is the day on which the
+    first certificate ends, "" without one."""
 
     configuration: list[str]
     contexts: list[str]
@@ -191,20 +228,21 @@ class Written(msgspec.Struct, frozen=True):
     keys: list[str]  # new ones only
     variables: list[str]
     left_out: list[str]  # users of contexts of an earlier run that are no longer in the site
+    certificates_end: str = ""
 
 
-def write(site: Site, folder: Path, store: Path | None = None) -> Written:
-    """Write everything that a site needs into `folder` (mode 0700).
+def write(site: Site, folder: Path, store: Path | None = None, own: OwnCertificates | None = None) -> Written:
+    """Write everything that a site needs into `folder` (mode 0700). `own` are certificates for its servers.
 
     With several servers, `configuration` has the schedulers' settings if there were none. Raises OSError, MoorageError.
     """
-    from moorage.bus import identities, issued_keys
+    from moorage.bus import certificates, identities, issued_keys
     from moorage.bus.site import accounts, server, server_name
     from moorage.bus.target import UP_CONTEXTS
     from moorage.system.private_files import replace_private
 
     for each in (folder, folder / KEYS, folder / CONTEXTS, folder / TLS):
-        if each.name != TLS or site.auth == "mtls":
+        if each.name != TLS or site.encrypts:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = {path.name for path in (folder / KEYS).iterdir()}
     known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json") if not path.stem.startswith(UP_CONTEXTS)}
@@ -213,15 +251,18 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
     accounts_before = _read(folder / ACCOUNTS)
     if site.auth == "nkey":
         public = {identity: identities.nkey(folder / KEYS, identity) for identity in users}
-    elif site.auth == "mtls":
-        identities.certificates(folder / TLS, site)
+    if own is not None:
+        certificates.take(folder / TLS, site, own.pairs, own.authority)
+    elif site.encrypts:
+        certificates.certificates(folder / TLS, site)
+    has_ca = (folder / TLS / CA).exists()
     password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
     configuration = {ACCOUNTS: accounts(site, public), WORKER: WORKER_SETTINGS}
     for at in range(len(site.servers)):
         where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
         if store is not None and _shares_host(site, at):
             where = store / str(at + 1)  # two servers in one folder destroy each other's streams
-        text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
+        text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password, has_ca=has_ca)
         configuration[server_name(site, at)] = text
     if site.clustered and not (folder / SCHEDULERS).exists():
         configuration[SCHEDULERS] = SCHEDULER_SETTINGS.format(len(site.servers))
@@ -245,6 +286,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> Written:
         keys=sorted({path.name for path in (folder / KEYS).iterdir()} - before),
         variables=[each.variable for each in site.identities] if site.auth == "env" else [],
         left_out=sorted(known - {each.key for each in users}),
+        certificates_end=day(certificates.ends(folder / TLS)[0].at_s) if site.encrypts else "",
     )
 
 
@@ -257,18 +299,29 @@ def _read(file: Path) -> str:
 
 def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
     """Return the files for the workers' secrets, with their content: one key for each tenant's services."""
+    services = [each for each in site.identities if each.role == "service"]
+    return dict(_call_key(folder, each, is_certificate=site.auth == "mtls") for each in services)
+
+
+def _call_key(folder: Path, service: Identity, *, is_certificate: bool) -> tuple[Path, str]:
     from moorage.schemas.service import call_secret
 
-    found: dict[Path, str] = {}
-    for identity in site.identities:
-        if identity.role != "service":
-            continue
-        if site.auth == "nkey":
-            parts = [folder / KEYS / f"{identity.key}.nk"]
-        else:
-            parts = [folder / TLS / name for name in (f"{identity.key}.pem", f"{identity.key}.key", "ca.pem")]
-        found[folder / SECRETS / call_secret(identity.name)] = "".join(part.read_text() for part in parts)
-    return found
+    parts = [folder / KEYS / f"{service.key}.nk"]
+    if is_certificate:
+        parts = [folder / TLS / name for name in (f"{service.key}.pem", f"{service.key}.key", CA)]
+    return folder / SECRETS / call_secret(service.name), "".join(part.read_text() for part in parts)
+
+
+def give_call_keys(folder: Path, names: Sequence[str]) -> None:
+    """Write the workers' secrets anew for services whose certificate is among `names`. Raises OSError."""
+    from moorage.bus.site import Identity
+    from moorage.system.private_files import replace_private
+
+    for name in names:
+        role, _, tenant = name.partition(".")
+        if role == "service":
+            path, key = _call_key(folder, Identity("service", tenant), is_certificate=True)
+            replace_private(path, key)
 
 
 def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
@@ -283,10 +336,13 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
         fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
     if identity.role == "submitter" and site.has_buckets:
         fields["jetstream_api_prefix"] = RESULT_API
+    if site.encrypts:
+        fields["url"] = url_of(site.servers, "tls")
+        if (folder / TLS / CA).exists():
+            fields["ca"] = str(folder / TLS / CA)
     if site.auth == "nkey":
         fields["nkey"] = str(folder / KEYS / f"{identity.key}.nk")
     else:
-        fields |= {"url": url_of(site.servers, "tls"), "ca": str(folder / TLS / "ca.pem")}
         fields |= {"cert": str(folder / TLS / f"{identity.key}.pem"), "key": str(folder / TLS / f"{identity.key}.key")}
     return fields
 

@@ -6,8 +6,10 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from moorage.bus.call_key import context_of_key
 from moorage.bus.contexts import Context
 from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
 from moorage.worker.attempt.attempt_folders import AttemptFolders
@@ -61,6 +63,49 @@ def test_a_worker_without_a_key_of_its_own_gives_none_and_never_its_password(sec
     assert free.key("acme") is None
     assert free.variables("acme", ServiceSpec("embed"), 1.5, None)["MOORAGE_NATS_URL"] == "nats://gateway:4222"
     assert CallKeys(Context(), "moorage", secrets).key("acme") == b"SUAKEY\n", "there is one"
+
+
+PEM = "-----BEGIN CERTIFICATE-----\nauthority\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("SUAKEY\n", {"user_seed": "SUAKEY"}),
+        ("-----BEGIN NATS USER JWT-----\nx\n", {"creds": "FILE"}),
+        ('{"user": "acme", "password": "word"}\n', {"user": "acme", "password": "word"}),
+        (PEM.replace("authority", "own") + "-----BEGIN PRIVATE KEY-----\n", {"cert": "FILE"}),
+    ],
+)
+def test_behind_a_key_stands_the_authority_by_which_the_worker_trusts_the_servers(
+    secrets: Path, tmp_path: Path, text: str, found: dict[str, str]
+) -> None:
+    """A job has no other file of its worker, so its member could not connect to a server with TLS."""
+    authority = tmp_path / "ca.pem"
+    authority.write_text(PEM)
+    (secrets / "calls" / "acme").write_text(text)
+    tls = Context(url="tls://h1:4222", nkey="/etc/moorage/worker.nk", ca=str(authority))
+    keys = CallKeys(tls, "moorage", secrets)
+    key = keys.key("acme")
+    assert key is not None
+    assert key.decode().count("BEGIN CERTIFICATE") == 1
+    file = tmp_path / "key"
+    file.write_bytes(key)
+    read = context_of_key(file, "tls://h1:4222", "_INBOX")
+    expected = {name: value.replace("FILE", str(file)) for name, value in found.items()}
+    plain = Context(url="tls://h1:4222", source="MOORAGE_NATS_URL", ca=str(file))
+    assert read == msgspec.structs.replace(plain, **expected)
+    assert keys.context("acme").ca in (str(authority), str(secrets / "calls" / "acme"))
+    authority.unlink()
+    with pytest.raises(SecretRefused, match="the file `ca` of the worker's nats context"):
+        keys.key("acme")
+
+
+def test_a_server_that_asks_for_tls_and_no_key_gives_its_authority_alone(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_text(PEM)
+    assert CallKeys(Context(url="tls://h1:4222", ca=str(authority)), "moorage", None).key("acme") == PEM.encode()
+    assert context_of_key(authority, "tls://h1:4222", "_INBOX").cert == ""
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])

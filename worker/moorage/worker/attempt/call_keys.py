@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE, context_of_key
+from moorage.bus.call_key import CERTIFICATE, CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE, context_of_key
 from moorage.bus.contexts import Context
 from moorage.bus.own_login import Login
 from moorage.schemas.codec import encode
@@ -56,7 +56,19 @@ class CallKeys:
         self._needs_key = bool(any(context.login) or context.creds or context.nkey or context.cert or context.user_seed)
 
     def key(self, tenant: str) -> bytes | None:
-        """Return the key of a tenant's services; None if the server asks for none. Raises SecretRefused."""
+        """Return the key of a tenant's services, with the certificate of the servers' authority behind it if the worker
+        itself trusts one; None if the server asks for neither. Raises SecretRefused."""
+        key, authority = self._key(tenant), self._authority()
+        return key if not authority or CERTIFICATE.encode() in (key or b"") else (key or b"") + authority
+
+    def _authority(self) -> bytes:
+        """Return the authority by which this worker trusts the servers, as it is now. Raises SecretRefused."""
+        try:
+            return Path(self._context.ca).read_bytes() if self._context.ca else b""
+        except OSError:
+            raise SecretRefused(CALL_SECRETS, "authority") from None
+
+    def _key(self, tenant: str) -> bytes | None:
         folder = None if self._secrets_dir is None else self._secrets_dir / CALL_SECRETS
         if not self._has_key(tenant):
             if not self._needs_key:
@@ -74,7 +86,7 @@ class CallKeys:
         inbox_prefix, own = self._subjects.member_inbox(tenant), self._context
         if not self._has_key(tenant) and (not self._needs_key or self._own is not None):
             return msgspec.structs.replace(own, inbox_prefix=inbox_prefix)
-        self.key(tenant)
+        self._key(tenant)
         assert self._secrets_dir is not None, "a key has come from there"
         member = context_of_key(self._secrets_dir / CALL_SECRETS / tenant, self._own_url, inbox_prefix)
         return msgspec.structs.replace(member, ca=member.ca or own.ca, tls_first=own.tls_first)

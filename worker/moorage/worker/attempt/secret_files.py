@@ -16,7 +16,9 @@ from moorage.worker.attempt.environment import LacksHere, lay_over
 
 SECRET_BYTES_MAX: Final = 32 * 1024
 
-SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
+SecretFault = Literal[
+    "name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text", "authority"
+]
 
 
 class SecretRefused(LacksHere):
@@ -36,6 +38,7 @@ _SECRET_FAULTS: Final[dict[SecretFault, str]] = {
     "readable-by-others": "its file must be readable by its owner alone (mode 0600 or 0400)",
     "too-large": f"it has more than {SECRET_BYTES_MAX} bytes",
     "not-text": "it is not UTF-8 text without NUL",
+    "authority": "the file `ca` of the worker's nats context, by which jobs trust the servers, cannot be read",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from moorage.bus.identities import certificates
+from moorage.bus.certificates import certificates
 from moorage.bus.site import Server, Site
 
 
