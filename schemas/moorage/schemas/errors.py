@@ -68,6 +68,8 @@ UPGRADED: Final = "upgraded"
 MPS_NOT_ASKED: Final = "mps-not-asked"
 #: stands there, too
 CHECKPOINT_NOT_STORED: Final = "checkpoint-not-stored"
+#: stands in a start's report, behind where its ports are reached and a semicolon
+CHECKPOINT_REFUSED: Final = "checkpoint-refused"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
@@ -82,6 +84,8 @@ ENDS: Final[dict[str, str]] = {
     " If one of them computed, the jobs that share the daemon may fail",
     CHECKPOINT_NOT_STORED: "behind another reason: its checkpoint could not be stored, so the next attempt begins"
     " at an earlier one",
+    CHECKPOINT_REFUSED: "with RUNNING, and not an end: a stored checkpoint was damaged, or was not the one that its"
+    " attempt had stored; the message says from which one the attempt began",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "stalled": "it wrote no output and its GPUs did no work for its stall_s, and its on_stall is end: it counts as a"
     " failure",

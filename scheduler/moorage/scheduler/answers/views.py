@@ -229,7 +229,8 @@ def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
         why=_newest_reason(
             (each.replica, each.state == "PLACED", each.why)
             for each in reversed(changes)
-            if each.state in STATES  # and no operator's order
+            if each.state in STATES
+            and each.state != STATES[RUNNING]  # and no operator's order; see NO_REASONS
             and not _asked_of_others(found.state, each.state, each.by)
         ),
         **known,

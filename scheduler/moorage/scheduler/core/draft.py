@@ -406,11 +406,11 @@ class Draft:
         """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address."""
         self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master))
 
-    def start(self, replica: Replica, ran_ms: int = 0, address: str = "") -> None:
+    def start(self, replica: Replica, ran_ms: int = 0, address: str = "", told: str = "") -> None:
         """Record that an attempt has started, and has run for so many ms already; at the address its ports are
-        reached."""
+        reached. `told` is what its worker told of how it began."""
         self._starts(replica.job)
-        self._step_of(_START, replica, ran_ms, 0, self._address(address))
+        self._step_of(_START, replica, ran_ms, self.note(told), self._address(address))
 
     def ran(self, replica: Replica, ran_ms: int, result: int | None) -> None:
         """Record that a placed attempt was claimed, ran for so many ms and succeeded: most attempts of short jobs."""

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.ledger import bits
+from moorage.scheduler.core.ledger.records import start_of
 from moorage.scheduler.core.ledger.state import PLACED, RANGE, RUNNING, code_of
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.history.packing import Parts, blocks_of
@@ -100,10 +101,10 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
         names, _ = devices_at(worker, move.fence)
         gpus = [names[slot] for slot in slots_of(move.slots) if slot in names] if placed else []
         code = code_of(STATE_NUMBER.get(state), move.code)
+        address, why = start_of(move.why) if state == STATES[RUNNING] else ("", move.why)
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code,
-            "" if state == STATES[RUNNING] else move.why, move.fence, by, said, move.result,
-            address=move.why if state == STATES[RUNNING] else "",
+            why, move.fence, by, said, move.result, address=address,
         )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
       code ends. Otherwise the placement is tried again after a pause. `code` is the exit code of a start that was
       tried: 126, 127 or that of the setup; and 0 if none was.
     - `started`: `detail` is where the ports are reached that the worker gave it, as `10.0.0.5:20000,20001`; empty
-      without ports.
+      without ports. Behind a semicolon it says which stored checkpoint it could not begin with.
     - `ready`: the check of its request's `ready` says that it is ready for work. `not-ready`: it said so before, and
       does not any more; `detail` is why.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,

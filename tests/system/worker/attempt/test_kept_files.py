@@ -188,6 +188,9 @@ async def test_the_next_attempt_begins_with_no_checkpoint_but_one_that_its_attem
         await plant(1)
         await attempt(5, "cat ck/n 2>&1 || echo none; exit 3", told, 0)
         await until(lambda: said(5).endswith("none\n"))
+        begun = await leader.await_report("w1", "started", ("acme", "a", 0, 5, 15))
+        refused = "checkpoint-refused: that of attempt 1 is not the one that its attempt has stored"
+        assert begun.detail == f"; {refused}; it began without a checkpoint"
         # where a worker of an earlier release has told nothing, as its name finds it
         await attempt(6, "cat ck/n; exit 3", told, 3)
         await until(lambda: said(6) == "planted\n")

@@ -7,6 +7,7 @@ import pytest
 from moorage.scheduler.core.ledger.acts import Stored
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import STORED_MAX
+from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.schemas.frames import Report, ReportKind
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
@@ -109,3 +110,27 @@ def test_no_more_are_remembered_than_an_attempt_looks_for() -> None:
     assert attempt == STORED_MAX + 4
     assert [each for each, _ in checkpoints] == [*range(4, STORED_MAX + 4)]
     assert untold == 0
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.5:20000,20001"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_a_worker_tells_of_the_beginning_is_in_the_jobs_history_also_that_of_the_next_leader(
+    address: str, level: int
+) -> None:
+    drive = running(level=level > 1)
+    attempt, worker = drive.attempt("a", 0), drive.workers["w0"]
+    told = "checkpoint-refused: that of attempt 1 is damaged; it began without a checkpoint"
+    worker.gathered.append(Report("started", "t", "a", 0, attempt.no, attempt.fence, 0, f"{address}; {told}"))
+    frame = worker.report_frame()
+    assert frame is not None
+    drive.send("w0", frame)
+    worker.report_answered(frame.no)
+    drive.tick()
+    for _ in range(2):
+        attempt = drive.attempt("a", 0)
+        assert attempt.address == address
+        job = attempt.replica.job
+        begun = next(change for change in changes_since(drive.state, job, 0) if change.state == "RUNNING")
+        assert (begun.address, begun.why) == (address, told)
+        drive.lead()
+        drive.renew()

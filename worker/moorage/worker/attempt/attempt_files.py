@@ -15,14 +15,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.schemas.attempt import AttemptName, name_in
-from moorage.schemas.errors import CHECKPOINT_NOT_STORED, MoorageError, Refused, problem, refuse
+from moorage.schemas.errors import CHECKPOINT_NOT_STORED, CHECKPOINT_REFUSED, MoorageError, Refused, problem, refuse
 from moorage.schemas.frames import Rescue, Rescued
 from moorage.schemas.handler import checkpoint_object, kept_object, rescued_object, result_object
 from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.job_files import FilesUnavailable, JobFiles, NotKept
+from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles, NotKept
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
@@ -86,7 +86,13 @@ class AttemptFiles:
             await self._files.bring_kept(tenant, _places_of(each), each.accepted_ms, self._folders.path(name), ids)
         if run.checkpoint is not None:
             sought = _sought(job, replica, attempt, before)
-            await self._files.bring_checkpoint(tenant, sought, self._folders.path(name), run.checkpoint, ids)
+            begun = await self._files.bring_checkpoint(tenant, sought, self._folders.path(name), run.checkpoint, ids)
+            if begun.refused:
+                self._folders.refused[name] = _said_of(begun)
+
+    def begun(self, names: Sequence[AttemptName]) -> dict[AttemptName, str]:
+        """Return what to tell of the checkpoints of attempts that start; nothing of those from which they begin."""
+        return {name: why for name in names if (why := self._folders.refused.pop(name, ""))}
 
     def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
@@ -280,6 +286,16 @@ def _sought(job: str, replica: int, attempt: int, before: Before) -> dict[str, s
         if digest or (digest is None and (before.untold is None or each <= before.untold)):
             found[checkpoint_object(job, before.accepted_ms, replica, each)] = digest
     return found
+
+
+def _said_of(begun: Begun) -> str:
+    said = "; ".join(f"that of attempt {_attempt_in(name)} {why}" for name, why in begun.refused.items())
+    begins = f"from that of attempt {_attempt_in(begun.name)}" if begun.name else "without a checkpoint"
+    return f"{CHECKPOINT_REFUSED}: {said}; it began {begins}"
+
+
+def _attempt_in(checkpoint: str) -> str:
+    return checkpoint.rpartition(".")[2]
 
 
 def _earlier(job: str, accepted_ms: int, replica: int, attempt: int) -> list[str]:

@@ -120,6 +120,8 @@ class AttemptFolders:
         self._read: set[str] = set()  # those among them that are being read, and so stay
         self._is_passable = False
         self._stored: dict[AttemptName, _Stored] = {}
+        #: of living attempts: which checkpoint was not brought, and why
+        self.refused: dict[AttemptName, str] = {}
         self._keys: set[AttemptName] = set()  # those with a key next to their folder
         #: the folders that setups fill now, each with the attempt that does: they are measured as its own folder is
         self.filled: dict[str, AttemptName] = {}
@@ -270,6 +272,7 @@ class AttemptFolders:
         """
         if self._living.pop(name, None) is None:
             return
+        self.refused.pop(name, None)
         if self._stored.pop(name, None) is not None:
             Path(self.path(name) + _KEEP).unlink(missing_ok=True)
         if name in self._keys:

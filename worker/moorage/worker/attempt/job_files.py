@@ -132,6 +132,14 @@ class Bucket(NamedTuple):
     setting: str
 
 
+class Begun(NamedTuple):
+    """The object with the checkpoint from which an attempt begins, "" for none; and those before it that were not used,
+    with what is wrong with each."""
+
+    name: str
+    refused: Mapping[str, str]
+
+
 class JobFiles:
     """The files of one worker's jobs.
 
@@ -201,26 +209,27 @@ class JobFiles:
 
     async def bring_checkpoint(
         self, tenant: str, sought: Mapping[str, str | None], into: str, folder: str, ids: tuple[int, int] | None
-    ) -> None:
+    ) -> Begun:
         """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
 
         One with another digest than its own here (None: any) is not what its attempt has stored, and is left alone.
 
-        None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable if it cannot be had
+        Return which it was. None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable if it cannot be had
         here now, or is too large for this worker.
         """
-        store, most = self._checkpoints(tenant), self._checkpoint_bytes
+        store, most, refused = self._checkpoints(tenant), self._checkpoint_bytes, dict[str, str]()
         with translated():
             for name, digest in sought.items():
                 try:
                     info = await store.find(name)
                 except PermissionRefused as error:  # the rights are of a release that had no such bucket
                     log.warning("no checkpoint can be read: %s; %s", error.problem.message, RIGHTS_ANEW)
-                    return
+                    break
                 if info is None:
                     continue
                 if digest is not None and info.digest != digest:
-                    log.warning("the checkpoint %s is not the one that its attempt has stored: it is not used", name)
+                    refused[name] = "is not the one that its attempt has stored"
+                    log.warning("the checkpoint %s %s: it is not used", name, refused[name])
                     continue
                 if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
                     raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
@@ -229,9 +238,11 @@ class JobFiles:
                         await _inflated(store, info, spool, most)
                         await asyncio.to_thread(_clear, into, folder)
                         await asyncio.to_thread(unpack, spool, into, most, ids, folder)
-                        return
+                        return Begun(name, refused)
                     except (BadArchive, StreamGap) as error:
+                        refused[name] = "is damaged"
                         log.warning("the checkpoint %s cannot be used: %s", name, error)
+        return Begun("", refused)
 
     async def bring_kept(
         self, tenant: str, places: Mapping[str, str], accepted_ms: int, into: str, ids: tuple[int, int] | None

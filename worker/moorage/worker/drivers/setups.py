@@ -144,12 +144,15 @@ class Setups:
         if not self._own:
             return event
         match event:
-            case Started(names) | Stuck(names):
-                mine = [name for name in names if name in self._own]
-                for name in mine if isinstance(event, Stuck) else ():
-                    self._over(name, 0, "its processes cannot be ended", is_gone=False)
+            case Started(names, begun):
                 rest: list[Any] = [name for name in names if name not in self._own]
-                return event if not mine else type(event)(rest) if rest else None
+                return event if len(rest) == len(names) else Started(rest, begun) if rest else None
+            case Stuck(names):
+                rest = [name for name in names if name not in self._own]
+                for name in names:
+                    if name in self._own:
+                        self._over(name, 0, "its processes cannot be ended", is_gone=False)
+                return event if len(rest) == len(names) else Stuck(rest) if rest else None
             case Ended(items) | StartFailed(items):
                 rest = [item for item in items if item[0] not in self._own]
                 for name, code, why in items:

@@ -180,7 +180,10 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
+    """Report attempts that run. `begun` has a line of those that did not begin as they were to."""
+
     names: list[AttemptName]
+    begun: dict[AttemptName, str] = {}
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -509,7 +509,9 @@ class AttemptTable:
             attempt.began_s = self._now
             if name[:3] in self._suspects:
                 self._suspects[name[:3]] = self._now
-            outbox.started(Report("started", *name, 0, attempt.address), self._now)
+            told = event.begun.get(name, "")
+            detail = f"{attempt.address}; {told}" if told else attempt.address
+            outbox.started(Report("started", *name, 0, detail), self._now, told=bool(told))
             self._watch_ready(attempt)
 
     def _watch_ready(self, attempt: Attempt) -> None:

@@ -71,9 +71,12 @@ class ReportOutbox:
         """Add the claim of an attempt that is started in the same turn."""
         self._begins(report, now + START_WAIT_S)
 
-    def started(self, report: Report, now: float) -> None:
-        """Add the start of an attempt."""
-        self._begins(report, now + END_WAIT_S)
+    def started(self, report: Report, now: float, *, told: bool = False) -> None:
+        """Add the start of an attempt. One that is to be `told` does not wait for the end, which would stand for it."""
+        if told:
+            self.gathered += [*self._begun.pop(name_in(report), []), report]
+        else:
+            self._begins(report, now + END_WAIT_S)
 
     def _begins(self, report: Report, until_s: float) -> None:
         begun = self._begun

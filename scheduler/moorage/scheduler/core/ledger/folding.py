@@ -28,6 +28,7 @@ from moorage.scheduler.core.ledger.records import (
     GangPhase,
     Op,
     id_of,
+    start_note,
     unpacked,
 )
 from moorage.scheduler.core.ledger.state import (
@@ -468,7 +469,8 @@ class Folding:
         self.attempts[attempt] = None
         job.started = True
         attempt.address = self._note(c)
-        self._move(job, replica, RUNNING, 0, attempt.address, attempt, by, began)
+        # earlier releases write no `b`, and read none
+        self._move(job, replica, RUNNING, 0, start_note(attempt.address, self._note(b)), attempt, by, began)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)

@@ -36,7 +36,7 @@ class Op(IntEnum):
 
     PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: a for how many ms it has run already, c note: address of rank 0 of a gang
-    START = 2  #: a as CLAIM, c note: where its ports are reached
+    START = 2  #: a as CLAIM, b note: what its worker told of how it began, c note: where its ports are reached
     EXIT = 3  #: attempt over, tree gone: a next state and above it a result (see `exiting`), b exit code, c note
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
@@ -106,6 +106,17 @@ def exiting(to: int, result: int | None) -> int:
     `result` is the message number of the result, 0 if there is none, None if the worker does not report it.
     """
     return to if result is None else result + 1 << STATE_BITS | to
+
+
+def start_note(address: str, told: str) -> str:
+    """Return what the history has of a start: where its ports are reached, and what its worker told of how it began."""
+    return f"{address}; {told}" if told else address
+
+
+def start_of(note: str) -> tuple[str, str]:
+    """Return the two that `start_note` has put together."""
+    address, _, told = note.partition("; ")
+    return address, told
 
 
 def moving(to: int, code: int) -> int:

@@ -194,7 +194,8 @@ class Lifecycle:
             if state == PLACED:
                 self._claimed(draft, replica, report.detail)
         elif kind == "started":
-            self._started(draft, replica, state, address=report.detail)
+            address, _, told = report.detail.partition("; ")
+            self._started(draft, replica, state, address=address, told=told)
         elif kind == "ran":
             note_checkpoint(draft, attempt, report)
             self._ran(draft, replica, attempt, state, report)
@@ -253,12 +254,14 @@ class Lifecycle:
         if gang and all(peer.state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
-    def _started(self, draft: Draft, replica: Replica, state: int, ran_ms: int = 0, address: str = "") -> None:
+    def _started(
+        self, draft: Draft, replica: Replica, state: int, ran_ms: int = 0, address: str = "", told: str = ""
+    ) -> None:
         if state == PLACED:
             self._claimed(draft, replica, "", ran_ms)
             state = replica.state
         if state == CLAIMED and not (replica.job.gang and replica.job.gang == GangPhase.HOLDING):
-            draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
+            draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "", told)
 
     def _ran(self, draft: Draft, replica: Replica, attempt: Attempt, state: int, report: Report) -> None:
         job, ran_ms, result = replica.job, min(max(report.ran_ms, 0), RAN_MS_MAX), result_of(report.detail)

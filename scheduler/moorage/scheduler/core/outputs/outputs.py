@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant
+from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant, start_of
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     CLAIMED,
@@ -300,6 +300,7 @@ def changes_since(
         by, said = actors.split(actor) if " " in actor else (actor, "")
         if worker_num >= 0:
             worker = workers[worker_num]
+            address, why = start_of(why) if to == RUNNING else ("", why)
             changes.append(
                 Change(
                     number,
@@ -310,12 +311,12 @@ def changes_since(
                     worker.id,
                     gpu_names(worker, mask, fence) if to == PLACED else [],
                     code_of(to, code),
-                    "" if to == RUNNING else why,
+                    why,
                     fence,
                     by,
                     said,
                     result[0] if result else None,
-                    address=why if to == RUNNING else "",
+                    address=address,
                 )
             )
         else:

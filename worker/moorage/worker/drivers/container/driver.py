@@ -410,7 +410,7 @@ class ContainerDriver(Driver):
             await attempt.over
             self._release(attempt, Ended([(name, CODE_LOST, "end" if attempt.is_ending else "lost")]))
         else:
-            self.report(Started([name]))
+            self.report(Started([name], self._files.begun([name])))
             self._notes.started(name, self._ports.of(self._host.key(name)))
             await self._follow(attempt)
 

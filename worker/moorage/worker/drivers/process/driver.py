@@ -374,7 +374,7 @@ class ProcessDriver(Driver):
         stuck, self._stuck = self._stuck, []
         not_started, self._not_started = self._not_started, {}
         if started:
-            self.report(Started(started))
+            self.report(Started(started, self._files.begun(started)))
         if stuck:
             self.report(Stuck(stuck))
         if failed:
