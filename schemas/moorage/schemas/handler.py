@@ -16,6 +16,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import VERSION, ResultLine
+from moorage.schemas.passed_on import CHECKPOINT
 from moorage.schemas.subjects import Subjects
 
 HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
@@ -187,7 +188,7 @@ def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) ->
 
     A later job of that id has another `accepted_ms`, and so none of its checkpoints.
     """
-    return f"checkpoint.{job}.{accepted_ms}.{replica}.{attempt}"
+    return f"{CHECKPOINT}{job}.{accepted_ms}.{replica}.{attempt}"
 
 
 def result_object(job: str, replica: int, fence: int) -> str:

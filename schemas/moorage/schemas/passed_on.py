@@ -7,30 +7,58 @@ if that is the worker's inbox. The server then answers the worker directly.
     moorage.worker.n01.fetch.DIRECT.GET.OBJ_MOORAGE_FILES_vision  ->  $JS.API.DIRECT.GET.OBJ_MOORAGE_FILES_vision
     moorage.worker.n01.store.MOORAGE_FILES_vision.C.<object>      ->  $O.MOORAGE_FILES_vision.C.<object>
     moorage.worker.n01.result.MOORAGE_RESULT_vision.C.<object>    ->  $O.MOORAGE_RESULT_vision.C.<object>
+
+An object is what its description (`….M.<name>`) says, by name and digest. Before a scheduler passes a description on,
+it asks the leader whether the object may be that worker's (`StoreAsked`): its name tells an attempt, which the worker
+must have. So no worker replaces or plants what an attempt elsewhere keeps, and none stores for an attempt that the
+ledger has ended.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+
+import msgspec
 
 from moorage.schemas.names import TENANT, WORKER
 from moorage.schemas.subjects import Subjects
 
 API: Final = "$JS.API"
 OBJECTS: Final = "$O"
+#: how the name of an attempt's checkpoint begins (`handler.checkpoint_object`)
+CHECKPOINT: Final = "checkpoint."
 #: by which a message takes the place of its subject's earlier ones; other values would empty more
 _ROLLUP: Final = ("Nats-Rollup", "sub")
 #: by which a message that is sent twice is stored once
 _ID: Final = "Nats-Msg-Id"
 
 
+class StoreAsked(msgspec.Struct, frozen=True):
+    """A scheduler's question to the leader: may this worker describe an object of that name in a bucket of the
+    tenant?"""
+
+    worker: str
+    tenant: str
+    object: str
+
+
+class MayStore(msgspec.Struct, frozen=True):
+    """The answer to `StoreAsked`."""
+
+    may: bool
+
+
 class Passed(NamedTuple):
-    """A question to pass on: the worker that asks it, and the server's subject."""
+    """A question to pass on: the worker that asks it, and the server's subject; and for the description of an object,
+    what the leader is asked first."""
 
     worker: str
     subject: str
+    first: StoreAsked | None = None
 
 
 class PassedOn:
@@ -49,8 +77,8 @@ class PassedOn:
         asked = (
             rf"fetch\.(?P<fetch>(?:STREAM\.MSG\.GET|DIRECT\.GET)\.OBJ_(?:{read}){tenant}"
             rf"|STREAM\.INFO\.OBJ_{re.escape(subjects.checkpoints_bucket(''))}{tenant})"
-            rf"|store\.(?P<store>(?:{written}){tenant}\.[CM]\.[^.\s*>]+)"
-            rf"|result\.(?P<result>{re.escape(subjects.result_bucket(''))}{tenant}\.[CM]\.[^.\s*>]+)"
+            rf"|store\.(?P<store>(?:{written})(?P<of>{tenant})\.[CM]\.[^.\s*>]+)"
+            rf"|result\.(?P<result>{re.escape(subjects.result_bucket(''))}(?P<results_of>{tenant})\.[CM]\.[^.\s*>]+)"
         )
         self._matched = re.compile(rf"{re.escape(subjects.prefix)}\.worker\.(?P<worker>{WORKER.pattern})\.(?:{asked})")
 
@@ -61,7 +89,18 @@ class PassedOn:
             return None
         if (fetched := found["fetch"]) is not None:
             return Passed(found["worker"], f"{API}.{fetched}")
-        return Passed(found["worker"], f"{OBJECTS}.{found['store'] or found['result']}")
+        stored, tenant = found["store"] or found["result"], found["of"] or found["results_of"]
+        _, part, name = stored.split(".")
+        if part == "C":
+            return Passed(found["worker"], f"{OBJECTS}.{stored}")
+        try:
+            described = base64.b64decode(name, altchars=b"-_", validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        # other names there say nothing of an attempt
+        is_any = stored.startswith(self._subjects.checkpoints_bucket("")) and not described.startswith(CHECKPOINT)
+        asked = None if is_any else StoreAsked(found["worker"], tenant, described)
+        return Passed(found["worker"], f"{OBJECTS}.{stored}", asked)
 
     def asked(self, worker: str, subject: str) -> str | None:
         """Return the subject on which this worker asks what the server answers on `subject`; None if it cannot."""

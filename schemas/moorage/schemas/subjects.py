@@ -92,6 +92,7 @@ class Subjects:
         self.roll_call = f"{prefix}.fleet.rollcall"
         self.standing = f"{prefix}.fleet.standing"
         self.look = f"{prefix}.fleet.look"
+        self.may_store = f"{prefix}.fleet.maystore"
         self.worker_looked_all = f"{prefix}.worker.*.looked"
         self.worker_fetch_all = f"{prefix}.worker.*.fetch.>"
         self.worker_store_all = f"{prefix}.worker.*.store.>"
@@ -302,6 +303,7 @@ class Subjects:
             SubjectRow(
                 f"{p}.fleet.look", "broadcast, public", "leader", "workers", "an audit: look at your devices, now"
             ),
+            SubjectRow(f"{p}.fleet.maystore", "asked", "schedulers", "leader", "whether a worker may store an object"),
             SubjectRow(f"{p}.worker.<worker>.looked", "broadcast", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),

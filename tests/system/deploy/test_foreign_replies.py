@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -112,8 +113,14 @@ async def passing_site(**settings: Any) -> AsyncIterator[tuple[RunningSite, Conn
     ):
         if settings.get("results", True) and not settings.get("shared"):
             await made(users, settings.get("servers", 1))
+        await scheduler.subscribe(SUBJECTS.may_store, partial(says_yes, scheduler))
         async with passing(scheduler, scheduler, SUBJECTS):
             yield site, users
+
+
+def says_yes(leader: Connection, asked: Delivery) -> None:
+    """As a leader does of an object that may be a worker's."""
+    asyncio.get_running_loop().create_task(leader.send([(asked.reply, b'{"data":{"may":true}}', "")]))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Passes what workers ask of buckets on to nats-server, and the server answers the worker: see `schemas.passed_on`.
 
-Nothing is kept here, so any scheduler does this for any worker, whether it leads or not.
+Nothing is kept here, so any scheduler does this for any worker, whether it leads or not. The description of an object
+is passed on once the leader has said that the object may be that worker's.
 """
 
 from __future__ import annotations
@@ -12,18 +13,35 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
+from moorage.bus.errors import BusError, PermissionRefused
 from moorage.bus.transport import Delivery, Transport
 from moorage.scheduler.pacing.reminders import Reminders
-from moorage.schemas.passed_on import PassedOn, may_pass
-from moorage.schemas.roles import inbox
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Refused
+from moorage.schemas.passed_on import MayStore, PassedOn, StoreAsked, may_pass
+from moorage.schemas.roles import RIGHTS_ANEW, inbox
 from moorage.schemas.subjects import Subjects
 
 #: of all schedulers, one takes each message
 GROUP: Final = "moorage-buckets"
 #: what waits here to be written to the server: behind it, messages are dropped, and their workers hear nothing
 WAITING_BYTES_MAX: Final = 256 << 20
+#: questions to the leader under way at a time, and how long one waits for its answer
+ASKING_MAX: Final = 1_000
+LEADER_S: Final = 2.0
+#: what the worker hears in place of the server's answer
+_NOT_YOURS: Final = b'{"error":{"code":403,"description":"the leader knows of no such attempt on this worker"}}'
 
 log = logging.getLogger("moorage.scheduler")
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: MayStore
+
+
+_decode: Final[Decoder[_Answer]] = Decoder(_Answer)
 
 
 class _Waiting(NamedTuple):
@@ -38,9 +56,11 @@ class Passing:
         """`heard` are the subjects, with their wildcards."""
         self._connection = connection
         self._passed_on = PassedOn(subjects)
+        self._may_store = subjects.may_store
         self._heard = heard
         self._waiting = deque[_Waiting]()
         self._waiting_bytes = 0
+        self._asking = set[asyncio.Task[None]]()
         self._some = asyncio.Event()
         self._told = Reminders()
 
@@ -52,9 +72,9 @@ class Passing:
         try:
             yield
         finally:
-            passing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await passing
+            for task in (passing, *self._asking):
+                task.cancel()
+            await asyncio.wait((passing, *self._asking))
             for subscription in subscriptions:
                 await subscription.unsubscribe()
 
@@ -66,12 +86,38 @@ class Passing:
             self._say(f"a question of worker {passed.worker} is not passed on: the reply subject is no inbox of it")
         elif not may_pass(delivery.headers):
             self._say(f"a message of worker {passed.worker} is not passed on: it has other headers than workers send")
-        elif self._waiting_bytes > WAITING_BYTES_MAX:
+        elif self._waiting_bytes > WAITING_BYTES_MAX or len(self._asking) >= ASKING_MAX:
             self._say("workers store more at once than nats-server takes: some messages were dropped")
+        elif passed.first is None:
+            self._put(passed.subject, delivery)
         else:
-            self._waiting.append(_Waiting(passed.subject, delivery))
-            self._waiting_bytes += len(delivery.data)
-            self._some.set()
+            task = asyncio.create_task(self._ask(passed.first, passed.subject, delivery))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    def _put(self, subject: str, delivery: Delivery) -> None:
+        self._waiting.append(_Waiting(subject, delivery))
+        self._waiting_bytes += len(delivery.data)
+        self._some.set()
+
+    async def _ask(self, asked: StoreAsked, subject: str, delivery: Delivery) -> None:
+        """Pass a description on if the leader says so, and else refuse it; without an answer the worker sends again."""
+        try:
+            answer = await self._connection.request(self._may_store, encode(asked, json=True), LEADER_S)
+            may = _decode(answer.data).data.may
+        except PermissionRefused:
+            self._say(f"whose a stored object is was not looked at: {RIGHTS_ANEW}")
+            may = True
+        except (BusError, Refused) as error:
+            self._say(f"what worker {asked.worker} has stored waits for a leader: {error}")
+            return
+        if may:
+            self._put(subject, delivery)
+        else:
+            if self._told.due(f"may not store: {asked.worker}"):  # a worker may name any object
+                words = "worker %s may not store in a bucket of tenant %s: %s is of no attempt that it has"
+                log.warning(words, *msgspec.structs.astuple(asked))
+            await self._connection.send([(delivery.reply, _NOT_YOURS, "")])
 
     def _say(self, words: str) -> None:
         if self._told.due(words):

@@ -196,6 +196,9 @@ class Term:
             self._subscriptions.append(await connection.subscribe(subject, self._on_delivery))
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
+        may_store = self._subjects.may_store, self.questions.on_may_store
+        # rights of an earlier release refuse it, until the servers have new ones
+        self._subscriptions.append(await self._world.subscribe_ahead(*may_store))
         await self.door.open()
         heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.on_run)
         self._subscriptions.append(await heard)

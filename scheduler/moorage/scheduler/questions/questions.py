@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
+from moorage.bus.transport import Delivery
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
+from moorage.scheduler.answers.storing import may_store
 from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.arguments import check_fields, replicas_asked
 from moorage.scheduler.core.engine import Engine
@@ -34,14 +36,18 @@ from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.operators import Audit, TenantsAnswer
-from moorage.schemas.codec import encode
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.operate import ACTS, ADMIN_VERBS, FeatureLevelAct, act_of
+from moorage.schemas.passed_on import StoreAsked
 from moorage.schemas.ranges import Ranges
+from moorage.schemas.roles import INBOX
 from moorage.schemas.schedules import ScheduleAsked
 from moorage.schemas.subjects import Subjects
+
+_decode_store: Final[Decoder[StoreAsked]] = Decoder(StoreAsked)
 
 
 class Leader(Protocol):
@@ -145,6 +151,16 @@ class Questions:
                 found=verb,
                 allowed="show, ls, explain, plan, history, again, logs, use, rescue, usage, schedule, services",
             )
+
+    def on_may_store(self, delivery: Delivery) -> None:
+        """Answer a scheduler that asks for a worker: only while this one surely leads, else with the next record."""
+        try:
+            asked = _decode_store(delivery.data)
+        except Refused:
+            return
+        if delivery.reply.startswith(f"{INBOX}."):
+            may = partial(may_store, self._engine.state, self._relay.rescues, asked)
+            self._ask("maystore", may, delivery.reply, json=True)
 
     def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool, came: str) -> None:
         if asked.act not in ("ls", "show"):

@@ -23,6 +23,8 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, Rescue, RescueAsked, Rescued, UseAsked, UsePage
+from moorage.schemas.handler import rescued_object
+from moorage.schemas.passed_on import StoreAsked
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -32,6 +34,8 @@ RELAY_S: Final = 2.0
 #: questions to workers in progress at once: in all, and of one tenant
 RELAYS_MAX: Final = 64
 RELAYS_MAX_TENANT: Final = 16
+#: rescues that workers were asked for last, whose objects they may store
+RESCUES_MAX: Final = 1_024
 
 Page = LogPage | UsePage | Rescued
 Asked = LogsAsked | UseAsked | RescueAsked
@@ -56,6 +60,7 @@ class Relay:
         self._subjects = subjects
         self._engine = engine
         self._answer = answer
+        self.rescues: dict[StoreAsked, None] = {}  # the oldest first
         self._answers = Answering("questions to workers", RELAYS_MAX, RELAYS_MAX_TENANT)
 
     def ask(self, tenant: str, asked: Asked, reply: str, json: bool) -> None:
@@ -90,6 +95,13 @@ class Relay:
         return await self._relay(found) if found.worker.session else self._away(found)
 
     async def _relay(self, kept: Kept) -> Page | Problem:
+        if isinstance(ask := kept.ask, Rescue):
+            name = rescued_object(ask.job, ask.replica, ask.fence, ask.path)
+            rescue = StoreAsked(kept.worker.id, ask.tenant, name)
+            self.rescues.pop(rescue, None)
+            self.rescues[rescue] = None
+            if len(self.rescues) > RESCUES_MAX:
+                del self.rescues[next(iter(self.rescues))]
         try:
             subject = self._subjects.worker(kept.worker.id, "logs")
             answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
