@@ -273,17 +273,19 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
             if crossing:
                 lines += [f"    {title}: [", *(f"      {line}" for line in crossing), "    ]"]
         lines.append("  }")
+    exported = []
     if (system := site.system) is not None:
         account, own = site.account_of(system), _user(system, RIGHTS, site.auth, credentials.get(system, ""))
         lines += [f"  {quoted(account)} {{", "    users: [", *own, "    ]", "    imports: ["]
         for theirs, here in EXPORTS.items():
             service = f"{{ account: {quoted(SYSTEM_ACCOUNT)}, subject: {quoted(theirs)} }}"
             lines.append(f"      {{ service: {service}, to: {quoted(here)} }}")
-        lines += ["    ]", "  }", f"  {quoted(SYSTEM_ACCOUNT)} {{", "    exports: ["]
+        lines += ["    ]", "  }"]
         for theirs in EXPORTS:  # several servers answer
             allowed = f"accounts: [{quoted(account)}], response_type: stream"
-            lines.append(f"      {{ service: {quoted(theirs)}, {allowed} }}")
-        lines += ["    ]", "  }"]
+            exported.append(f"      {{ service: {quoted(theirs)}, {allowed} }}")
+    # also without exports: nats-server 2.15 ends itself at the second reload of a file that has lost its `$SYS`
+    lines += [f"  {quoted(SYSTEM_ACCOUNT)} {{", "    exports: [", *exported, "    ]", "  }"]
     return "\n".join([*lines, "}", ""])
 
 

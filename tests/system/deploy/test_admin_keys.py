@@ -169,3 +169,14 @@ async def test_each_of_three_servers_is_asked_and_one_that_is_away_is_told() -> 
 async def test_what_is_no_folder_of_a_site_is_said(tmp_path: Path) -> None:
     ran = await moorage("admin", "keys", str(tmp_path))
     assert (ran.code, "is no folder of nats-config" in ran.err) == (1, True), ran.err
+
+
+async def test_a_site_goes_over_to_passwords_and_back_by_reloads(tmp_path: Path) -> None:
+    """Users who show passwords have no key of the servers' own, and a server went down at the second such reload."""
+    async with running() as site:
+        for auth in ("env", "nkey"):
+            write(msgspec.structs.replace(site.site, auth=auth), site.folder)
+            for _ in range(3):
+                await site.reload()
+        async with await site.connect("submitter.acme") as back:
+            assert back.is_connected

@@ -31,6 +31,7 @@ from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result
 from moorage.schemas.roles import Role, inbox
 from moorage.schemas.subjects import Subjects
+from tests.jwt_sites import running_jwt
 from tests.leftover import ends_with_the_test
 from tests.ports import free_ports
 from tests.sites import RunningSite, running, settled
@@ -43,6 +44,8 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "without-buckets": {"results": False},
     "cluster": {"servers": 3},
     "cluster-shared": {"servers": 3, "shared": True},
+    "jwt": {},
+    "jwt-shared": {"shared": True},
 }
 #: by kind of bucket
 BUCKETS: Final = ("FILES", "RESULT", "SCHEDULES", "CHECKPOINTS")
@@ -104,15 +107,14 @@ def buckets(jetstream: JetStream, tenant: str, replicas: int = 1) -> list[Object
 
 
 @contextlib.asynccontextmanager
-async def passing_site(**settings: Any) -> AsyncIterator[tuple[RunningSite, Connection]]:
+async def passing_site(*, jwt: bool = False, **settings: Any) -> AsyncIterator[tuple[RunningSite, Connection]]:
     """A site with streams, whose scheduler passes on what workers ask, and the witness in the users' account."""
     async with (
-        running(**settings) as site,
+        running_jwt(**settings) if jwt else running(**settings) as site,
         await site.witness(USERS) as users,
         await site.connect("scheduler.main") as scheduler,
     ):
-        if settings.get("results", True) and not settings.get("shared"):
-            await made(users, settings.get("servers", 1))
+        await made(users, settings.get("servers", 1))
         await scheduler.subscribe(SUBJECTS.may_store, partial(says_yes, scheduler))
         async with passing(scheduler, scheduler, SUBJECTS):
             yield site, users
@@ -126,7 +128,7 @@ def says_yes(leader: Connection, asked: Delivery) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(layout: str) -> None:
-    settings = {"callers": ("acme.door",), **LAYOUTS[layout]}
+    settings = {"callers": ("acme.door",), "jwt": layout.startswith("jwt"), **LAYOUTS[layout]}
     async with passing_site(**settings) as (site, users), contextlib.AsyncExitStack() as opened:
         heard: list[Delivery] = []
         for reply in REPLIES:
@@ -135,7 +137,7 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         await settled(users)
         asked = 0
         for identity in site.site.identities:
-            if identity.role in ("scheduler", "ledger"):
+            if identity.role in ("scheduler", "ledger") or (identity.role == "system" and layout.startswith("jwt")):
                 continue
             user = await opened.enter_async_context(await site.connect(identity.key, on_error=lambda _: None))
             of_worker = passed_on(identity.name) if identity.role == "worker" else []

@@ -96,6 +96,7 @@ def rows(queue: bool) -> Iterable[Row]:
     yield Row("moorage.fleet.detail", "sched", "ana")
     yield Row("moorage.fleet.rollcall", "sched", "w1 w2")
     yield Row("moorage.fleet.look", "sched", "w1 w2")
+    yield Row("moorage.fleet.maystore", "sched", "sched")
     for name in ("ledger.record", "ledger.epoch", "ledger.snapshot", "snapshot.1", "other", "api", "api.acme"):
         yield Row(f"moorage.{name}")
     for stream in ("MOORAGE_REQUEST", "MOORAGE_DLQ", "MOORAGE_HISTORY"):

@@ -22,11 +22,9 @@ def _has_it(state: State, asked: StoreAsked) -> bool:
     words = asked.object.split(".", 2)[:2]
     for (tenant, job, replica, no, fence), attempt in worker.attempts.items():
         if tenant == asked.tenant and job in words and attempt.phase != AT_EXITED:
-            accepted_ms = attempt.replica.job.accepted_ms
-            if asked.object in (
-                result_object(job, replica, fence),
-                kept_object(job, replica),
-                checkpoint_object(job, accepted_ms, replica, no),
-            ):
+            checkpoint = checkpoint_object(job, attempt.replica.job.accepted_ms, replica, no)
+            if asked.object in (result_object(job, replica, fence), kept_object(job, replica), checkpoint):
+                return True
+            if asked.object.startswith(f"{checkpoint}."):  # a part of it
                 return True
     return False

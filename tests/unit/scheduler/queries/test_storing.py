@@ -28,7 +28,9 @@ def names_of(drive: Driving, *, further: int = 0) -> list[str]:
         result_object("a", 0, fence),
         kept_object("a", further),
         checkpoint_object("a", accepted_ms, 0, no),
+        checkpoint_object("a", accepted_ms, 0, no) + ".a",
         checkpoint_object("a", accepted_ms + further, 0, attempt.no),
+        checkpoint_object("a", accepted_ms, 0, 10 * no + further) if further else kept_object("a", 0),
     ]
 
 
