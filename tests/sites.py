@@ -25,8 +25,10 @@ from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
 from moorage.bus.server_users import SYSTEM_ACCOUNT
 from moorage.bus.site import MONITOR_BEHIND, ROUTES_BEHIND, Identity, Server, Site, server_name
+from moorage.bus.transport import Delivery
 from moorage.cli.fleet.nats_config import CONTEXTS, write
 from moorage.schemas.roles import inbox
+from moorage.schemas.subjects import Subjects
 from tests.waiting import until
 
 READY_S: Final = 90.0
@@ -212,6 +214,15 @@ def _contexts(site: Site, folder: Path, passwords: dict[str, str]) -> None:
         if each.role != "ledger" and each.role != "system":
             fields["inbox_prefix"] = inbox(each.role, each.name)
         (folder / CONTEXTS / f"{each.key}.json").write_bytes(msgspec.json.encode(fields))
+
+
+async def allows_all(scheduler: Connection) -> None:
+    """Answer as a leader by which each worker has each attempt."""
+
+    def answer(asked: Delivery) -> None:
+        asyncio.get_running_loop().create_task(scheduler.send([(asked.reply, b'{"data":{"may":true}}', "")]))
+
+    await scheduler.subscribe(Subjects().may_store, answer)
 
 
 async def settled(*connections: Connection) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,7 +33,7 @@ from moorage.schemas.subjects import Subjects
 from tests.jwt_sites import running_jwt
 from tests.leftover import ends_with_the_test
 from tests.ports import free_ports
-from tests.sites import RunningSite, running, settled
+from tests.sites import RunningSite, allows_all, running, settled
 from tests.waiting import until
 
 USERS: Final = "MOORAGE"
@@ -115,14 +114,9 @@ async def passing_site(*, jwt: bool = False, **settings: Any) -> AsyncIterator[t
         await site.connect("scheduler.main") as scheduler,
     ):
         await made(users, settings.get("servers", 1))
-        await scheduler.subscribe(SUBJECTS.may_store, partial(says_yes, scheduler))
+        await allows_all(scheduler)
         async with passing(scheduler, scheduler, SUBJECTS):
             yield site, users
-
-
-def says_yes(leader: Connection, asked: Delivery) -> None:
-    """As a leader does of an object that may be a worker's."""
-    asyncio.get_running_loop().create_task(leader.send([(asked.reply, b'{"data":{"may":true}}', "")]))
 
 
 @pytest.mark.slow

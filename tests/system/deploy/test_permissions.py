@@ -28,7 +28,7 @@ from moorage.schemas.handler import Result, line_of
 from moorage.schemas.operate import ADMIN_VERBS
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import API_VERBS, Subjects
-from tests.sites import RunningSite, running, settled
+from tests.sites import RunningSite, allows_all, running, settled
 from tests.waiting import until
 
 USERS: Final = "MOORAGE"
@@ -346,6 +346,7 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
         await site.connect("submitter.beta") as beta,
         passing(scheduler, scheduler, Subjects()),
     ):
+        await allows_all(scheduler)
         with pytest.raises(BusError):
             await store(acme).put("x", [data], {}, lambda _: None)
         stream = {"name": f"OBJ_{bucket}", "subjects": [f"$O.{bucket}.>"]}
@@ -416,6 +417,7 @@ async def test_results_of_functions_are_written_by_workers_and_read_by_their_ten
         await site.connect("submitter.beta") as beta,
         passing(scheduler, scheduler, Subjects()),
     ):
+        await allows_all(scheduler)
         by_worker = JetStream(through_schedulers(worker, prefix))
         with pytest.raises(BusError):
             await by_worker.ensure_stream({"name": f"OBJ_{Subjects().result_bucket('acme')}"})
