@@ -214,8 +214,8 @@ class JobFiles:
 
         One with another digest than its own here (None: any) is not what its attempt has stored, and is left alone.
 
-        Return which it was. None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable if it cannot be had
-        here now, or is too large for this worker.
+        Return which it was. None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable
+        if it cannot be had here now, or is too large for this worker.
         """
         store, most, refused = self._checkpoints(tenant), self._checkpoint_bytes, dict[str, str]()
         with translated():
