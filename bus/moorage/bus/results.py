@@ -23,14 +23,13 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_FULL, JetStream
 from moorage.bus.object_store import ObjectStore
 from moorage.schemas.handler import Result, result_bucket, together
+from moorage.schemas.passed_on import TOGETHER
 
 #: how long results are kept in a bucket that is made here, in seconds, and their bytes at most
 RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
 RESULT_BYTES_DEFAULT: Final = 256 << 20
 #: most bytes of one message: a piece of an object, or small results
 CHUNK_BYTES: Final = 128 * 1024
-#: last token of the subject of messages with small results; for a piece of an object it is the object's id
-TOGETHER: Final = "together"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
 _SECOND_NS: Final = 10**9

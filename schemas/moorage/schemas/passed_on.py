@@ -31,6 +31,8 @@ API: Final = "$JS.API"
 OBJECTS: Final = "$O"
 #: how the name of an attempt's checkpoint begins (`handler.checkpoint_object`)
 CHECKPOINT: Final = "checkpoint."
+#: last token of the subject of messages with small results; for a piece of an object it is the object's id
+TOGETHER: Final = "together"
 #: by which a message takes the place of its subject's earlier ones; other values would empty more
 _ROLLUP: Final = ("Nats-Rollup", "sub")
 #: by which a message that is sent twice is stored once
@@ -134,6 +136,12 @@ class PassedOn:
         return found
 
 
-def may_pass(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a worker's message with these headers is passed on."""
-    return all(name == _ID or (name, value) == _ROLLUP for name, value in (headers or {}).items())
+def may_pass(subject: str, headers: Mapping[str, str] | None) -> bool:
+    """Return whether a worker's message with these headers is passed on to the server's subject.
+
+    All small results have one subject: none takes the place of the others.
+    """
+    given = set((headers or {}).items())
+    if not subject.endswith(f".C.{TOGETHER}"):
+        given.discard(_ROLLUP)
+    return all(name == _ID for name, _ in given)

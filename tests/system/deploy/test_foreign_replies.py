@@ -319,3 +319,10 @@ async def test_a_worker_may_not_empty_a_bucket_by_a_header() -> None:
         assert (await stored.stream_info("OBJ_MOORAGE_FILES_acme")).messages == before
         await worker.request("moorage.worker.w1.store.MOORAGE_FILES_acme.C.x", b"", 5.0, {"Nats-Rollup": "sub"})
         assert (await stored.stream_info("OBJ_MOORAGE_FILES_acme")).messages == before
+        # all small results have one subject, which no header may empty either
+        results = "moorage.worker.w1.result.MOORAGE_RESULT_acme.C.together"
+        for number in (1, 2):
+            await worker.request(results, b'{"results":[]}', 5.0)
+            with pytest.raises(BusError):
+                await worker.request(results, b"", 0.5, {"Nats-Rollup": "sub"})
+            assert (await stored.stream_info("OBJ_MOORAGE_RESULT_acme")).messages == 1 + number

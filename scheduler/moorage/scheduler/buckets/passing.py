@@ -84,7 +84,7 @@ class Passing:
             self._say("a message that no worker of this release sends is not passed on")
         elif not delivery.reply.startswith(f"{inbox('worker', passed.worker)}."):
             self._say(f"a question of worker {passed.worker} is not passed on: the reply subject is no inbox of it")
-        elif not may_pass(delivery.headers):
+        elif not may_pass(passed.subject, delivery.headers):
             self._say(f"a message of worker {passed.worker} is not passed on: it has other headers than workers send")
         elif self._waiting_bytes > WAITING_BYTES_MAX or len(self._asking) >= ASKING_MAX:
             self._say("workers store more at once than nats-server takes: some messages were dropped")
