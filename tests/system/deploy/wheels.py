@@ -19,7 +19,7 @@ def bring_wheels(dist: Path) -> None:
     _pip("wheel", "--no-deps", "--wheel-dir", str(dist), "nkeys")  # the index has only its sources
     [wheel] = dist.glob("moorage-*-manylinux*.whl")
     beside = f"{dist} {os.environ.get('PIP_FIND_LINKS', '')}"
-    wanted = f"{wheel}[server,metrics,page,kubernetes]"
+    wanted = f"{wheel}[server,metrics,page,kubernetes,nats-config]"
     _pip("download", *target, "--dest", str(dist), wanted, PIP_FIND_LINKS=beside)
 
 
