@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-PARTS: Final = ("debian.tar", "docker-compose", "prometheus")
+PARTS: Final = ("debian.tar", "docker-compose", "prometheus", "promtool")
 
 
 def parts() -> Path:

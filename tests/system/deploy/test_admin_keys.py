@@ -65,6 +65,7 @@ async def test_a_revoked_key_goes_on_through_a_leaf_node_until_it_is_cut(tmp_pat
             async with await site.connect("operator.ana"):
                 found = await rows(site)
                 assert found["submitter.acme"]["where"] == ["leaf node site2 from 127.0.0.1"]
+                assert found["submitter.acme"]["plain"] == 0, "a leaf node with TLS"
                 assert (found["operator.ana"]["person"], found["operator.ana"]["connected"]) == ("ana", 1)
                 assert found["worker.w1"]["seen_ms"] == found["worker.w1"]["connected"] == 0
                 assert all(row["since_ms"] > 0 for row in found.values())
