@@ -62,6 +62,23 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     stored_s: float = 0.0  # Unix time, by the server's clock
 
 
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """The pieces of an object: under which name, how many bytes and pieces, their SHA-256 as a description has it, and
+    the sequences of the first and the last one; 0 without any."""
+
+    nuid: str
+    size: int
+    chunks: int
+    digest: str
+    first: int
+    last: int
+
+    @property
+    def info(self) -> ObjectInfo:
+        """What `ObjectStore.get` needs to read them."""
+        return ObjectInfo(self.nuid, self.size, self.chunks, self.digest, seq=self.last)
+
+
 _decode_info: Final = msgspec.json.Decoder(ObjectInfo).decode
 
 
@@ -114,6 +131,22 @@ class ObjectStore:
                 return None
             raise
         return most if most > 0 else None
+
+    async def room(self) -> int | None:
+        """Return how many more bytes the bucket takes, None where it has no bound, is not there, or no right to ask.
+
+        Raises BusError.
+        """
+        try:
+            stream = await self._jetstream.stream_info(self._stream)
+        except PermissionRefused:
+            return None
+        except JetStreamRefused as error:
+            if error.err_code == ERR_STREAM_NOT_FOUND:
+                return None
+            raise
+        most: int = stream.config.get("max_bytes", -1)
+        return max(most - stream.size_bytes, 0) if most > 0 else None
 
     async def message(self, name: str, seq: int | None = None) -> StoredMessage | None:
         """Return the message with this sequence, else (`seq` None) the one that describes the object of that name.
@@ -169,15 +202,32 @@ class ObjectStore:
         if the user may, and else go with the bucket's age. If only the last append failed, an older object of that name
         may be gone, too.
         """
+        content = await self.put_content(pieces, on_bytes)
+        digest = base64.urlsafe_b64decode(content.digest.removeprefix(_DIGEST))
+        try:
+            for each in (name, also) if also else (name,):
+                await self.describe(
+                    each, content.nuid, content.size, content.chunks, digest, {_FIRST: str(content.first), **headers}
+                )
+        except BaseException:
+            await self.forget(self.subject(content.nuid))
+            raise
+        return content.digest
+
+    async def put_content(self, pieces: Iterable[bytes], on_bytes: Callable[[int], None]) -> Content:
+        """Store the pieces of an object that no description names, and return what one needs to name it.
+
+        Raises BusError, and whatever `pieces` raise: then the pieces are removed as for `put`.
+        """
         nuid = secrets.token_hex(11)
         subject = self.subject(nuid)
-        digest, size, count, done, first = hashlib.sha256(), 0, 0, 0, 0
+        digest, size, count, done, first, last = hashlib.sha256(), 0, 0, 0, 0, 0
         pending: list[tuple[asyncio.Task[int], int]] = []
         try:
             sized = iter(_of_size(pieces))
             while (piece := await asyncio.to_thread(next, sized, None)) is not None:  # they may be read and compressed
                 if count == 0:  # alone: it may have to make the bucket
-                    first = await self.append(subject, piece)
+                    first = last = await self.append(subject, piece)
                     done += len(piece)
                 else:
                     pending.append((asyncio.create_task(self.append(subject, piece)), len(piece)))
@@ -186,22 +236,20 @@ class ObjectStore:
                 # in the order of a single connection: a piece is on its way before the next one is
                 while len(pending) >= WINDOW:
                     task, length = pending.pop(0)
-                    await task
+                    last = await task
                     done += length
                 on_bytes(done)
             for task, length in pending:
-                await task
+                last = await task
                 done += length
                 on_bytes(done)
-            for each in (name, also) if also else (name,):
-                await self.describe(each, nuid, size, count, digest.digest(), {_FIRST: str(first), **headers})
-            return _said(digest.digest())
         except BaseException:
             for task, _ in pending:
                 task.cancel()
             await asyncio.gather(*(task for task, _ in pending), return_exceptions=True)
             await self.forget(subject)
             raise
+        return Content(nuid, size, count, _said(digest.digest()), first, last)
 
     async def describe(
         self, name: str, nuid: str, size: int, chunks: int, digest: bytes, headers: Mapping[str, str]

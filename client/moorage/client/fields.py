@@ -33,6 +33,8 @@ class _RunFields(TypedDict, total=False):
     limit: Duration
     grace_s: float
     checkpoint: str
+    checkpoint_every_s: float
+    checkpoint_step: str
     checkpoint_signal: str
     checkpoint_before_s: float
     stall_s: float

@@ -183,12 +183,24 @@ def is_earlier(headers: Mapping[str, Sequence[str]], accepted_ms: int) -> bool:
         return True
 
 
+#: variable with the path of a file that a job touches to have its checkpoint stored at once, and that file's name below
+#: the attempt's folder; it is removed once that is so
+CHECKPOINT_NOW_VARIABLE: Final = "MOORAGE_CHECKPOINT_NOW"
+CHECKPOINT_NOW_FILE: Final = ".moorage-checkpoint-now"
+
+
 def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) -> str:
     """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files.
 
     A later job of that id has another `accepted_ms`, and so none of its checkpoints.
     """
     return f"{CHECKPOINT}{job}.{accepted_ms}.{replica}.{attempt}"
+
+
+def set_objects(checkpoint: str) -> list[str]:
+    """Return the names of the manifests of an attempt's sets, beside its `checkpoint_object`: two for those that are
+    stored in turn while it runs, and the last one for its end."""
+    return [f"{checkpoint}.{place}" for place in ("a", "b", "end")]
 
 
 def result_object(job: str, replica: int, fence: int) -> str:

@@ -48,6 +48,8 @@ PATH_BYTES_MAX: Final = 4096
 UID_MAX: Final = 2**32 - 2
 #: not what useradd allows but what no user database can hold, or a command would take for an option
 _USER: Final = re.compile(r"(?!-)[^\s:/\0]+")
+#: a checkpoint is stored no more often than this while its attempt runs, except when the job asks for it
+CHECKPOINT_EVERY_S_MIN: Final = 1.0
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -138,10 +140,16 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
     #: SUCCEEDED
     keep: list[str] = []
-    #: folder below the attempt's folder that is stored when an attempt ends, as far as its grace allows; the replica's
-    #: next attempt has it from its start. The newest two of a replica are kept, for a week, or until it has succeeded.
-    #: Ranks of a gang have none
+    #: folder below the attempt's folder that is stored while an attempt runs, and when it ends, as far as its grace
+    #: allows; the replica's next attempt has the newest from its start. The newest two of a replica are kept, for a
+    #: week, or until it has succeeded. Ranks of a gang have none
     checkpoint: str | None = None
+    #: seconds after which the checkpoint is stored again while the attempt runs, once it has changed and then been
+    #: quiet for a moment; at once when the job touches the file in `MOORAGE_CHECKPOINT_NOW`. 0: at its end alone
+    checkpoint_every_s: float = 600.0
+    #: text with one `(\d+)` in it, which finds the step in the names of the checkpoint's files and folders, as
+    #: `step-(\d+)`; the largest counts
+    checkpoint_step: str | None = None
     #: command line for `/bin/sh -c` that prepares a worker, before the first attempt that starts there. It runs as the
     #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder
     #: `MOORAGE_SETUP`, whose `bin` is the first in `PATH`, stays for the other attempts there, and for later jobs of
@@ -181,6 +189,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
             _check_env(self.env)
         check_duration("timeout_s", self.timeout_s)
         check_duration("grace_s", self.grace_s)
+        check_duration("checkpoint_every_s", self.checkpoint_every_s)
         check_duration("checkpoint_before_s", self.checkpoint_before_s)
         check_duration("setup_s", self.setup_s)
         check_duration("stall_s", self.stall_s)
@@ -356,7 +365,31 @@ FILES_OF_MAX: Final = 16
 _CHECKPOINT: Final = re.compile(r"(?!.{256})[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 
 
+def step_pattern(text: str) -> re.Pattern[str] | None:
+    """Return what finds the step of a checkpoint in a name; None if `checkpoint_step` may not be so.
+
+    A match holds the interpreter lock of the worker, so the text has no other pattern in it.
+    """
+    before, digits, behind = text.partition(r"(\d+)")
+    if not digits or len(text) > WORD_CHARS_MAX or not _STEP_TEXT.fullmatch(before + behind):
+        return None
+    return re.compile(f"{before}([0-9]{{1,18}}){behind}")
+
+
+#: text that stands for itself in a pattern
+_STEP_TEXT: Final = re.compile(r"(?:[A-Za-z0-9_/=@%,~ -]|\\\.)*")
+
+
 def _checkpoint_trouble(run: Run) -> Trouble | None:
+    if run.checkpoint_step is not None and step_pattern(run.checkpoint_step) is None:
+        message = r"checkpoint_step must be a name's text with one (\d+) in it, and a backslash before a dot"
+        return Trouble("run.checkpoint_step", message, quoted(run.checkpoint_step[:80]), r"as in step-(\d+)")
+    if run.checkpoint is None and run.checkpoint_step is not None:
+        message = "checkpoint_step finds the step of a checkpoint, and the request names none"
+        return Trouble("run.checkpoint_step", message, quoted(run.checkpoint_step[:80]), "null without a checkpoint")
+    if 0 < run.checkpoint_every_s < CHECKPOINT_EVERY_S_MIN:
+        message = f"checkpoint_every_s must be at least {CHECKPOINT_EVERY_S_MIN:g} seconds"
+        return Trouble("run.checkpoint_every_s", message, run.checkpoint_every_s, "0 for at the end alone")
     if run.checkpoint_signal is None:
         return None
     if run.checkpoint_signal not in CHECKPOINT_SIGNALS:

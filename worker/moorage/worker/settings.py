@@ -56,6 +56,7 @@ FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
 CHECKPOINT_BYTES_DEFAULT: Final = 10 * _GIB
+CHECKPOINT_RATE_DEFAULT: Final = 100 * _MIB
 SETUP_BYTES_DEFAULT: Final = 64 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -331,8 +332,24 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = FILES_CACHE_DEFAULT
     checkpoint_bytes: Annotated[
-        int, setting("Size limit of an attempt's checkpoint folder, as a tar file.", unit="bytes", ge=_MIB, le=1 << 40)
+        int,
+        setting(
+            "Size limit of a replica's checkpoint: of one that is stored at an attempt's end, and of two together while"
+            " it runs, with what they share counted once.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 40,
+        ),
     ] = CHECKPOINT_BYTES_DEFAULT
+    checkpoint_rate: Annotated[
+        int,
+        setting(
+            "Bytes per second at which checkpoints of jobs that run are read to be stored, all together; 0: no bound.",
+            unit="bytes",
+            ge=0,
+            le=1 << 40,
+        ),
+    ] = CHECKPOINT_RATE_DEFAULT
     setup_bytes: Annotated[
         int,
         setting(

@@ -257,7 +257,22 @@ class JobFlags:
     ] = None
     checkpoint: Annotated[
         str | None,
-        Flag(help="A folder of the job's folder that the next attempt gets from the last one.", value="FOLDER"),
+        Flag(
+            help="A folder of the job's folder that is stored while it runs; the next attempt begins with it.",
+            value="FOLDER",
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        str | None,
+        Flag(
+            help="How often it is stored, once it has changed; 10m by default, 0s at an attempt's end alone.",
+            value="DURATION",
+            field="checkpoint_every_s",
+        ),
+    ] = None
+    checkpoint_step: Annotated[
+        str | None,
+        Flag(help=r"Finds the step in the names in it, which show then tells: step-(\d+).", value="PATTERN"),
     ] = None
     checkpoint_signal: Annotated[
         str | None,

@@ -278,6 +278,8 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("ready", ready_words(shown)),
             ("address", address_words(shown)),
             ("restarts", restarts_words(shown)),
+            ("from", began_words(shown)),
+            ("checkpoint", stored_words(shown)),
             ("use", use_words(shown.use)),
             *after_rows(shown),
             ("stalled", stalled_words(shown.stalled)),
@@ -414,6 +416,41 @@ def ready_words(shown: ShownJob) -> str:
         return ""
     of = len(shown.replica_states)
     return ("yes" if shown.ready else "no") if of == 1 else f"{shown.ready} of {many(of, 'replica')}"
+
+
+def began_words(shown: ShownJob) -> str:
+    """Return from which checkpoints the running attempts of a job began: `the checkpoint of 2026-11-20T14:03:02Z`."""
+    of = {row.replica: row.checkpoint for row in shown.replica_states if row.checkpoint is not None}
+    found = {
+        replica: f"the checkpoint of {utc(each.from_ms)}{_step_words(each.from_step)}"
+        for replica, each in of.items()
+        if each.from_ms is not None
+    }
+    return _by_replica(found, shown)
+
+
+def stored_words(shown: ShownJob) -> str:
+    """Return when the attempts of a job have stored their newest checkpoint while they run, and why none is newer."""
+    found = dict[int, str]()
+    for row in shown.replica_states:
+        if (each := row.checkpoint) is not None:
+            stored = "" if each.stored_ms is None else f"stored at {utc(each.stored_ms)}{_step_words(each.step)}"
+            failed = f"not stored: {each.not_stored}" if each.not_stored else ""
+            if words := "; ".join(filter(None, (stored, failed))):
+                found[row.replica] = words
+    return _by_replica(found, shown)
+
+
+def _step_words(step: int | None) -> str:
+    return "" if step is None else f", step {step}"
+
+
+def _by_replica(found: dict[int, str], shown: ShownJob) -> str:
+    """Return the words of each replica in a line, of a few of many."""
+    if len(shown.replica_states) < 2:
+        return "".join(found.values())
+    few = [f"{replica}: {words}" for replica, words in sorted(found.items())[:REPLICAS_NAMED_MAX]]
+    return "; ".join(few) + (", …" if len(found) > REPLICAS_NAMED_MAX else "")
 
 
 def address_words(shown: ShownJob) -> str:

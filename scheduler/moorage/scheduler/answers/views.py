@@ -87,6 +87,7 @@ from moorage.schemas.answers.fleet import (
 )
 from moorage.schemas.answers.jobs import (
     BoundsNow,
+    CheckpointInfo,
     Explained,
     JobRow,
     Kept,
@@ -544,7 +545,21 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
         enforced=enforced_on(attempt.worker.hello, request),
         use=use_rows(engine, attempt),
         stopped=host.stopped.get(attempt.name, 0) if host is not None and replica.state == RUNNING else 0,
+        checkpoint=None if request.workload.checkpoint is None else _checkpoint(attempt),
     )
+
+
+def _checkpoint(attempt: Attempt) -> CheckpointInfo | None:
+    """Return what is known of the checkpoints of an attempt; None for nothing."""
+    saved = {no: (ms, step if step >= 0 else None) for no, ms, step in attempt.replica.saved}
+    before = max((no for no in saved if no < attempt.no), default=0)
+    from_ms, from_step = saved.get(before, (None, None))
+    stored_ms, step = saved.get(attempt.no, (None, None))
+    info = CheckpointInfo(
+        from_ms=from_ms, from_step=from_step, from_attempt=before or None, stored_ms=stored_ms, step=step,
+        not_stored=attempt.unstored,
+    )  # fmt: skip
+    return info if info != CheckpointInfo() else None
 
 
 def held_by(hold: StandingOrder) -> str:

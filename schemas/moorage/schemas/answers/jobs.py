@@ -90,6 +90,20 @@ class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     leases: list[tuple[str, list[int]]] = []  # with `at_ms`: worker and slots of each attempt
 
 
+class CheckpointInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The checkpoint with which an attempt began, and the newest that it has stored while it runs.
+
+    Of each, when its worker told it, ms since 1970 by the ledger's clock, and the job's own step, if it is known.
+    """
+
+    from_ms: int | None = None  # null: it began with none, or its scheduler does not know
+    from_step: int | None = None
+    from_attempt: int | None = None  # the attempt that has stored it
+    stored_ms: int | None = None  # null: it has stored none while it runs
+    step: int | None = None
+    not_stored: str = ""  # why a newer one could not be stored
+
+
 class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One replica of a job: its attempt, and the worker and GPUs that it has now."""
 
@@ -110,6 +124,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     enforced: Enforced | None = None  # how it is kept to its part of a shared GPU
     use: list[DeviceUsed] = []
     stopped: int = 0  # how many of its processes a signal such as SIGSTOP has stopped
+    checkpoint: CheckpointInfo | None = None  # of a job that has one
     ran_on: str = ""  # worker of its last attempt, if the question names replicas and it has ended
     ended_ms: int = 0
     result: int | None = None  # as in `Change`

@@ -128,7 +128,10 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
       code ends. Otherwise the placement is tried again after a pause. `code` is the exit code of a start that was
       tried: 126, 127 or that of the setup; and 0 if none was.
     - `started`: `detail` is where the ports are reached that the worker gave it, as `10.0.0.5:20000,20001`; empty
-      without ports. Behind a semicolon it says which stored checkpoint it could not begin with.
+      without ports. Behind a semicolon it says which stored checkpoint it could not begin with. It is sent again with
+      each checkpoint that the attempt stores while it runs: `checkpoint` is its digest, "" for none yet, and `code` its
+      step, 0 if that is unknown; `detail` begins with `checkpoint-not-stored: ` if a newer one could not be stored.
+      Only what is acknowledged takes the place of the one before.
     - `ready`: the check of its request's `ready` says that it is ready for work. `not-ready`: it said so before, and
       does not any more; `detail` is why.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
@@ -139,8 +142,8 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ran`: the attempt has started and exited, and was claimed unless that was reported. It stands for those reports
       if none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long
       it ran.
-    - Of both, `checkpoint` is the digest of the checkpoint that was stored, as the object store writes it, "" if none
-      was, and null if the worker cannot tell. The next attempt begins with no other one.
+    - Of `exited` and `ran`, `checkpoint` is the digest of the checkpoint that was stored, as the object store writes
+      it, "" if none was, and null if the worker cannot tell. The next attempt begins with no other one.
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the attempt used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds.

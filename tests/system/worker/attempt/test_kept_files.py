@@ -25,7 +25,8 @@ from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.attempt import attempt_files, job_files
 from moorage.worker.attempt.attempt_folders import FOLDERS
-from moorage.worker.attempt.job_files import FilesRefused, FilesUnavailable, JobFiles, LeftOut, NotKept
+from moorage.worker.attempt.checkpoint_sets import NotKept
+from moorage.worker.attempt.job_files import FilesRefused, FilesUnavailable, JobFiles, LeftOut
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker

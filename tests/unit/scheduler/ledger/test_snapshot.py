@@ -174,7 +174,7 @@ SOFT = {
         "derived",
     },
     Replica: {"nth"},
-    Attempt: {"missed", "runs_as"},
+    Attempt: {"missed", "unstored", "runs_as"},
     Worker: {"pool", "pool_of"},
     Tenant: {"extra", "waits"},
 }

@@ -17,7 +17,8 @@ from moorage.schemas.frames import Rescue, Rescued
 from moorage.worker.attempt import attempt_folders
 from moorage.worker.attempt.attempt_files import AttemptFiles
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.job_files import JobFiles, NotKept
+from moorage.worker.attempt.checkpoint_sets import NotKept
+from moorage.worker.attempt.job_files import JobFiles
 from moorage.worker.settings import WorkerSettings
 
 NAME: AttemptName = ("acme", "j", 0, 2, 9)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moorage.system.archives import BadArchive
-from moorage.worker.attempt.job_files import JobFiles, NotKept, _clear, _make_folders
+from moorage.worker.attempt.checkpoint_sets import NotKept, clear
+from moorage.worker.attempt.job_files import JobFiles, _make_folders
 
 MIB = 1 << 20
 
@@ -46,7 +47,7 @@ def test_a_file_where_kept_files_are_to_be_is_the_jobs_fault(folder: Path, own: 
 def test_a_checkpoint_takes_the_place_of_a_file(folder: Path, own: str) -> None:
     (folder / own).parent.mkdir(parents=True, exist_ok=True)
     (folder / own).touch()
-    _clear(str(folder), "out/ck")
+    clear(str(folder), "out/ck")
     (folder / "out/ck").mkdir(parents=True)
 
 

@@ -62,6 +62,7 @@ from moorage.worker.session.attempt_messages import (
     AnswerRefused,
     AnswerVerb,
     Attempt,
+    CheckpointsNoted,
     Claims,
     Command,
     Draining,
@@ -294,6 +295,7 @@ class Agent:
             ProbeFree: lambda command: self.claims.probe(command.attempts),
             Quarantine: lambda command: self.claims.quarantine(command.attempt, command.slots),
             Forget: self._forget,
+            CheckpointsNoted: self._note_checkpoints,
             SendReports: self.leader.send_reports,
             ReportsAnswered: lambda command: self.journal.answered(command.no),
             SendRenew: self._send_renew,
@@ -790,6 +792,12 @@ class Agent:
             names = [attempt.name for attempt in command.attempts if attempt.driver == driver.name]
             if names:
                 self.call_driver(driver, partial(driver.forget, names))
+
+    def _note_checkpoints(self, command: CheckpointsNoted) -> None:
+        for driver in self.drivers.values():
+            names = [attempt.name for attempt in command.attempts if attempt.driver == driver.name]
+            if names:
+                self.call_driver(driver, partial(driver.checkpoints_noted, names))
 
     def _forget_strays(self, event: Ended) -> None:
         for name, _, _ in event.items:

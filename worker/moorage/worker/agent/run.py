@@ -252,6 +252,7 @@ async def _start(
         settings.files_bytes,
         settings.files_cache,
         settings.checkpoint_bytes,
+        settings.checkpoint_rate,
     )
     with used_as_state(settings.state_dir):
         files.open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +22,10 @@ from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles, NotKept
+from moorage.worker.attempt.checkpoint_sets import Manifest, NotKept
+from moorage.worker.attempt.checkpoint_watch import CheckpointWatch, Folder
+from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles
+from moorage.worker.session.attempt_messages import CheckpointStored
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
@@ -57,9 +60,15 @@ class Before(NamedTuple):
 class AttemptFiles:
     """The files of one driver's attempts. Without `files` none can be fetched or stored."""
 
-    def __init__(self, folders: AttemptFolders, files: JobFiles | None) -> None:
+    def __init__(
+        self, folders: AttemptFolders, files: JobFiles | None, report: Callable[[CheckpointStored], None] | None = None
+    ) -> None:
+        """`report` gets what is to be told of checkpoints that are stored while their attempts run."""
         self._folders = folders
         self._files = files
+        self._report = report
+        self._brought: dict[AttemptName, Manifest] = {}  # the sets from which attempts begin that do not run yet
+        self._watches: dict[AttemptName, CheckpointWatch] = {}
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
         #: by attempt of which no other follows: the objects with the checkpoints of its replica
         self._needless: dict[AttemptName, list[str]] = {}
@@ -89,10 +98,47 @@ class AttemptFiles:
             begun = await self._files.bring_checkpoint(tenant, sought, self._folders.path(name), run.checkpoint, ids)
             if begun.refused:
                 self._folders.refused[name] = _said_of(begun)
+            if begun.manifest is not None:
+                self._brought[name] = begun.manifest
 
     def begun(self, names: Sequence[AttemptName]) -> dict[AttemptName, str]:
         """Return what to tell of the checkpoints of attempts that start; nothing of those from which they begin."""
         return {name: why for name in names if (why := self._folders.refused.pop(name, ""))}
+
+    def watch(self, name: AttemptName) -> None:
+        """Store an attempt's checkpoint while it runs, from now on, if it is to be."""
+        if name not in self._watches and (watch := self._watch_of(name)) is not None:
+            self._watches[name] = watch
+            watch.begin()
+
+    def unwatch(self, name: AttemptName) -> None:
+        """The attempt is over: nothing more of it is stored."""
+        self._brought.pop(name, None)
+        if (watch := self._watches.pop(name, None)) is not None:
+            self._stop(watch.stop())
+
+    def noted(self, names: Iterable[AttemptName]) -> None:
+        """The ledger has what was reported of these attempts' checkpoints."""
+        for name in names:
+            if (watch := self._watches.get(name)) is not None:
+                watch.counts()
+
+    def _watch_of(self, name: AttemptName) -> CheckpointWatch | None:
+        """Return the watch over an attempt's checkpoint; None if it is not stored while it runs."""
+        _, job, replica, attempt, _ = name
+        every_s, report = self._folders.every_s(name), self._report
+        if self._files is None or report is None or not every_s or not self._folders.checkpoint(name):
+            return None
+        accepted_ms = self._folders.accepted_ms(name)
+        of = Folder(
+            self._folders.path(name), self._folders.checkpoint(name), accepted_ms, every_s, self._folders.step(name)
+        )
+        earlier = _earlier(job, accepted_ms, replica, attempt)
+
+        def tell(digest: str, step: int | None, why: str) -> None:
+            report(CheckpointStored(name, digest, step, why))
+
+        return CheckpointWatch(self._files, name, of, earlier, self._brought.pop(name, None), tell)
 
     def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
@@ -115,7 +161,9 @@ class AttemptFiles:
         storing.
         """
         if self._folders.checkpoint(name):
-            self._checkpoints[name] = ""
+            if name not in self._watches and (watch := self._watch_of(name)) is not None:
+                self._watches[name] = watch  # it ended without an agent
+            self._checkpoints[name] = self._watches[name].digest if name in self._watches else ""
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
         work = self._keep(name, is_good=(code, why) == (0, "exit"))
         self._storing[name] = asyncio.get_running_loop().create_task(work)
@@ -150,7 +198,8 @@ class AttemptFiles:
         if is_good and self._folders.goes_on(name):
             await self._keep_checkpoint(self._files, name)
         elif is_good and self._folders.checkpoint(name):
-            self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, attempt)
+            until = attempt + (name in self._watches)  # its own, too
+            self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, until)
 
     async def _keep_checkpoint(self, files: JobFiles, name: AttemptName) -> None:
         tenant, job, replica, attempt, _ = name
@@ -160,9 +209,16 @@ class AttemptFiles:
         own = checkpoint_object(job, accepted_ms, replica, attempt)
         earlier = _earlier(job, accepted_ms, replica, attempt)
         self._unstored[name] = ""
+        watch, live = self._watches.get(name), list[Manifest]()
         try:
-            digest = await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint)
-            self._checkpoints[name] = digest
+            if watch is not None:
+                if digest := await _end(watch):
+                    self._checkpoints[name] = digest
+                    del self._unstored[name]
+                    return
+                self._checkpoints[name], live = watch.digest, watch.live
+            digest = await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint, live)
+            self._checkpoints[name] = digest or self._checkpoints[name]
         except NotKept as error:  # the next attempt begins at an earlier one
             log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
             self._unstored[name] = error.problem.message
@@ -200,10 +256,7 @@ class AttemptFiles:
         for name in names:
             needless = self._needless.pop(name, None)
             if needless and self._files is not None:
-                work = self._files.drop_checkpoints(name[0], needless)
-                task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-                self._dropping.add(task)
-                task.add_done_callback(self._dropping.discard)
+                self._stop(self._files.drop_checkpoints(name[0], needless))
 
     async def rescue(self, ask: Rescue) -> Rescued:
         """Store what an ended attempt left, all of it or what is at a path, unless it is stored or being stored.
@@ -252,12 +305,19 @@ class AttemptFiles:
         if not done.cancelled():
             done.exception()  # so that one that nobody asks about is not logged as unseen
 
+    def _stop(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
     async def settled(self) -> None:
         """Wait until the checkpoints that are being removed are gone."""
         await asyncio.gather(*self._dropping)
 
     async def close(self) -> None:
         """Stop all storing; the next agent begins it again, a rescue when it is asked for it."""
+        for watch in self._watches.values():
+            await watch.stop()
         for rescuing in list(self._rescues.values()):
             rescuing.cancel()
             await asyncio.wait((rescuing,))
@@ -267,6 +327,15 @@ class AttemptFiles:
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))
+
+
+async def _end(watch: CheckpointWatch) -> str:
+    """Store an attempt's set a last time; return its digest, "" if it has none or this one could not be stored."""
+    try:
+        return await watch.end()
+    except NotKept as error:
+        log.warning("a checkpoint is stored whole at its end, not as a set: %s", error.problem.message)
+        return ""
 
 
 def _places_of(files: FilesOf) -> dict[str, str]:

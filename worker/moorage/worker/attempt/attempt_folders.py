@@ -78,6 +78,8 @@ class _Stored(msgspec.Struct):
     goes_on: bool = True  # whether another attempt follows an end with code 0, and needs the checkpoint
     grace_s: float = _GRACE_S  # what storing may take once it was asked to end, at most
     calls: int = 0  # how many calls it holds at most, as a member of a service
+    every_s: float = 0.0  # how often its checkpoint is stored while it runs; 0: never
+    step: str = ""  # the pattern that finds its step among the names in its checkpoint
 
 
 class FolderUnavailable(HostAtFault):
@@ -140,6 +142,16 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.checkpoint
 
+    def every_s(self, name: AttemptName) -> float:
+        """Return how often the attempt's checkpoint is stored while it runs, in seconds; 0 for never."""
+        stored = self._stored.get(name)
+        return 0.0 if stored is None else stored.every_s
+
+    def step(self, name: AttemptName) -> str:
+        """Return the pattern that finds the attempt's step among the names in its checkpoint; "" for none."""
+        stored = self._stored.get(name)
+        return "" if stored is None else stored.step
+
     def goes_on(self, name: AttemptName) -> bool:
         """Return whether the attempt's checkpoint may be needed after an end with code 0."""
         stored = self._stored.get(name)
@@ -174,12 +186,16 @@ class AttemptFolders:
         *,
         goes_on: bool = True,
         calls: int = 0,
+        every_s: float = 0.0,
+        step: str = "",
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
         setup. `goes_on`: another attempt follows an end with code 0, too. `calls` is how many calls it holds at most.
+        `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step.
+
         Raises FolderUnavailable, NoFolder.
         """
         path = self.path(name)
@@ -190,7 +206,7 @@ class AttemptFolders:
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep or checkpoint or setup or calls:  # written for the next agent
                 stored = self._stored[name] = _Stored(
-                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls
+                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls, every_s, step
                 )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -25,7 +24,7 @@ from moorage.bus.errors import BusError, PermissionRefused, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier
+from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier, set_objects
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.subjects import Subjects
@@ -42,7 +41,8 @@ from moorage.system.archives import (
 )
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
-from moorage.worker.settings import CHECKPOINT_BYTES_DEFAULT
+from moorage.worker.attempt.checkpoint_sets import SET_HEADER, KeptSet, Manifest, NotKept, Pace, SetsStore, clear
+from moorage.worker.settings import CHECKPOINT_BYTES_DEFAULT, CHECKPOINT_RATE_DEFAULT
 
 #: below the state folder
 CACHE: Final = "files"
@@ -75,13 +75,6 @@ class FilesUnavailable(HostAtFault):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"files: {why}")
-
-
-class NotKept(Refused):
-    """The files that a job left could not be stored."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(problem("not-kept", f"files: {why}"))
 
 
 @contextlib.contextmanager
@@ -134,16 +127,18 @@ class Bucket(NamedTuple):
 
 class Begun(NamedTuple):
     """The object with the checkpoint from which an attempt begins, "" for none; and those before it that were not used,
-    with what is wrong with each."""
+    with what is wrong with each. `manifest` is its own, if it is a set."""
 
     name: str
     refused: Mapping[str, str]
+    manifest: Manifest | None = None
 
 
 class JobFiles:
     """The files of one worker's jobs.
 
     `bytes_max` limits the files of one job, `cache_bytes` the tar files that are kept, `checkpoint_bytes` a checkpoint.
+    While jobs run, their checkpoints are read at `checkpoint_rate` bytes per second, all together.
     """
 
     def __init__(
@@ -154,6 +149,7 @@ class JobFiles:
         bytes_max: int,
         cache_bytes: int,
         checkpoint_bytes: int = CHECKPOINT_BYTES_DEFAULT,
+        checkpoint_rate: int = CHECKPOINT_RATE_DEFAULT,
     ) -> None:
         self._jetstream = jetstream
         self._subjects = Subjects(prefix)
@@ -161,6 +157,7 @@ class JobFiles:
         self.bytes_max = bytes_max
         self._cache_bytes = cache_bytes
         self._checkpoint_bytes = checkpoint_bytes
+        self.pace = Pace(checkpoint_rate)
         self._fetching: dict[Path, asyncio.Task[None]] = {}
 
     def open(self) -> None:
@@ -210,39 +207,64 @@ class JobFiles:
     async def bring_checkpoint(
         self, tenant: str, sought: Mapping[str, str | None], into: str, folder: str, ids: tuple[int, int] | None
     ) -> Begun:
-        """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
+        """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`; of one
+        attempt's, the newest.
 
         One with another digest than its own here (None: any) is not what its attempt has stored, and is left alone.
 
         Return which it was. None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable
         if it cannot be had here now, or is too large for this worker.
         """
-        store, most, refused = self._checkpoints(tenant), self._checkpoint_bytes, dict[str, str]()
+        store, refused = self._checkpoints(tenant), dict[str, str]()
         with translated():
             for name, digest in sought.items():
                 try:
-                    info = await store.find(name)
+                    found = await self._found(store, name)
                 except PermissionRefused as error:  # the rights are of a release that had no such bucket
                     log.warning("no checkpoint can be read: %s; %s", error.problem.message, RIGHTS_ANEW)
                     break
-                if info is None:
-                    continue
-                if digest is not None and info.digest != digest:
+                right = [each for each in found if digest is None or each[1].digest == digest]
+                if found and not right:
                     refused[name] = "is not the one that its attempt has stored"
                     log.warning("the checkpoint %s %s: it is not used", name, refused[name])
-                    continue
-                if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
-                    raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
-                with tempfile.TemporaryFile(dir=self._folder) as spool:
+                for of, info in right:
                     try:
-                        await _inflated(store, info, spool, most)
-                        await asyncio.to_thread(_clear, into, folder)
-                        await asyncio.to_thread(unpack, spool, into, most, ids, folder)
-                        return Begun(name, refused)
+                        manifest = await self._unpack_checkpoint(store, of, info, into, folder, ids)
+                        return Begun(name, refused, manifest)
                     except (BadArchive, StreamGap) as error:
                         refused[name] = "is damaged"
-                        log.warning("the checkpoint %s cannot be used: %s", name, error)
+                        log.warning("the checkpoint %s cannot be used: %s", of, error)
         return Begun("", refused)
+
+    @staticmethod
+    async def _found(store: ObjectStore, name: str) -> list[tuple[str, ObjectInfo]]:
+        """Return the objects with checkpoints of one attempt, the newest first. Raises BusError."""
+        found = [(each, info) for each in (name, *set_objects(name)) if (info := await store.find(each)) is not None]
+        return sorted(found, key=lambda each: -each[1].seq)
+
+    async def _unpack_checkpoint(
+        self, store: ObjectStore, name: str, info: ObjectInfo, into: str, folder: str, ids: tuple[int, int] | None
+    ) -> Manifest | None:
+        most, sets = self._checkpoint_bytes, self.sets(store)
+        if SET_HEADER in info.headers:
+            if (kept := await sets.read(name, info)) is None:
+                raise BadArchive("its manifest cannot be read")
+            if (size := sum(entry.size for entry in kept.manifest.entries)) > most:
+                raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
+            await sets.restore(kept, into, folder, most, ids)
+            return kept.manifest
+        if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
+            raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
+        with tempfile.TemporaryFile(dir=self._folder) as spool:
+            await _inflated(store, info, spool, most)
+            await asyncio.to_thread(clear, into, folder)
+            await asyncio.to_thread(unpack, spool, into, most, ids, folder)
+        return None
+
+    def sets(self, of: ObjectStore | str) -> SetsStore:
+        """Return the sets in a bucket of checkpoints, or in that of a tenant."""
+        store = self._checkpoints(of) if isinstance(of, str) else of
+        return SetsStore(store, self._checkpoint_bytes)
 
     async def bring_kept(
         self, tenant: str, places: Mapping[str, str], accepted_ms: int, into: str, ids: tuple[int, int] | None
@@ -270,9 +292,16 @@ class JobFiles:
             raise FilesRefused(f"files-gone: no kept files of job {next(iter(places.values())).partition('/')[0]}")
 
     async def keep_checkpoint(
-        self, tenant: str, name: str, earlier: Sequence[str], folder: str, checkpoint: str
+        self,
+        tenant: str,
+        name: str,
+        earlier: Sequence[str],
+        folder: str,
+        checkpoint: str,
+        live: Sequence[Manifest] = (),
     ) -> str:
-        """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones.
+        """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones,
+        but for what the `live` sets have of them.
 
         Return its digest, "" if there was nothing to store. An empty one is not stored, nor one of which something
         would be missing: the next attempt begins at the newest whole one. Raises NotKept. No process may write to the
@@ -289,18 +318,31 @@ class JobFiles:
         store, most = self._checkpoints(tenant), self._checkpoint_bytes
         kept_in = Bucket(store, most, "checkpoint_bytes")
         digest = await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
-        await self.drop_checkpoints(tenant, earlier, but=CHECKPOINTS_KEPT - 1)
+        await self.drop_checkpoints(tenant, earlier, CHECKPOINTS_KEPT - 1, live)
         return digest
 
-    async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
-        """Remove those of these checkpoints that there are, `but` the first so many of them. Raises nothing."""
+    async def drop_checkpoints(
+        self, tenant: str, names: Sequence[str], but: int = 0, live: Sequence[Manifest] = ()
+    ) -> None:
+        """Remove those of these attempts' checkpoints that there are, `but` the newest so many of them. Raises nothing.
+
+        Contents that the `live` sets have stay.
+        """
         store = self._checkpoints(tenant)
+        sets, kept, doomed = self.sets(store), list[Manifest](), list[KeptSet]()
         try:
             for name in names:
-                if (info := await store.find(name)) is not None:
+                for each, info in await self._found(store, name):
                     but -= 1
-                    if but < 0:
+                    of = await sets.read(each, info)
+                    if but >= 0:
+                        kept += [] if of is None else [of.manifest]
+                    elif of is None:
                         await store.forget(store.subject(info.nuid))
+                    else:
+                        doomed.append(of)
+            for of in doomed:
+                await sets.drop(of, (*kept, *live))
         except BusError as error:
             log.warning("checkpoints such as %s stay until the bucket drops them: %s", names[0], error)
 
@@ -550,17 +592,6 @@ def _make_folders(into: str, folder: str, ids: tuple[int, int] | None) -> None:
         os.makedirs(path, exist_ok=True)
         if ids is not None:
             os.chown(path, *ids)
-
-
-def _clear(into: str, folder: str) -> None:
-    """Remove `folder` below `into`, or the first link or file on the way there, of the job's own files."""
-    path = into
-    for part in PurePosixPath(folder).parts:
-        path = os.path.join(path, part)
-        if os.path.islink(path) or os.path.isfile(path):
-            os.unlink(path)
-            return
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _has_entries(entry: str, place: int) -> bool:

@@ -53,6 +53,7 @@ from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.session.attempt_messages import (
+    CheckpointStored,
     Ended,
     FreezeAnswered,
     MpsNotAsked,
@@ -86,6 +87,7 @@ DriverEvent = (
     | NotStarted
     | Stuck
     | MpsNotAsked
+    | CheckpointStored
     | SeenFree
     | NotFree
     | Replaced
@@ -457,6 +459,9 @@ class Driver:
 
     def forget(self, names: list[AttemptName]) -> None:
         """Forget these attempts: their ends are in the ledger."""
+
+    def checkpoints_noted(self, names: list[AttemptName]) -> None:
+        """What was last reported as `CheckpointStored` of these attempts is in the ledger."""
 
     async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         """Return those of these attempts of which something is left on this host, or for which the driver still works.

@@ -196,6 +196,18 @@ class Ended(msgspec.Struct, frozen=True):
     checkpoints: dict[AttemptName, str] = {}
 
 
+class CheckpointStored(msgspec.Struct, frozen=True):
+    """Report that a running attempt has stored a checkpoint with this digest, of that step if it is known.
+
+    With `why`, the newest one could not be stored; `digest` is then that of the last one, "" for none.
+    """
+
+    name: AttemptName
+    digest: str
+    step: int | None = None
+    why: str = ""
+
+
 class StartFailed(msgspec.Struct, frozen=True):
     """Report attempts whose command could not be started: (name, code as of a shell: 126 or 127, reason in one line).
 
@@ -396,6 +408,7 @@ Event = (
     | NotStarted
     | Stuck
     | MpsNotAsked
+    | CheckpointStored
     | Replaced
     | SeenFree
     | NotFree
@@ -512,6 +525,12 @@ class Forget(msgspec.Struct, frozen=True):
     attempts: list[Attempt]
 
 
+class CheckpointsNoted(msgspec.Struct, frozen=True):
+    """Tell the driver that what was last reported of these attempts' checkpoints is in the ledger."""
+
+    attempts: list[Attempt]
+
+
 class SendReports(msgspec.Struct, frozen=True):
     """Journal the frame (unless `again`), then send it."""
 
@@ -613,6 +632,7 @@ Command = (
     | ProbeFree
     | Quarantine
     | Forget
+    | CheckpointsNoted
     | SendReports
     | ReportsAnswered
     | SendRenew

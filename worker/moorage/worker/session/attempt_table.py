@@ -45,6 +45,8 @@ from moorage.worker.session.attempt_messages import (
     RESTORED_BY,
     Attempt,
     AttemptPhase,
+    CheckpointsNoted,
+    CheckpointStored,
     Claims,
     Command,
     EndAttempt,
@@ -140,6 +142,8 @@ class AttemptTable:
         self._with_supervisor: set[AttemptName] = set()  # attempts that ran when their supervisor died
         self._held_bytes = 0  # size of `held_list` in a frame
         self._to_forget: deque[tuple[int, Attempt]] = deque()
+        #: attempts whose checkpoints were reported, with the frame that has the report
+        self._to_note: deque[tuple[int, Attempt]] = deque()
 
     def begin(self, now: float) -> list[Command]:
         """Begin to handle an event at `now` (CLOCK_BOOTTIME seconds). Return the list that its commands go to."""
@@ -535,6 +539,17 @@ class AttemptTable:
                     attempt.was_ready = True
                     self.commands.append(NoteKept(attempt))
 
+    def on_checkpoint_stored(self, event: CheckpointStored) -> None:
+        """Report the checkpoint of an attempt that runs. Its end tells it otherwise."""
+        attempt = self.held.get(event.name)
+        if attempt is None or attempt.phase not in ("running", "ending"):
+            return
+        detail = shortened(f"{CHECKPOINT_NOT_STORED}: {event.why}", DETAIL_CHARS_MAX) if event.why else attempt.address
+        report = Report("started", *event.name, max(event.step or 0, 0), detail, checkpoint=event.digest)
+        self.outbox.gathered.append(report)
+        if not event.why:
+            self._to_note.append((self.outbox.next_no, attempt))
+
     def on_ended(self, event: Ended) -> None:
         for name, code, reason in event.items:
             self._exited(name, code, reason, event.checkpoints.get(name))
@@ -726,6 +741,11 @@ class AttemptTable:
             forget.append(self._to_forget.popleft()[1])
         if forget:
             self.commands.append(Forget(forget))
+        noted: list[Attempt] = []
+        while self._to_note and self._to_note[0][0] <= self.outbox.answered_no:
+            noted.append(self._to_note.popleft()[1])
+        if noted:
+            self.commands.append(CheckpointsNoted(noted))
 
     def start_join(self) -> tuple[list[Report], list[Held]]:
         """Return the content of a join: all unacknowledged reports, and the held attempts.
@@ -735,6 +755,7 @@ class AttemptTable:
         reports = self.outbox.start_join()
         self.tombstones.clear()
         self._to_forget = deque((0, attempt) for _, attempt in self._to_forget)
+        self._to_note = deque((0, attempt) for _, attempt in self._to_note)
         return reports, self.held_list()
 
     @staticmethod

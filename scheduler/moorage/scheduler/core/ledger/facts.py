@@ -136,7 +136,7 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
     for replica in job.rows.values():
         replica.ended = ended.get((replica.index, replica.fence))
         replica.deaths = deaths.get(replica.index, 0)
-        replica.stored, replica.untold = (), replica.attempt_no  # no history has that
+        replica.stored, replica.saved, replica.untold = (), (), replica.attempt_no  # no history has that
     for attempt in job.attempts:
         run = runs.get((attempt.replica.index, attempt.fence), _Run(oldest_ms))
         attempt.began_ms, attempt.ever_ready, attempt.has_frozen = run.began_ms, run.ever_ready, run.has_frozen

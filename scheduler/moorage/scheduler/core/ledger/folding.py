@@ -55,6 +55,7 @@ from moorage.scheduler.core.ledger.state import (
     RANGE,
     READY,
     RUNNING,
+    STORED_LEVEL,
     SUCCEEDED,
     TELLS_READY,
     WORKED,
@@ -536,6 +537,8 @@ class Folding:
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
         attempt, why = self._held(replica, op), self._note(c)
+        if op == Op.LOSE and self.state.level < STORED_LEVEL and not replica.stored_by(attempt.no):
+            replica.untold = attempt.no  # its worker may have told an earlier leader
         if a != LOST_KEPT:
             replica.attempt = None
             self._remove(attempt)

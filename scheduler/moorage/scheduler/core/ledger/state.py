@@ -90,6 +90,10 @@ HISTORY_WORDS: Final = (
 
 #: so many of a job's last runs are remembered, by which a new leader estimates how long others will take
 RAN_MAX: Final = 16
+#: those among them of which it is known when they were stored
+SAVED_MAX: Final = 2
+#: the feature level from which what they told lasts
+STORED_LEVEL: Final = 2
 #: attempts of a replica whose checkpoints are remembered: as many as the next one looks for
 STORED_MAX: Final = 16
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
@@ -592,6 +596,8 @@ class Replica:
     #: `untold` may have stored one of which no worker told
     stored: tuple[tuple[int, str], ...] = ()
     untold: int = 0
+    #: of the newest of `stored`, by attempt: the ledger ms at which its worker told it, and its step, -1 for unknown
+    saved: tuple[tuple[int, int, int], ...] = ()
     row: int = 0
 
     LASTING: ClassVar = Lasting(
@@ -604,7 +610,7 @@ class Replica:
         {
             2: {
                 "ended": (Ended | None, None), "deaths": (int, 0), "stored": (tuple[tuple[int, str], ...], ()),
-                "untold": (int, 0),
+                "untold": (int, 0), "saved": (tuple[tuple[int, int, int], ...], ()),
             }
         },
     )  # fmt: skip
@@ -628,12 +634,21 @@ class Replica:
         if level < 2:
             return row
         row = number_of((row, "facts", self.ended, self.deaths))
-        return number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
+        row = number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
+        return number_of((row, "saved", self.saved)) if self.saved else row
 
-    def note_checkpoint(self, attempt: int, digest: str) -> None:
-        """Note which checkpoint an attempt has stored, "" for none. The oldest of `STORED_MAX` is forgotten."""
+    def note_checkpoint(self, attempt: int, digest: str, time_ms: int, step: int = -1) -> None:
+        """Note which checkpoint an attempt has stored last, and when, "" for none. The oldest of `STORED_MAX` is
+        forgotten."""
         others = [each for each in self.stored if each[0] != attempt]
         self.stored = (*others[1 - STORED_MAX :], (attempt, digest))
+        if digest:
+            earlier = [each for each in self.saved if each[0] != attempt]
+            self.saved = (*earlier[1 - SAVED_MAX :], (attempt, time_ms, step))
+
+    def stored_by(self, attempt: int) -> str:
+        """Return the digest of the checkpoint that an attempt has stored last; "" for none."""
+        return next((digest for no, digest in self.stored if no == attempt), "")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -670,6 +685,7 @@ class Attempt:
     not_frozen: str = ""  # why its worker could not freeze it, when it was last to be
     row: int = 0
     missed: int = 0  # soft: consecutive renewals that did not list it
+    unstored: str = ""  # soft: why its newest checkpoint could not be stored while it runs
     runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
 
     @property

@@ -64,7 +64,7 @@ class Starts:
     def on_reports(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
         for report in reports:
-            if report.kind not in ("started", "ran"):
+            if report.kind not in ("started", "ran") or (report.kind == "started" and report.checkpoint is not None):
                 continue
             attempt = worker.attempts.get(name_in(report))
             if attempt is not None:

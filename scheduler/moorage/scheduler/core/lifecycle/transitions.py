@@ -42,7 +42,7 @@ from moorage.scheduler.core.ledger.state import (
     Replica,
     Worker,
 )
-from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint
+from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint, note_running
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
@@ -196,6 +196,8 @@ class Lifecycle:
         elif kind == "started":
             address, _, told = report.detail.partition("; ")
             self._started(draft, replica, state, address=address, told=told)
+            if report.checkpoint is not None:
+                note_running(draft, attempt, report)
         elif kind == "ran":
             note_checkpoint(draft, attempt, report)
             self._ran(draft, replica, attempt, state, report)

@@ -115,7 +115,7 @@ class ContainerDriver(Driver):
         self._own: ContainerSettings = own
         self._host = ContainerHost(self.api(own.engine), kit.supervisor, kit.worker, self.name)
         self._folders = AttemptFolders(kit.settings, owner_of(kit.worker, self.name), is_mounted=True)
-        self._files = AttemptFiles(self._folders, kit.files)
+        self._files = AttemptFiles(self._folders, kit.files, self.report)
         self._setups = Setups(self, kit, self._folders, is_mounted=True)
         self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
         streams = kit.settings.stream_output
@@ -252,6 +252,9 @@ class ContainerDriver(Driver):
     def forget(self, names: list[AttemptName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
         self._files.forget(names)
+
+    def checkpoints_noted(self, names: list[AttemptName]) -> None:
+        self._files.noted(names)
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
         return uid_of(tenant, request, self._own, self._policy)
@@ -485,6 +488,7 @@ class ContainerDriver(Driver):
         """Follow a container until it is over, store the files to be kept of its folder, and report its end."""
         name = attempt.name
         attempt.over.add_done_callback(lambda _: answer_orphans(self._orphans, self._folders, name))
+        self._files.watch(name)
         ended, code, why = await self._follower.follow(attempt)
         if attempt.terminal is not None:
             attempt.terminal.end(code)
@@ -500,6 +504,7 @@ class ContainerDriver(Driver):
         if attempt.terminal is not None:
             attempt.terminal.end(CODE_LOST)
         self._ports.give_back(self._host.key(attempt.name))
+        self._files.unwatch(attempt.name)
         with contextlib.suppress(OSError):
             self._folders.attempt_ended(attempt.name)
         if self.limits is not None:

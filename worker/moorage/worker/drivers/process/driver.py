@@ -28,6 +28,7 @@ from moorage.schemas.frames import (
     Terminal,
 )
 from moorage.schemas.gpu import Share
+from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE
 from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
@@ -159,7 +160,7 @@ class ProcessDriver(Driver):
             self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
             self._freezing = FreezableAttempts(kit.freezer, kit.gate(self.limits), self.report, self.attempts_of)
         self._is_fenced = False
-        self._files = AttemptFiles(self._folders, kit.files)
+        self._files = AttemptFiles(self._folders, kit.files, self.report)
         self._setups = Setups(self, kit, self._folders)
         self._bringing: dict[AttemptName, asyncio.Task[None]] = {}
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
@@ -208,6 +209,8 @@ class ProcessDriver(Driver):
             else:
                 if name in self._known:
                     self._taken_over(name)
+                if state not in ("waiting", "unproven"):
+                    self._files.watch(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
         self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._setups.sweep)))
@@ -300,6 +303,9 @@ class ProcessDriver(Driver):
         self._link.forget([self._key(name) for name in names])
         self._files.forget(names)
 
+    def checkpoints_noted(self, names: list[AttemptName]) -> None:
+        self._files.noted(names)
+
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
 
@@ -346,6 +352,7 @@ class ProcessDriver(Driver):
         elif isinstance(event, ChildStarted):
             self._note_pid(name, event)
             self._started.append(name)
+            self._files.watch(name)
         elif isinstance(event, ChildEnded):
             event = self._reported_end(name, event)
             if event.mps_not_asked:
@@ -518,6 +525,7 @@ class ProcessDriver(Driver):
         for name in names:
             self._own_cwd.discard(name)
             self._own_program.discard(name)
+            self._files.unwatch(name)
             self._folders.attempt_ended(name)
             if self.limits is not None:
                 self.limits.remove(name)
@@ -550,6 +558,7 @@ class ProcessDriver(Driver):
         folder = self._folders.make(
             assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
             goes_on=run.restart == "always", calls=calls_of(request),
+            every_s=run.checkpoint_every_s, step=run.checkpoint_step or "",
         )  # fmt: skip
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
@@ -563,6 +572,8 @@ class ProcessDriver(Driver):
         ours |= call_access(self._calls, self._folders, assignment, user)[0]
         if run.ready is not None and run.ready.call:
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
+        if run.checkpoint is not None and run.checkpoint_every_s:
+            ours[CHECKPOINT_NOW_VARIABLE] = f"{folder}/{CHECKPOINT_NOW_FILE}"
         if request.service is not None:
             ours[HELD_VARIABLE] = f"{folder}/{HELD_FILE}"
         limit = self.limits and self.limits.of_process(assignment.name, *assignment.part, user)

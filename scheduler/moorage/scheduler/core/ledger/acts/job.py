@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.state import (
     QUEUED,
     RESIZED,
     RESUME,
+    STORED_LEVEL,
     SUCCEEDED,
     Attempt,
     Job,
@@ -117,18 +118,22 @@ class Reserves(OfJob, tag="reserves"):
 
 
 class Stored(OfJob, tag="stored"):
-    """An attempt that ends has stored a checkpoint with this digest, as its worker told; none, if it is empty."""
+    """An attempt has stored a checkpoint with this digest, as its worker told; none, if it is empty.
 
-    LEVEL: ClassVar[int] = 2
+    It may tell others while it runs: the newest counts. `step` is the job's own count, -1 if it is unknown.
+    """
+
+    LEVEL: ClassVar[int] = STORED_LEVEL
     replica: int
     attempt: int
     digest: str
+    step: int = -1
 
     def fold(self, folding: Folding) -> None:
         replica = folding.job(self.job, "stored a checkpoint of").rows.get(self.replica)
         if replica is None:
             raise FoldError(f"act {self.tag} of job {self.job} names replica {self.replica}, which is over")
-        replica.note_checkpoint(self.attempt, self.digest)
+        replica.note_checkpoint(self.attempt, self.digest, folding.time, self.step)
         folding.replicas[replica] = None
 
 

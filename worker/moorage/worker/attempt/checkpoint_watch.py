@@ -1,0 +1,261 @@
+"""Watches the checkpoint folder of one attempt while it runs, and stores it as a set when it is due.
+
+That is so `every_s` after the set before, once the folder has changed and then been quiet for a moment. It is so at
+once when the job touches the file of `MOORAGE_CHECKPOINT_NOW`, which is removed once the set counts. A set counts once
+the ledger has its digest: a later attempt begins with no other one. So the two places are written in turn, and none
+before the set in the other one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from moorage.bus.errors import BusError
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.handler import CHECKPOINT_NOW_FILE, checkpoint_object, set_objects
+from moorage.schemas.job import step_pattern
+from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, Manifest, NotKept, Pace, Seen, look
+from moorage.worker.attempt.job_files import CHECKPOINTS_KEPT, JobFiles
+
+#: between two looks, and the largest part of all time that they may take
+LOOK_S: Final = 1.0
+LOOK_PART: Final = 0.02
+#: a folder that has not changed for so long is taken to be whole
+QUIET_S: Final = 2.0
+#: one that changes for so long is stored all the same: each file counts only if it did not change while it was read
+RESTLESS_S: Final = 60.0
+#: pause after a set that could not be stored, unless the next one is due before
+FAILED_S: Final = 60.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class Folder(NamedTuple):
+    """What is stored of an attempt's folder, and when."""
+
+    path: str
+    checkpoint: str
+    accepted_ms: int
+    every_s: float
+    step: str
+
+
+class CheckpointWatch:
+    """`tell` is called with the digest of each set that is stored and its step, and why none is otherwise.
+
+    `earlier` are the objects with checkpoints of the attempts before, `brought` is the set from which this one began.
+    """
+
+    def __init__(
+        self,
+        files: JobFiles,
+        name: AttemptName,
+        folder: Folder,
+        earlier: Sequence[str],
+        brought: Manifest | None,
+        tell: Callable[[str, int | None, str], None],
+    ) -> None:
+        self._files = files
+        self._name = name
+        self._folder = folder
+        self._earlier = earlier
+        self._tell = tell
+        self._tenant, job, replica, attempt, _ = name
+        self._sets = files.sets(self._tenant)
+        self._places = set_objects(checkpoint_object(job, folder.accepted_ms, replica, attempt))
+        self._step = step_pattern(folder.step)
+        self._brought = brought
+        self._stored: list[KeptSet] = []  # of this attempt, the newest first
+        self._is_loaded = False
+        self._counts = asyncio.Event()
+        self._counts.set()
+        self._asked_ns: int | None = None  # the time of the touch that the set in `_stored` answers
+        self._warned = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the newest set of this attempt, "" for none."""
+        return self._stored[0].digest if self._stored else ""
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def counts(self) -> None:
+        """The ledger has what was told last."""
+        if self._asked_ns is not None:
+            asked_ns, self._asked_ns = self._asked_ns, None
+            if self._asked() == asked_ns:  # else the job has asked again
+                with contextlib.suppress(OSError):
+                    os.unlink(self._now_file)
+        self._counts.set()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def end(self) -> str:
+        """Store the folder a last time, now that nothing of the attempt runs; return the digest, "" for no set at all.
+
+        Raises NotKept. Does nothing for an attempt that has stored no set while it ran. The sets before stay: the
+        ledger may not have the end yet.
+        """
+        await self.stop()
+        try:
+            await self._load()
+            if not self._stored:
+                return ""
+            seen = await asyncio.to_thread(look, self._folder.path, self._folder.checkpoint)
+        except BusError as error:
+            raise NotKept(error.problem.message) from None
+        except OSError as error:
+            raise NotKept(error.strerror or str(error)) from None
+        if seen and self._has_changed(seen):
+            await self._put(self._places[2], Pace(0))
+        return self.digest
+
+    @property
+    def live(self) -> list[Manifest]:
+        """The sets that this attempt has stored and that are there, the newest first."""
+        return [kept.manifest for kept in self._stored]
+
+    # -- inside
+
+    async def _run(self) -> None:
+        try:
+            await self._load_patiently()
+            await self._watch()
+        except Exception:
+            log.exception("the checkpoints of job %s are not stored while it runs", self._name[1])
+
+    async def _load_patiently(self) -> None:
+        while True:
+            try:
+                await self._load()
+            except BusError:
+                await asyncio.sleep(FAILED_S)
+            else:
+                return
+
+    async def _load(self) -> None:
+        """Find the sets that an earlier agent has stored for this attempt. Raises BusError."""
+        if self._is_loaded:
+            return
+        found = [kept for name in self._places if (kept := await self._sets.find(name)) is not None]
+        self._stored = sorted(found, key=lambda kept: -kept.manifest.at_ms)
+        self._is_loaded = True
+        if self._stored:  # nobody knows whether that agent came to tell it
+            self._told()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._folder.every_s
+        before: frozenset[object] = frozenset()
+        still_s = due_s
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._counts.is_set():
+                await self._counts.wait()
+                continue
+            asked_ns = await asyncio.to_thread(self._asked)
+            if asked_ns is None and loop.time() < due_s:
+                continue
+            began_s = loop.time()
+            try:
+                seen = await asyncio.to_thread(look, self._folder.path, self._folder.checkpoint)
+                marks = frozenset(each.mark for each in seen)
+                if marks != before:
+                    before, still_s = marks, began_s
+                has_changed = bool(seen) and self._has_changed(seen)
+                if not has_changed:
+                    self._answer(asked_ns)
+                elif asked_ns is not None or began_s - still_s >= QUIET_S or began_s - due_s >= RESTLESS_S:
+                    self._asked_ns = asked_ns
+                    await self._store(self._next_place(), self._files.pace)
+                    await self._drop_earlier()
+                    due_s = loop.time() + self._folder.every_s
+            except (OSError, MoorageError) as error:
+                due_s = loop.time() + min(FAILED_S, self._folder.every_s)
+                self._asked_ns = None
+                if not isinstance(error, FileNotFoundError):  # of what goes while it is looked at
+                    self._warn(error.problem.message if isinstance(error, MoorageError) else str(error))
+            await asyncio.sleep((loop.time() - began_s) * (1 / LOOK_PART - 1) if loop.time() < due_s else 0)
+
+    def _answer(self, asked_ns: int | None) -> None:
+        """Tell the job that what it asks to be stored is stored: nothing has changed."""
+        if asked_ns is not None and (self._stored or self._brought is not None):
+            self._asked_ns = asked_ns
+            self.counts()
+
+    def _next_place(self) -> str:
+        """Return the place that does not hold the newest set."""
+        newest = self._stored[0].name if self._stored else ""
+        return next(place for place in self._places if place != newest)
+
+    def _has_changed(self, seen: Sequence[Seen]) -> bool:
+        last = self._last
+        if last is None:
+            return True
+        is_old = time.time_ns() // 1_000_000 - last.oldest_ms > ANEW_S * 1000
+        return is_old or last.signature != frozenset(each.mark for each in seen)
+
+    @property
+    def _last(self) -> Manifest | None:
+        return self._stored[0].manifest if self._stored else self._brought
+
+    async def _store(self, place: str, pace: Pace) -> None:
+        """Store a set, tell it, and remove what it leaves of the one before the last."""
+        if not await self._put(place, pace):
+            return
+        old, self._stored = self._stored[CHECKPOINTS_KEPT:], self._stored[:CHECKPOINTS_KEPT]
+        self._told()
+        for each in old:
+            if each.name != place:
+                await self._sets.drop(each, self.live)
+            else:
+                await self._sets.forget_contents(each.manifest, self.live)
+
+    async def _put(self, place: str, pace: Pace) -> bool:
+        folder = self._folder
+        kept = await self._sets.put(place, folder.path, folder.checkpoint, self._last, pace, self._step)
+        if kept is not None:
+            self._stored.insert(0, kept)
+            self._warned = ""
+        return kept is not None
+
+    async def _drop_earlier(self) -> None:
+        """Remove what more than two sets of the replica leave of earlier attempts."""
+        if self._earlier:
+            but = CHECKPOINTS_KEPT - len(self._stored)
+            await self._files.drop_checkpoints(self._tenant, self._earlier, but, self.live)
+            if not but:
+                self._earlier = ()
+
+    def _told(self) -> None:
+        self._counts.clear()
+        self._tell(self.digest, self._stored[0].manifest.step, "")
+
+    def _warn(self, why: str) -> None:
+        if why != self._warned:
+            log.warning("the checkpoint of job %s was not stored while it runs: %s", self._name[1], why)
+            self._warned = why
+            self._tell(self.digest, None, why)
+
+    @property
+    def _now_file(self) -> str:
+        return f"{self._folder.path}/{CHECKPOINT_NOW_FILE}"
+
+    def _asked(self) -> int | None:
+        """Return when the job has touched its file last; None without one."""
+        try:
+            return os.stat(self._now_file, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return None
