@@ -30,6 +30,8 @@ WINDOW: Final = 8
 BUCKET_BYTES_MIN: Final = 64 * 1024 * 1024
 #: the first piece is small: whether it is still there is looked up often
 FIRST_BYTES: Final = 512
+#: what is left free of a bucket, at most
+SPARE_BYTES: Final = 8 * 1024 * 1024
 #: header of an object with the sequence of its first piece
 _FIRST: Final = "Moorage-First"
 _DIGEST: Final = "SHA-256="
@@ -117,23 +119,11 @@ class ObjectStore:
                 return None
         return info
 
-    async def bytes_max(self) -> int | None:
-        """Return the most bytes that the bucket keeps, None where it has no bound, is not there, or no right to ask.
-
-        Raises BusError.
-        """
-        try:
-            most: int = (await self._jetstream.stream_info(self._stream)).config.get("max_bytes", -1)
-        except PermissionRefused:
-            return None
-        except JetStreamRefused as error:
-            if error.err_code == ERR_STREAM_NOT_FOUND:
-                return None
-            raise
-        return most if most > 0 else None
-
     async def room(self) -> int | None:
-        """Return how many more bytes the bucket takes, None where it has no bound, is not there, or no right to ask.
+        """Return for how many more bytes the bucket has room, None where it has no bound, is not there, or no right to
+        ask.
+
+        A part is left for messages that take the place of larger ones: a full bucket would refuse them.
 
         Raises BusError.
         """
@@ -146,7 +136,7 @@ class ObjectStore:
                 return None
             raise
         most: int = stream.config.get("max_bytes", -1)
-        return max(most - stream.size_bytes, 0) if most > 0 else None
+        return max(most - min(most >> 6, SPARE_BYTES) - stream.size_bytes, 0) if most > 0 else None
 
     async def message(self, name: str, seq: int | None = None) -> StoredMessage | None:
         """Return the message with this sequence, else (`seq` None) the one that describes the object of that name.
@@ -369,11 +359,12 @@ def files_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas:
 
 
 def checkpoints_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas: int = 1) -> ObjectStore:
-    """Return the bucket for the checkpoints of a tenant's jobs. If it is full, the oldest go first. `replicas` is the
-    number of copies if it is made here."""
+    """Return the bucket for the checkpoints of a tenant's jobs. If it is full, nothing more is taken: what goes first
+    elsewhere may be a file that a new set shares with an old one. `replicas` is the number of copies if it is made
+    here."""
     config = {
         "description": "checkpoints of jobs of moorage",
-        "discard": "old",
+        "discard": "new",
         "max_age": FILES_KEEP_S * 10**9,
         "max_bytes": CHECKPOINTS_BUCKET_BYTES,
         "num_replicas": replicas,

@@ -54,7 +54,8 @@ async def brings_and_keeps(acme: AsyncClient, folder: Path, job: str) -> None:
     (code / "said.txt").write_text(f"brought by {job}")
     script = (
         "if [ -e ck/step ]; then mkdir out; cat said.txt ck/step > out/kept.txt; exit 0; fi;"
-        " mkdir -p ck; echo a step > ck/step; exit 3"
+        " mkdir -p ck; echo a > ck/step; touch $MOORAGE_CHECKPOINT_NOW;"
+        " while [ -e $MOORAGE_CHECKPOINT_NOW ]; do sleep 0.1; done; echo a step > ck/step; exit 3"
     )
     done = await acme.submit(
         ["sh", "-c", script], job=job, gpu="1xT4", files=code, keep=["out/**"], checkpoint="ck", retries=1

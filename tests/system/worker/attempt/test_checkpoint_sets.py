@@ -320,6 +320,35 @@ async def test_the_end_stores_only_what_changed_since_and_success_leaves_nothing
         await until(none_left, what="they go once it has succeeded")
 
 
+async def test_no_set_is_written_before_the_ledger_has_the_one_before(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that hears nothing: what the attempt stores next may not take the place of what counts."""
+    monkeypatch.setattr(checkpoint_watch, "LOOK_S", 0.02)
+    async with (
+        bucket(nats_url, unique, checkpoints=True) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader) as (_, agent),
+    ):
+        name, asked = ("acme", "a", 0, 1, 11), list[str]()
+        again = "echo x >> ck/n; touch $MOORAGE_CHECKPOINT_NOW; sleep 0.05;"
+        script = f"mkdir ck; echo x > ck/n; {ASKS} while [ ! -e go ]; do sleep 0.02; done; while :; do {again} done"
+        await leader.want("w1", msgspec.structs.replace(placed(name, script, **RUN), accepted_ms=7))
+        await until(lambda: leader.text(name) == "stored\n")
+        [first] = told(leader, name)
+        monkeypatch.setattr(leader, "on_asked", lambda worker, verb, data: asked.append(verb))
+        leader.mute.add("fact")
+        folder = next(path for path in agent.settings.state_dir.rglob("acme.a.0.1.11") if path.is_dir())
+        (folder / "go").touch()
+        await until(lambda: asked.count("fact") > 2, what="the report of the second set, sent again")
+        assert await store.find("checkpoint.a.7.0.1.b") is not None
+        info = await store.find("checkpoint.a.7.0.1.a")
+        assert info is not None
+        assert info.digest == first
+        leader.mute.clear()
+        await until(lambda: len(set(told(leader, name))) > 2, what="it goes on")
+
+
 async def test_why_a_checkpoint_could_not_be_stored_is_reported(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,15 @@ from moorage.scheduler.core.ledger.acts import Stored
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import STORED_MAX
 from moorage.scheduler.core.outputs.outputs import changes_since
+from moorage.schemas.answers.jobs import CheckpointInfo
 from moorage.schemas.frames import Report, ReportKind
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.fleet.test_capabilities import shown
 
 RUN = {"driver": "process", "argv": ["train"], "checkpoint": "ck"}
 DIGEST = "SHA-256=" + "x" * 43 + "="
+OTHER = "SHA-256=" + "y" * 43 + "="
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +103,86 @@ def test_at_level_1_the_leader_that_heard_it_tells_it() -> None:
     drive.pass_time(600_000, step=20_000)
     ends(drive, DIGEST)
     assert placed(drive) == (4, [(3, DIGEST)], 3)
+
+
+def start(drive: Driving) -> None:
+    drive.report("claimed", "a")
+    drive.report("started", "a")
+
+
+def lose(drive: Driving) -> None:
+    """Its host falls silent, and another one renews."""
+    drive.worker("w1", 1, auto=False)
+    drive.workers["w0"].session = ""
+    drive.pass_time(600_000)
+
+
+def runs(drive: Driving, checkpoint: str, step: int = 0, detail: str = "") -> None:
+    """The worker tells of the attempt that runs what it has stored meanwhile."""
+    attempt, worker = drive.attempt("a", 0), drive.workers["w0"]
+    report = Report("started", "t", "a", 0, attempt.no, attempt.fence, step, detail, checkpoint=checkpoint)
+    worker.gathered.append(report)
+    frame = worker.report_frame()
+    assert frame is not None
+    drive.send("w0", frame)
+    worker.report_answered(frame.no)
+    drive.tick()
+
+
+def checkpoint(drive: Driving) -> CheckpointInfo | None:
+    [row] = shown(drive, "a").replica_states
+    return row.checkpoint
+
+
+@pytest.mark.parametrize("level", [True, False])
+def test_what_an_attempt_stored_while_it_ran_counts_when_its_host_is_lost(level: bool) -> None:
+    drive = running(level=level)
+    start(drive)
+    assert checkpoint(drive) is None
+    runs(drive, OTHER, step=10)
+    first_ms = drive.state.time_ms
+    drive.pass_time(1_000)
+    runs(drive, DIGEST, step=20)
+    runs(drive, DIGEST, step=20)  # its worker repeats what was not answered
+    at_ms = drive.state.time_ms
+    assert first_ms < at_ms
+    info = checkpoint(drive)
+    assert info is not None
+    assert (info.from_ms, info.step, info.not_stored) == (None, 20, "")
+    assert [act.digest for act in stored(drive)] == ([OTHER, DIGEST] if level else [])
+    runs(drive, DIGEST, detail="checkpoint-not-stored: no room")
+    assert (info := checkpoint(drive)) is not None
+    assert (info.step, info.not_stored) == (20, "no room")
+    ends(drive, None, detail="lost")
+    assert placed(drive)[:2] == (2, [(1, DIGEST)])
+    assert (info := checkpoint(drive)) is not None
+    assert (info.from_attempt, info.from_step, info.stored_ms, info.not_stored) == (1, 20, None, "")
+    assert info.from_ms is not None
+
+
+def test_an_end_that_stores_none_leaves_what_was_stored_before_and_another_one_takes_its_place() -> None:
+    drive = running()
+    start(drive)
+    runs(drive, OTHER)
+    ends(drive, "")
+    assert placed(drive)[:2] == (2, [(1, OTHER)])
+    start(drive)
+    runs(drive, OTHER)
+    ends(drive, DIGEST)
+    assert placed(drive)[:2] == (3, [(1, OTHER), (2, DIGEST)])
+    start(drive)
+    runs(drive, "x" * 10_000)  # no digest
+    assert drive.attempt("a", 0).replica.stored_by(3) == ""
+
+
+def test_what_a_lost_attempt_told_an_earlier_leader_is_found_by_its_name_at_level_1_alone() -> None:
+    for level, untold in ((False, 1), (True, 0)):
+        drive = running(level=level)
+        start(drive)
+        runs(drive, DIGEST)
+        drive.lead()
+        lose(drive)
+        assert placed(drive)[1:] == ([] if not level else [(1, DIGEST)], untold)
 
 
 def test_no_more_are_remembered_than_an_attempt_looks_for() -> None:

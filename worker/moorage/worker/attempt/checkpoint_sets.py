@@ -48,8 +48,6 @@ TRIES_MAX: Final = 3
 AGAIN_S: Final = 0.5
 #: how long a set may take: what no manifest names is removed after an hour
 SET_S_MAX: Final = 3_000.0
-#: what a set leaves free of its bucket, for what is small and takes the place of what is large
-SPARE_BYTES: Final = 8 << 20
 #: a file is sent again once it has been stored for so long: the bucket drops it after twice that time
 ANEW_S: Final = FILES_KEEP_S / 2
 _READ_BYTES: Final = 1 << 20
@@ -375,7 +373,7 @@ class SetsStore:
                 f"it and the one before take {together} bytes together, checkpoint_bytes is {self._bytes_max}"
             )
         room = await self._store.room()
-        if room is not None and new_bytes + SPARE_BYTES > room:
+        if room is not None and new_bytes > room:
             raise NotKept(f"it needs {new_bytes} bytes, and its bucket has room for {room}")
         by_digest = {e.content.digest: e for e in known.values() if e.content is not None}
         sizes = {each.size for each in by_digest.values()}

@@ -560,13 +560,13 @@ async def _inflated(
 
 
 async def _fits(store: ObjectStore, spool: BinaryIO, size: int) -> None:
-    """Raise NotKept if this tar file of `size` bytes is larger than the bucket once it is compressed; or BusError."""
-    most = await store.bytes_max()
-    if most is None or size <= most // 2:  # it surely fits, whatever compression and headers add
+    """Raise NotKept if the bucket has no room for this tar file of `size` bytes once it is compressed; or BusError."""
+    room = await store.room()
+    if room is None or size + (size >> 6) <= room:  # it surely fits: its messages have headers, too
         return
     packed = await asyncio.to_thread(lambda: sum(map(len, compressed(spool))))
-    if packed > most - (most >> 6):  # its messages have headers, too
-        raise NotKept(f"it takes {packed} bytes compressed, and its whole bucket {most}")
+    if packed + (packed >> 6) > room:
+        raise NotKept(f"it takes {packed} bytes compressed, and its bucket has room for {room}")
 
 
 def _tar_bytes(info: ObjectInfo) -> int:
