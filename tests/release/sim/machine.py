@@ -236,6 +236,8 @@ class MachineFolders(AttemptFolders):
         *,
         goes_on: bool = True,
         calls: int = 0,
+        every_s: float = 0.0,
+        step: str = "",
     ) -> str:
         return self.path(name)
 

@@ -210,7 +210,9 @@ async def test_a_worker_reads_and_writes_its_tenants_buckets_through_a_scheduler
             info = await mine.find("same")
             assert info is not None
             assert b"".join([piece async for piece in mine.get(info)]) == data
-        assert await checkpoints_store(by_scheduler, SUBJECTS, "acme").room() == 63 << 20
+        room = await checkpoints_store(by_scheduler, SUBJECTS, "acme").room()
+        assert room is not None
+        assert 60 << 20 < room < 63 << 20
         results = ResultStore(by_scheduler, "moorage")
         await results.put("acme", "j.0.1", Result("text/plain", data))
         whole = ResultStore(JetStream(users), "moorage")

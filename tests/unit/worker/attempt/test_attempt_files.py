@@ -17,7 +17,7 @@ from moorage.schemas.frames import Rescue, Rescued
 from moorage.worker.attempt import attempt_folders
 from moorage.worker.attempt.attempt_files import AttemptFiles
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.checkpoint_sets import NotKept
+from moorage.worker.attempt.checkpoint_sets import Manifest, NotKept
 from moorage.worker.attempt.job_files import JobFiles
 from moorage.worker.settings import WorkerSettings
 
@@ -46,7 +46,9 @@ class Recording(JobFiles):
         self.stored.append(name)
         return f"digest of {name}"
 
-    async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
+    async def drop_checkpoints(
+        self, tenant: str, names: Sequence[str], but: int = 0, live: Sequence[Manifest] = ()
+    ) -> None:
         self.dropped += names
 
 
