@@ -1,4 +1,5 @@
-"""`python -m moorage.scheduler.buckets.process`: passes on what workers ask of buckets, until stdin ends.
+"""`python -m moorage.scheduler.buckets.process`: passes on what workers ask of buckets, and sweeps those of
+checkpoints, until stdin ends.
 
 It writes a byte to stdout from time to time while it does. It logs to stderr, which is the scheduler's.
 """
@@ -14,6 +15,7 @@ from typing import Final
 from moorage.bus.connect_logged import connect_logged
 from moorage.bus.errors import BusError
 from moorage.scheduler.buckets.passing import log, passing
+from moorage.scheduler.buckets.sweeping import keep_sweeping
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.system.logged import begin_log
 from moorage.system.loops import loop_factory
@@ -34,9 +36,14 @@ async def serve(target: str | None, prefix: str) -> None:
         await connect_logged(target, "moorage-pieces", log, role=" (what workers store)") as large,
         passing(small, large, Subjects(prefix)),
     ):
-        while not ended.done():
-            os.write(sys.stdout.fileno(), b".")
-            await asyncio.wait({ended}, timeout=TELL_EVERY_S)
+        sweeping = asyncio.create_task(keep_sweeping(small, Subjects(prefix)))
+        try:
+            while not ended.done():
+                os.write(sys.stdout.fileno(), b".")
+                await asyncio.wait({ended}, timeout=TELL_EVERY_S)
+        finally:
+            sweeping.cancel()
+            await asyncio.wait({sweeping})
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from moorage.bus.object_store import ObjectStore
+from moorage.scheduler.buckets.sweeping import sweep
 from moorage.schemas.frames import End
+from moorage.schemas.subjects import Subjects
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.attempt import checkpoint_sets, checkpoint_watch
 from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore
@@ -212,6 +214,29 @@ async def test_a_file_is_sent_again_before_the_bucket_drops_it(
         assert (await put(of, ck, first, "b")).manifest.contents == first.manifest.contents
         monkeypatch.setattr(checkpoint_sets, "ANEW_S", -1.0)
         assert not (await put(of, ck, first, "b")).manifest.contents.keys() & first.manifest.contents.keys()
+
+
+async def test_a_sweep_removes_what_no_checkpoint_names_and_nothing_else(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    ck = written(tmp_path, count=3)
+    async with sets(nats_url, unique, tmp_path) as (of, store, brought):
+        first = await put(of, ck)
+        was, held = tree(ck), await used(store)
+        await store.put("checkpoint.y.7.0.1", [os.urandom(10_000)], {}, lambda _: None)
+        left = await store.put_content([os.urandom(500_000)], lambda _: None)  # its worker died before it had a name
+
+        async def swept(old_s: float) -> int:
+            return await sweep(store._jetstream, Subjects(unique), "acme", old_s)
+
+        assert await swept(3_600.0) == 0, "it may have one soon"
+        assert await swept(-1.0) == 1
+        assert await used(store) < held + 20_000
+        assert await brought(1) == was
+        assert await store.find("checkpoint.y.7.0.1") is not None
+        await of.forget({info.nuid for name, info in await store.stored() if name.startswith(OBJECT)})
+        assert await swept(-1.0) == len(first.manifest.contents)
+        assert left.nuid not in first.manifest.contents
 
 
 RUN: dict[str, Any] = {"checkpoint": "ck", "grace_s": 60.0} | ({"user": OTHER_USER} if os.geteuid() == 0 else {})

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.bus.checkpoint_manifest import Manifest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Rescue, Rescued
 from moorage.worker.attempt import attempt_folders
 from moorage.worker.attempt.attempt_files import AttemptFiles
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.checkpoint_sets import Manifest, NotKept
+from moorage.worker.attempt.checkpoint_sets import NotKept
 from moorage.worker.attempt.job_files import JobFiles
 from moorage.worker.settings import WorkerSettings
 

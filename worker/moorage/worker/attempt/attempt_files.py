@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.bus.checkpoint_manifest import Manifest
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, CHECKPOINT_REFUSED, MoorageError, Refused, problem, refuse
 from moorage.schemas.frames import Rescue, Rescued
@@ -22,7 +23,7 @@ from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.attempt.checkpoint_sets import Manifest, NotKept
+from moorage.worker.attempt.checkpoint_sets import NotKept
 from moorage.worker.attempt.checkpoint_watch import CheckpointWatch, Folder
 from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles
 from moorage.worker.session.attempt_messages import CheckpointStored

@@ -24,22 +24,24 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from moorage.bus.errors import BusError, StreamGap
+from moorage.bus.checkpoint_manifest import (
+    MANIFEST_BYTES_MAX,
+    SET_HEADER,
+    Entry,
+    Kind,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+)
+from moorage.bus.errors import BusError
 from moorage.bus.object_store import FILES_KEEP_S, Content, ObjectInfo, ObjectStore
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import PATH_BYTES_MAX, BadArchive, link_stays_below, stays_below
 
 #: files, folders and links of one set
 ENTRIES_MAX: Final = 20_000
-#: bytes of a manifest with so many
-MANIFEST_BYTES_MAX: Final = 64 << 20
-#: header of a manifest
-SET_HEADER: Final = "Moorage-Set"
 #: files to send that are open at a time
 OPEN_MAX: Final = 256
 #: how often a folder is looked at again because a file changed while it was read
@@ -54,8 +56,6 @@ _READ_BYTES: Final = 1 << 20
 #: the folder, in an attempt's, into which a set is written until it is whole
 _PART: Final = ".moorage-checkpoint"
 
-Kind = Literal["file", "folder", "link"]
-
 log = logging.getLogger("moorage.worker")
 
 
@@ -68,42 +68,6 @@ class NotKept(Refused):
 
 class _Changed(Exception):
     """A file changed while it was read; the message names it."""
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A file, folder or link of a set; `path` is below its folder. `stored_ms` is when its content was sent."""
-
-    path: str
-    kind: Kind
-    mode: int
-    mtime_ns: int
-    size: int = 0
-    target: str = ""
-    content: Content | None = None
-    stored_ms: int = 0
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """A set, as of `at_ms` (Unix time, by its worker's clock). `step` is what its job calls its step, if it says so."""
-
-    at_ms: int
-    entries: list[Entry]
-    step: int | None = None
-    v: int = 1
-
-    @property
-    def signature(self) -> frozenset[tuple[str, str, int, int, int, str]]:
-        return frozenset((e.path, e.kind, e.mode, e.mtime_ns, e.size, e.target) for e in self.entries)
-
-    @property
-    def contents(self) -> dict[str, Content]:
-        """The contents of its files, by name."""
-        return {e.content.nuid: e.content for e in self.entries if e.content is not None}
-
-    @property
-    def oldest_ms(self) -> int:
-        """When what was stored first was stored."""
-        return min((e.stored_ms for e in self.entries if e.content is not None), default=self.at_ms)
 
 
 class KeptSet(NamedTuple):
@@ -132,10 +96,6 @@ class Pace:
             wait_s = max(self._free_s - now, 0.0)
             self._free_s = max(self._free_s, now) + size / self._rate
         time.sleep(wait_s)
-
-
-_read_manifest: Final = msgspec.json.Decoder(Manifest).decode
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class Seen(NamedTuple):
@@ -308,14 +268,8 @@ class SetsStore:
 
     async def read(self, name: str, info: ObjectInfo) -> KeptSet | None:
         """Return the set whose manifest is this object; None if it is none. Raises BusError."""
-        if SET_HEADER not in info.headers or info.size > MANIFEST_BYTES_MAX:
-            return None
-        try:
-            manifest = _read_manifest(b"".join([piece async for piece in self._store.get(info)]))
-        except (*UNREADABLE, StreamGap) as error:
-            log.warning("the checkpoint %s cannot be read: %s", name, error)
-            return None
-        return KeptSet(name, info.digest, manifest, info.seq)
+        manifest = await read_manifest(self._store, name, info)
+        return None if manifest is None else KeptSet(name, info.digest, manifest, info.seq)
 
     async def put(
         self, name: str, folder: str, checkpoint: str, last: Manifest | None, pace: Pace, step: re.Pattern[str] | None
@@ -390,7 +344,7 @@ class SetsStore:
             reading.close()
         entries = [_entry(each, known, sent) for each in seen]
         manifest = Manifest(now_ms, entries, step_of(seen, step))
-        payload = _encode(manifest)
+        payload = encode_manifest(manifest)
         if len(payload) > MANIFEST_BYTES_MAX:
             raise NotKept(f"its names take more than {MANIFEST_BYTES_MAX} bytes")
         digest = await self._store.put(name, [payload], {SET_HEADER: "1"}, lambda _: None)

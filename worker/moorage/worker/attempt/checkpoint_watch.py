@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from moorage.bus.checkpoint_manifest import Manifest
 from moorage.bus.errors import BusError
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import CHECKPOINT_NOW_FILE, checkpoint_object, set_objects
 from moorage.schemas.job import step_pattern
-from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, Manifest, NotKept, Pace, Seen, look
+from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, NotKept, Pace, Seen, look
 from moorage.worker.attempt.job_files import CHECKPOINTS_KEPT, JobFiles
 
 #: between two looks, and the largest part of all time that they may take

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, NamedTuple
 
+from moorage.bus.checkpoint_manifest import SET_HEADER, Manifest
 from moorage.bus.errors import BusError, PermissionRefused, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
@@ -41,7 +42,7 @@ from moorage.system.archives import (
 )
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
-from moorage.worker.attempt.checkpoint_sets import SET_HEADER, KeptSet, Manifest, NotKept, Pace, SetsStore, clear
+from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore, clear
 from moorage.worker.settings import CHECKPOINT_BYTES_DEFAULT, CHECKPOINT_RATE_DEFAULT
 
 #: below the state folder
