@@ -23,6 +23,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, Wake
 from moorage.scheduler.leader.tenant_rates import TenantRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
+from moorage.scheduler.pacing.reminders import Reminders
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.scheduler.tflops import resolved
@@ -50,6 +51,10 @@ _CALLED: Final = {
 #: tenant: the rest is kept for other tenants
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
+#: the most messages of one worker that are decoded in a second, and bytes for each: a true one has one report under
+#: way at a time, with what happened to thousands of jobs
+WORKER_FRAMES_PER_S: Final = 5_000
+WORKER_FRAME_BYTES: Final = 32 * 1024
 BATCH_MAX: Final = 10_000
 #: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
 CALLS_MAX_TENANT: Final = 4_096
@@ -121,15 +126,23 @@ class Intake:
         #: tenant by submit subject
         self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
         self.rates = TenantRates(engine.config.requests_per_s)
+        self._worker_rates = TenantRates(WORKER_FRAMES_PER_S, WORKER_FRAME_BYTES)
+        self._flooding = Reminders()
         self._clocks = WorkerClocks(lambda worker: worker in engine.state.workers)
         self.counters: Counter[str] = Counter()
 
     def put(self, delivery: Delivery) -> None:
         """Enqueue a message; if the queue is full, drop and count it, since its sender repeats it.
 
-        A message beyond its tenant's rate is refused, and so is a question beyond its tenant's bound. If the sender
-        itself may not publish to the reply subject, the message is taken without the reply subject.
+        A message beyond its tenant's rate is refused, and so is a question beyond its tenant's bound; one beyond its
+        worker's rate is dropped. If the sender itself may not publish to the reply subject, the message is taken
+        without the reply subject.
         """
+        if (worker := self._worker_of(delivery.subject)) and self._worker_rates.take(
+            worker, len(delivery.data), delivery.received_monotonic_s
+        ):
+            self._floods(worker)
+            return
         if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
@@ -153,6 +166,22 @@ class Intake:
             self._put_other(delivery)
         elif self._requests.size + self._questions.size >= WAITING_MAX or not self._requests.put(tenant, delivery):
             self.counters["dropped"] += 1
+
+    def _worker_of(self, subject: str) -> str:
+        """Return the worker of a message on subjects of workers; "" for any other message."""
+        skip = self._skip
+        if subject[skip : skip + 7] == "worker.":
+            return subject[skip + 7 :].partition(".")[0]
+        return subject[skip + 5 :] if subject[skip : skip + 5] == "load." else ""
+
+    def _floods(self, worker: str) -> None:
+        self.counters["over_rate"] += 1
+        if self._flooding.due(worker):
+            log.warning(
+                "worker %s sends more than %d messages a second, or larger ones: the rest is dropped",
+                worker,
+                WORKER_FRAMES_PER_S,
+            )
 
     def _whose(self, subject: str) -> str:
         """Return the tenant of a message on subjects of tenants; "" for any other message."""

@@ -53,11 +53,11 @@ class _Bucket:
 
 
 class TenantRates:
-    """The buckets of one term; `requests_per_s` is the rate of each tenant."""
+    """The buckets of one term; `requests_per_s` is the rate of each tenant, with so many bytes for each request."""
 
-    def __init__(self, requests_per_s: int) -> None:
+    def __init__(self, requests_per_s: int, request_bytes: int = REQUEST_BYTES) -> None:
         self.rate = requests_per_s
-        self.rate_bytes = requests_per_s * REQUEST_BYTES
+        self.rate_bytes = requests_per_s * request_bytes
         self.rationed = frozenset[str]()
         self.some = asyncio.Event()  # set by a message after a look
         self._by_tenant: Memo[str, _Bucket] = Memo(TENANTS_MAX)

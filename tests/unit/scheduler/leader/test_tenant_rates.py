@@ -13,7 +13,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import NoResponders
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.leader.intake import Intake
+from moorage.scheduler.leader.intake import WORKER_FRAMES_PER_S, Intake
 from moorage.scheduler.leader.tenant_door import BEHIND_S, CALM, LOOK_S, RATION_EVERY_S, TenantDoor
 from moorage.scheduler.leader.tenant_rates import (
     BURST_S,
@@ -124,6 +124,23 @@ def test_what_is_beyond_the_rate_is_refused_before_it_is_decoded() -> None:
     assert all(0 < answer["retry_after_s"] < 1 for answer in refused.values())
     intake.drain(drive.now)
     assert drive.engine.waiting == 21, "twenty requests, and the worker's frame"
+
+
+@pytest.mark.parametrize("subject", [SUBJECTS.worker("loud", "renew"), SUBJECTS.load("loud")])
+def test_a_worker_that_floods_is_dropped_before_it_is_decoded_and_no_other_one_is(subject: str) -> None:
+    drive = Driving()
+    intake = Intake(drive.engine, SUBJECTS, _never, _never, _never, _never)
+    most = int(WORKER_FRAMES_PER_S * BURST_S)
+    for _ in range(3 * most):
+        intake.put(Delivery(subject, "", b"\xff not read", None, 7.0))
+    assert intake.waiting == intake.frames_came == most
+    intake.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.w", b"{}", None, 7.0))
+    assert intake.waiting == most + 1
+    large = Delivery(SUBJECTS.worker("large", "fact"), "", bytes(900_000), None, 7.0)
+    for _ in range(1_000):
+        intake.put(large)
+    assert intake.waiting < 2 * most, "its bytes are bounded, too"
+    assert intake.counters["over_rate"] == 3 * most + 1 + 1_000 - intake.waiting
 
 
 def _never(*_: object) -> None:
