@@ -93,6 +93,8 @@ INTERNAL: Final[dict[str, frozenset[str]]] = {
     "WorkerSettings": frozenset({"modes_offered", "kept_devices", "freezes_after_s", "modes_lent"}),
 }  # fmt: skip
 #: its fields have a page of their own
+#: keywords whose default is another one than that of the wire
+OF_THE_SDK: Final = {"on_no_match": "`'reject'`", "events": "`'tenant'`", "max_failed": "20, or 5 %"}
 FIELDS_ELSEWHERE: Final = {"WorkerSettings": "the keys of [`[worker]`](settings.md#worker)"}
 HEAD: Final = """# Python
 
@@ -191,6 +193,7 @@ def _what_submit_takes() -> str:
         struct = Run if name in RUN_FIELDS else Request
         wire = "timeout_s" if name == "limit" else name
         default = next(_default(field) for field in msgspec.structs.fields(struct) if field.name == wire)
+        default = OF_THE_SDK.get(name, default)
         rows.append((f"`{name}`", python_type(hints[name]), default, (said_of_run if struct is Run else said)[wire]))
     return (
         f"### {SUBMIT_TAKES}\n\n`submit`, `run`, `submit_many`, `submit_handler` and `plan` take these by name,"

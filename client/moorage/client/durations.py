@@ -55,6 +55,16 @@ def age(milliseconds: float | None) -> str:
     return f"{left}s"
 
 
+def exact(seconds: float) -> str:
+    """Return seconds as text that `seconds` reads back, to the ms: `1h30m32s`, `500ms`; `0s` for 0."""
+    left, parts = round(seconds * 1000), []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        if number := left // size:
+            parts.append(f"{number}{unit}")
+            left -= number * size
+    return "".join(parts) or "0s"
+
+
 def utc(milliseconds: float) -> str:
     """Return milliseconds since 1970 as `2026-11-20T11:36:02Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))

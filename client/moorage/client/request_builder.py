@@ -18,6 +18,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.handler import NOT_FINITE, not_finite
 from moorage.schemas.job import After, Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
 
@@ -89,9 +90,15 @@ def build_request(
 
         check_keywords(named, FIELDS)
     body = _body(what)
+    if 0 in (named.get("max_failed", 1), body.get("max_failed", 1)) and not isinstance(what, Request):
+        raise rejected(
+            "invalid-argument", "max_failed must be a number from 1 on, or None for never", field="$.max_failed",
+            found=0, next="1 ends the job with its first failure; leave it out for 20, or 5 % of the replicas if that "
+            "is more",
+        )  # fmt: skip
     run = {name: named.pop(name) for name in RUN_FIELDS if name in named}
     if (limit := run.pop("limit", None)) is not None:
-        run["timeout_s"] = seconds(limit) if isinstance(limit, str) else limit
+        run["timeout_s"] = _limit(limit) if isinstance(limit, str) else limit
     if run:
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=plainer)}
     body.update(msgspec.to_builtins(named, enc_hook=plainer))
@@ -102,6 +109,15 @@ def build_request(
     if body.get("job") is None:
         body["job"] = fresh_job_id()
     return _checked(body)
+
+
+def _limit(text: str) -> float:
+    """Return the seconds of `limit`. Raises `Rejected` with its field."""
+    try:
+        return seconds(text)
+    except Rejected as refused:
+        told = msgspec.structs.replace(refused.problem, field="$.run.timeout_s")
+        raise Rejected(msgspec.structs.replace(told, message=f"limit: {told.message}")) from None
 
 
 def merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +186,12 @@ def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
 
 
 def _checked(body: dict[str, Any]) -> Request:
+    for field, value in (
+        ("run.items", (body.get("run") or {}).get("items")),
+        ("driver_config", body.get("driver_config")),
+    ):
+        if value and (place := not_finite(field, value)):
+            raise rejected("invalid-argument", f"{place} is {NOT_FINITE}", field=f"$.{field}", next="write it as text")
     try:
         request = msgspec.convert(body, Request)
     except msgspec.ValidationError as error:

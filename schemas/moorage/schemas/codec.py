@@ -96,6 +96,39 @@ class Decoder(Generic[T]):
 decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
 
 
+#: keys of a JSON object, and texts before a colon
+_KEYS: Final = re.compile(rb'"([^"\\]*)"\s*:')
+
+
+def named_twice(payload: bytes) -> str:
+    """Return a key that one object of a JSON text has twice, of which decoders take the last; "" if there is none.
+
+    It reads the text as objects only if some key stands in it twice, or is escaped.
+    """
+    if not is_json(payload):
+        return ""
+    keys = _KEYS.findall(payload)
+    if len(keys) == len(set(keys)) and b"\\" not in payload:
+        return ""
+    import json
+
+    class Twice(Exception):
+        """A key is there twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(names) > len(set(names)):
+            raise Twice(next(name for name in names if names.count(name) > 1))
+
+    try:
+        json.loads(payload, object_pairs_hook=once)
+    except Twice as found:
+        return str(found)
+    except (ValueError, RecursionError):  # the decoder has the word for that
+        pass
+    return ""
+
+
 def decode_accepted(body: bytes) -> Request:
     """Return the request of a job that a scheduler has accepted, without the fields that only its release knows.
 

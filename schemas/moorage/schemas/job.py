@@ -64,6 +64,8 @@ CHECKPOINT_SIGNALS: Final = (
 )
 
 
+#: code of the warning about a time that is longer than the deadline leaves
+DEADLINE: Final = "deadline"
 #: jobs that `after` names at most
 AFTER_MAX: Final = 100
 #: which end of a job another one waits for: SUCCEEDED, any, or any but SUCCEEDED
@@ -199,6 +201,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
             raise ValueError(f"max_restarts must be 1..{RESTARTS_MAX}, found {self.max_restarts}")
         if not 0 <= self.ports <= PORTS_MAX:
             raise ValueError(f"ports must be 0..{PORTS_MAX}, found {self.ports}")
+        if self.checkpoint is not None and (path := plain_path(self.checkpoint)) != self.checkpoint:
+            msgspec.structs.force_setattr(self, "checkpoint", path)
 
     @property
     def stays(self) -> bool:
@@ -237,6 +241,8 @@ def _command_trouble(run: Run) -> Trouble | None:
     for name, text in (("user", run.user), ("cwd", run.cwd), ("driver", run.driver)):
         if text and "\0" in text:
             return Trouble(f"run.{name}", f"{name} may not hold a NUL", text, "text without NUL")
+    if not run.driver:
+        return Trouble("run.driver", "driver must be the name of a driver", quoted(run.driver), "a name, as process")
     if len(run.driver) > WORD_CHARS_MAX:
         return _too_long("run.driver", run.driver)
     if not names_a_program(run.argv):
@@ -275,7 +281,7 @@ def _command_trouble(run: Run) -> Trouble | None:
             message = "keep names what is below the attempt's folder, and this pattern can match nothing there"
             return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'as in "out/**", "*.log"')
     if run.checkpoint is not None and _CHECKPOINT.fullmatch(run.checkpoint) is None:
-        message = "checkpoint must be a folder below the attempt's folder"
+        message = "checkpoint must be a path below the attempt's folder"
         return Trouble(
             "run.checkpoint", message, quoted(run.checkpoint[:80]), "letters, digits and _.-/, as checkpoints"
         )
@@ -337,6 +343,13 @@ def kept_pattern(pattern: str) -> str:
     inner = [part for part in rest[:-1] if part not in ("", ".")]
     parts = ["" if first == "." else first, *inner, *(part for part in rest[-1:] if part != ".")]
     return sign + (("/".join(parts)) if any(parts) else "**")
+
+
+def plain_path(path: str) -> str:
+    """Return a relative path without `./`, doubled slashes and a slash at its end: `./ck/` is `ck`. An absolute one
+    stays absolute, and the folder itself is ""."""
+    parts = "/".join(part for part in path.split("/") if part not in ("", "."))
+    return f"/{parts}" if path.startswith("/") else parts
 
 
 def stays_below(path: str) -> bool:
@@ -684,6 +697,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or self._staying_trouble
             or self._scale_trouble
             or self._length_trouble
+            or self._time_trouble
             or _checkpoint_trouble(self.workload)
             or self._stall_trouble
             or self._driver_trouble
@@ -785,6 +799,26 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             why = "a preemptible job ends with its worker's lease"
             return Trouble("on_partition", why, "keep", "kill with preemptible")
         return None
+
+    @property
+    def _time_trouble(self) -> Trouble | None:
+        """A time in which nothing can run; None if there is none."""
+        for field, seconds in (("run.timeout_s", self.workload.timeout_s), ("deadline_s", self.deadline_s)):
+            if seconds == 0:
+                name = field.rpartition(".")[2]
+                return Trouble(field, f"{name} leaves no time to run", "0", "above 0; null sets no bound")
+        return None
+
+    @property
+    def cut_short(self) -> list[str]:
+        """A warning for each time that its deadline does not leave."""
+        deadline_s, run = self.deadline_s, self.workload
+        found = (("timeout_s (--time-limit)", run.timeout_s), ("start_within_s (--start-within)", self.start_within_s))
+        return [
+            f"{DEADLINE}: deadline_s {deadline_s:g} (--deadline) ends the job before {name} {given_s:g} is over"
+            for name, given_s in found
+            if deadline_s is not None and given_s is not None and given_s > deadline_s
+        ]
 
     @property
     def _stall_trouble(self) -> Trouble | None:

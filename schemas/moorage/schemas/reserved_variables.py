@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -32,6 +33,12 @@ NOT_RESERVED: Final = frozenset({"NVIDIA_TF32_OVERRIDE"})
 OF_GANGS: Final = frozenset({"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 #: names by which frameworks find their node in a gang; a request's own value goes before
 GANG_DEFAULTS: Final = frozenset({"NODE_RANK", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"})
+#: a part of a variable's name, between underscores, with which its value is likely to be a secret
+_SECRET: Final = re.compile(r"(^|[_-])[A-Z0-9]*(KEY|TOKEN|SECRET|PASSWORD)S?\d*([_-]|$)", re.IGNORECASE)
+#: what trainers call the tokens of a text
+_NO_SECRET: Final = re.compile(r"(MAX|MIN|NUM|PAD|BOS|EOS|UNK)_(\w+_)?TOKENS?(_\w+)?|MONKEY|TURKEY", re.IGNORECASE)
+#: code of the warning about a variable whose value looks like a secret
+SHOWS_SECRET: Final = "secret"
 #: code of the warning about reserved ones
 WARNING: Final = "reserved-variable"
 _NAMED_MAX: Final = 8
@@ -40,6 +47,27 @@ _NAMED_MAX: Final = 8
 def is_reserved(name: str) -> bool:
     """Return whether a request cannot set this variable, whatever else it asks for."""
     return name in RESERVED or (name.startswith(RESERVED_PREFIXES) and name not in NOT_RESERVED)
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether the value of a variable with this name is likely to be a secret."""
+    return _SECRET.search(name) is not None and _NO_SECRET.fullmatch(name) is None
+
+
+def stored_as(name: str) -> str:
+    """Return the usual name of a worker's secret for a variable: `hf-token` of HF_TOKEN."""
+    return name.lower().replace("_", "-")
+
+
+def shown_secrets(names: Iterable[str]) -> list[str]:
+    """Return the warning about variables whose values stand in a request and look like secrets."""
+    if not (found := [name for name in names if is_secret_name(name)]):
+        return []
+    told = ", ".join(found[:_NAMED_MAX]) + (f" and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else "")
+    return [
+        f"{SHOWS_SECRET}: the value of {told} is in the request, the ledger and moorage show; if it is a secret: "
+        f"--secret {found[0]}={stored_as(found[0])}"
+    ]
 
 
 def warnings_of(names: Collection[str], *, gang: bool, mps: bool) -> list[str]:

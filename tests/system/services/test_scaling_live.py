@@ -117,7 +117,7 @@ async def test_a_call_that_nobody_will_answer_is_told_so_at_once_and_one_that_a_
             with pytest.raises(CallRefused, match="has the service ecko"):
                 _ = [each async for each in client.service("ecko").stream(b"1", timeout="1h")]
             assert (ended.value.code, ended.value.problem.next) == ("no-service", "moorage logs s-nap")
-            waits = {**service("count"), "gpu": {"count": 8, "model": "H200"}}
+            waits = {**service("count"), "gpu": {"count": 8, "model": "H200"}, "on_no_match": "wait"}
             loops = {**service("wrong"), "run": {**failing["run"], "restart": "always"}}
             for request, why in ((waits, "has a GPU of the model"), (loops, "begins after a pause: .*with code 3")):
                 job, name = request["job"], request["service"]["name"]

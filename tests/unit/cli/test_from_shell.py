@@ -9,13 +9,12 @@ import pytest
 from moorage.cli.jobs.from_shell import (
     own_program,
     variables,
-    warn_of_deadline,
     warn_of_sbatch,
-    warn_of_secrets,
     warn_of_timeout,
 )
 from moorage.client import Rejected
 from moorage.client.request_builder import build_request
+from moorage.schemas.reserved_variables import shown_secrets
 
 
 def test_env_takes_a_value_or_the_one_that_is_here_over_those_of_env_files(
@@ -77,10 +76,8 @@ def test_a_secret_is_refused_by_name_and_in_an_env_file_and_warned_of_with_its_v
         [f"{name}=very secret", "MAX_TOKENS=5", "PAD_TOKEN=0", "MONKEY=x", "TOKENIZERS_PARALLELISM=0", "KEYBOARD=de"],
         [],
     )
-    warn_of_secrets(given)
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning[secret]: the value of {name} is in the request")
-    assert "very secret" not in said
+    [said] = shown_secrets(given)  # which the scheduler answers
+    assert said.startswith(f"secret: the value of {name} is in the request")
 
 
 @pytest.mark.parametrize("env", ["NO_SUCH_VARIABLE", "", "=x"])
@@ -126,17 +123,6 @@ def test_a_script_for_sbatch_is_told_that_its_options_are_comments(
     assert capsys.readouterr().err == ""
     warn_of_sbatch(build_request(["bash", "job.sh"]))
     assert "warning[sbatch]: the #SBATCH lines of job.sh are comments here" in capsys.readouterr().err
-
-
-def test_a_time_that_the_deadline_cuts_short_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for fields in ({"limit": "1h"}, {"limit": "10m", "deadline_s": 600.0}, {"deadline_s": 60.0}):
-        warn_of_deadline(build_request(["true"], fields=fields))
-    assert capsys.readouterr().err == ""
-    warn_of_deadline(build_request(["true"], fields={"limit": "1h", "start_within_s": 7200.0, "deadline_s": 600.0}))
-    assert capsys.readouterr().err.splitlines() == [
-        "warning[deadline]: --deadline 10m ends the job before --time-limit 1h is over",
-        "warning[deadline]: --deadline 10m ends the job before --start-within 2h is over",
-    ]
 
 
 def test_a_time_out_that_was_meant_for_the_job_is_said(capsys: pytest.CaptureFixture[str]) -> None:

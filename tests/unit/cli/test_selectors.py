@@ -153,7 +153,8 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
 async def test_all_and_patterns_mean_every_job_however_many() -> None:
     """`cancel 'train-*'` once ended the newest 1,000 of 3,000."""
     async with AsyncClient(transport=SimFleet("8xH100")) as client:
-        await client.submit_many([{**HANG, "gpu": {"count": 64}, "job": f"train-{n}"} for n in range(PAGE + 5)])
+        waits = {**HANG, "gpu": {"count": 64}, "on_no_match": "wait"}
+        await client.submit_many([{**waits, "job": f"train-{n}"} for n in range(PAGE + 5)])
         assert len(await ids_of(client, ["all"])) == PAGE + 5
         assert len(await ids_to_cancel(client, ["train-*"])) == PAGE + 5
         assert await ids_to_cancel(client, ["*-1004"]) == ["train-1004"]

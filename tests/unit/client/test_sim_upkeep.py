@@ -240,7 +240,7 @@ async def jobs_that_wait(moorage: AsyncClient) -> None:
 
 async def jobs_that_match_nothing(moorage: AsyncClient) -> None:
     for _ in range(3):
-        await moorage.submit(["9999"], gpu="1xA100")
+        await moorage.submit(["9999"], gpu="1xA100", on_no_match="wait")
 
 
 async def jobs_of_several_priorities(moorage: AsyncClient) -> None:
@@ -248,7 +248,7 @@ async def jobs_of_several_priorities(moorage: AsyncClient) -> None:
     for priority in (60, 70):
         await moorage.submit(["9999"], gpu=2, priority=priority)
     for priority, gpu in ((0, "2xH100"), (5, "1xH100"), (90, "1xA100")):
-        await moorage.submit(["9999"], gpu=gpu, priority=priority)
+        await moorage.submit(["9999"], gpu=gpu, priority=priority, on_no_match="wait")
 
 
 async def jobs_that_are_followed(moorage: AsyncClient) -> None:

@@ -16,6 +16,7 @@ from moorage.schemas.codec import (
     Decoder,
     decode_request,
     encode,
+    named_twice,
     split_array,
 )
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused, problem, refuse
@@ -143,6 +144,22 @@ def test_arrays_are_split_and_each_part_is_still_encoded() -> None:
     assert [*map(bytes, split_array(b' [{"a":1}, 2 ,"x"]'))] == [b'{"a":1}', b"2", b'"x"']
     parts = [*map(bytes, split_array(msgspec.msgpack.encode([{"a": 1}, 2])))]
     assert [msgspec.msgpack.decode(part) for part in parts] == [{"a": 1}, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"gpu":{"count":1},"gpu":{"count":2}}', "gpu"),
+        (b'{"run":{"env":{"A":"1","A" : "2"}}}', "A"),
+        (b'{"priority":1,"pri\\u006frity":2}', "priority"),
+        (b'{"run":{"items":[{"lr":1},{"lr":2}]},"after":[{"job":"a"}],"job":"b"}', ""),
+        (b'{"run":{"argv":["\\"a\\":", "a:", "b\\":1,\\"b\\":2"]}}', ""),
+        (b'{"a":1,"a":', ""),  # the decoder has the word
+        (b"\x82\xa1a\x01\xa1b\x02", ""),
+    ],
+)
+def test_a_key_that_an_object_has_twice_is_found(body: bytes, key: str) -> None:
+    assert named_twice(body) == key
 
 
 def test_every_code_has_a_fault_and_a_sentence() -> None:

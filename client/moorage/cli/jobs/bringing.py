@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from moorage.cli.framework.console import is_live, print_err
-from moorage.cli.jobs.from_shell import warn_of_deadline, warn_of_sbatch, warn_of_secrets
+from moorage.cli.jobs.from_shell import warn_of_sbatch
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
@@ -32,9 +32,7 @@ async def with_files(
     """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`.
 
     Those `of_schedule` stay until the schedule is removed."""
-    warn_of_secrets(request.workload.env)
     warn_of_sbatch(request)
-    warn_of_deadline(request)
     from moorage.client.files_of import divided, files_of
 
     plain, jobs = divided(with_ or ())

@@ -234,11 +234,17 @@ def mebibytes(size: str) -> int:
         found = size_bytes(size)
     except ValueError:
         raise rejected(
-            "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16Gi or 512Mi; 16G is 16e9 bytes"
+            "invalid-argument",
+            f"--memory: not a size: {size!r}",
+            found=size,
+            next="write it as 16Gi or 512Mi; 16G is 16e9 bytes",
         ) from None
     if found and size.strip()[-1].isdigit():
         raise rejected(
-            "invalid-argument", f"a size without a unit: {size!r}", found=size, next=f"write {size}G, or {size}Mi"
+            "invalid-argument",
+            f"--memory: a size without a unit: {size!r}",
+            found=size,
+            next=f"write {size}G, or {size}Mi",
         )
     return math.ceil(found / _MIB)
 

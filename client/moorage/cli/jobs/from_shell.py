@@ -6,22 +6,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.env_file import lines_of, named, plain
-from moorage.client.durations import age, seconds
+from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.capabilities import DRIVER_DEFAULT
+from moorage.schemas.reserved_variables import is_secret_name, stored_as
 
 if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
-#: a part of a variable's name, between underscores, with which its value is likely to be a secret
-_SECRET: Final = re.compile(r"(^|[_-])[A-Z0-9]*(KEY|TOKEN|SECRET|PASSWORD)S?\d*([_-]|$)", re.IGNORECASE)
-#: what trainers call the tokens of a text
-_NO_SECRET: Final = re.compile(r"(MAX|MIN|NUM|PAD|BOS|EOS|UNK)_(\w+_)?TOKENS?(_\w+)?|MONKEY|TURKEY", re.IGNORECASE)
 #: variables with the folder of the active environment: of venv and uv, of conda
 _PREFIXES: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _PYTHON: Final = re.compile(r"python[\d.]*")
@@ -49,7 +46,7 @@ def variables(given: Sequence[str], files: Sequence[str]) -> dict[str, str]:
 def _in_file(file: str) -> Iterator[tuple[str, str]]:
     """Yield the variables of a file. Raises `Rejected`."""
     for where, name, text in lines_of(file):
-        if text is not None and _is_secret_name(name):
+        if text is not None and is_secret_name(name):
             raise _is_secret(where, name)
         yield named(where, name), _here(where, name) if text is None else plain(where, text)
 
@@ -60,7 +57,7 @@ def _here(where: str, name: str) -> str:
         raise rejected(
             "invalid-argument", f"{where}: a variable without a name", next="--env NAME=VALUE, or --env NAME"
         )
-    if _is_secret_name(name):
+    if is_secret_name(name):
         raise _is_secret(where, name)
     value = os.environ.get(name)
     if value is None:
@@ -71,29 +68,14 @@ def _here(where: str, name: str) -> str:
     return value
 
 
-def _is_secret_name(name: str) -> bool:
-    return _SECRET.search(name) is not None and _NO_SECRET.fullmatch(name) is None
-
-
 def _is_secret(where: str, name: str) -> Rejected:
     return rejected(
         "invalid-argument",
         f"{where}: {name} looks like a secret, and its value would be in the request, the ledger and `moorage show`",
         field="$.run.env", found=name,
-        next=f"--secret {name}={_stored_as(name)}, with the value in the file {_stored_as(name)} of the folder of "
+        next=f"--secret {name}={stored_as(name)}, with the value in the file {stored_as(name)} of the folder of "
         "secrets of each worker (its setting `secrets`)",
     )  # fmt: skip
-
-
-def _stored_as(name: str) -> str:
-    return name.lower().replace("_", "-")
-
-
-def warn_of_secrets(env: Mapping[str, object]) -> None:
-    """Say which variables of a request have a value that looks like a secret."""
-    if names := [name for name, value in env.items() if isinstance(value, str) and _is_secret_name(name)]:
-        shown = f"the value of {', '.join(names)} is in the request, the ledger and moorage show"
-        print_err(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
 
 
 def own_program(command: Sequence[str], driver: str | None, setup: str | None) -> Sequence[str]:
@@ -135,16 +117,6 @@ def warn_of_sbatch(request: Request) -> None:
                 f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
                 "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"
             )
-
-
-def warn_of_deadline(request: Request) -> None:
-    """Say which of the times that a request allows are more than its deadline leaves."""
-    if request.deadline_s is None:
-        return
-    for option, given_s in (("--time-limit", request.workload.timeout_s), ("--start-within", request.start_within_s)):
-        if given_s is not None and given_s > request.deadline_s:
-            deadline, given = age(1000 * request.deadline_s), age(1000 * given_s)
-            print_err(f"warning[deadline]: --deadline {deadline} ends the job before {option} {given} is over")
 
 
 def warn_of_timeout(timeout: str | None, time_limit: str | None) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from moorage.cli.framework.arguments import CannotRead, Parameter, read
 from moorage.cli.framework.files import cannot_read, read_within
@@ -67,11 +70,46 @@ def read_job_file(file: str) -> Said | dict[str, Any] | list[dict[str, Any]]:
     if len(text) > FILE_BYTES_MAX:
         raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split the file")
     if file.lower().endswith(_YAML):
-        return _beside(file, _job_in(where, *_yaml_of(text, where)))
+        return _beside(file, _job_in(where, text, *_yaml_of(text, where)))
     if file.lower().endswith(_TOML):
         content = _toml_of(text, where)
-        return _beside(file, _job_in(where, content, content))
+        return _beside(file, _job_in(where, text, content, content))
     return _requests_in(_json_of(text, where), where)
+
+
+@contextlib.contextmanager
+def naming(file: str | None, given: JobFlags = NO_FLAGS) -> Iterator[None]:
+    """Have a refusal of what a file says name the file, and the line of the option or field where that is found.
+
+    `given` are the flags of the command line, which are refused as they are.
+    """
+    try:
+        yield
+    except Rejected as refused:
+        told = refused.problem
+        options = _OPTION.findall(told.message)[:1]
+        own = [name for name in options if getattr(given, name.replace("-", "_"), None) not in (None, False)]
+        if file is None or own:
+            raise
+        where = "stdin" if file == STDIN else file
+        keys = [*options, *reversed(_STEP.findall(told.field))]
+        text = b"" if file == STDIN else read_within(file, FILE_BYTES_MAX)
+        message = f"{_at(where, text, keys)}: {told.message}"
+        raise type(refused)(msgspec.structs.replace(told, message=message)) from None
+
+
+#: an option in a message, and a name in the path of a field
+_OPTION: Final = re.compile(r"--([a-z][a-z-]*)")
+_STEP: Final = re.compile(r"[A-Za-z_][^.\[\]]*")
+
+
+def _at(where: str, text: bytes, keys: Iterable[str]) -> str:
+    """Return a file's name with the line that has the first of these keys that it has; the name alone without one."""
+    for key in keys:
+        name = re.escape(key.replace("_", "-").strip("-")).replace("\\-", "[-_]")
+        if found := re.search(rf"""(?m)(?:^|[{{,\s])["']?{name}["']?\s*[:=]""", text.decode(errors="replace")):
+            return f"{where}, line {text.decode(errors='replace').count(chr(10), 0, found.end()) + 1}"
+    return where
 
 
 _Found = TypeVar("_Found", bound=object)
@@ -107,7 +145,7 @@ def _beside(file: str, found: _Found) -> _Found | Said:
     )
 
 
-def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[dict[str, Any]]:
+def _job_in(where: str, text: bytes, typed: Any, plain: Any) -> Said | dict[str, Any] | list[dict[str, Any]]:
     """Return the job of a file for people, or its requests if it has those. `plain` has scalars as they are written."""
     if typed is None:  # an empty file
         typed, plain = {}, {}
@@ -138,7 +176,8 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
         read("submit", take, [*words, "--", *(_text(where, COMMAND, word) for word in command)])()
     except CannotRead as error:
         fix = _meant(str(error), plain) or "moorage submit --help"
-        raise rejected("invalid-argument", f"{where}: {error}", next=fix) from None
+        at = _at(where, text, _OPTION.findall(str(error))[:1])
+        raise rejected("invalid-argument", f"{at}: {error}", next=fix) from None
     return said[0]
 
 
@@ -185,8 +224,6 @@ def _split(where: str, command: str) -> list[str]:
 
 def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Iterator[str]:
     """Yield an option with its value, or each of its values, as on a command line."""
-    import msgspec
-
     option = "--" + name.replace("_", "-")
     if option in ("--driver-config", "--driver-config-json"):
         yield f"{option}={msgspec.json.encode(typed[name]).decode()}"
@@ -274,8 +311,6 @@ def _pairs_once(where: str, pairs: list[tuple[str, Any]]) -> None:
 def _json_of(text: bytes, where: str) -> Any:
     """Return one JSON value, or a list of values if there is one in each line. Raises `Rejected`."""
     import json
-
-    import msgspec
 
     def read(text: bytes, at: str) -> Any:
         value = msgspec.json.decode(text)

@@ -626,6 +626,8 @@ def _flags() -> dict[str, Flag]:
 
 def _option_of(path: str) -> str | None:
     """Return the option that says what is at a path of a request, such as `$.run.ready.tcp`; None without one."""
+    if path.startswith("$.run.env"):
+        return "--secret" if path.endswith(".secret") else "--env"
     paths = {"$.instead_of": "--instead-of", "$.run.files_of": "--with"}
     for name, flag in _flags().items():
         keyword = flag.field or name

@@ -165,25 +165,6 @@ def worker_cell(row: JobRow) -> str:
     return (row.worker or "-") + (f" +{row.workers - 1}" if row.workers > 1 else "") + (" sim" if row.simulated else "")
 
 
-def asked_rows(request: dict[str, Any], brought: str = "") -> list[tuple[str, Any]]:
-    """Return what a request says of its run that is not the default, but for what has a row of its own.
-
-    `brought` names its files, if it is known.
-    """
-    run = request.get("run", {})
-    limit_s = run.get("timeout_s")
-    apart = (request.get("gpu") or {}).get("distinct_hosts")
-    return [
-        ("hosts", "one for each replica" if apart else None),
-        ("at once", request.get("max_running")),
-        ("time limit", None if limit_s is None else age(limit_s * 1000)),
-        ("retries", request.get("retries")),
-        ("restart", run.get("restart")),
-        ("files", brought or run.get("files")),
-        ("checkpoint", run.get("checkpoint")),
-    ]
-
-
 def ended_by_itself(state: str, code: int | None, why: str) -> str:
     """Return the reason of an end, also of a command that ended by itself with a code, of which no reason is kept.
 

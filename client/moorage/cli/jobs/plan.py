@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moorage.schemas.plan import Plan
 
 #: the warnings that are printed as such; what else a plan warns of is told in rows of its own
-WARNED: Final = ("no-match:", "duplicate:", "reserved-variable", "joins-mps")
+WARNED: Final = ("no-match:", "duplicate:", "reserved-variable", "joins-mps", "secret:", "deadline:")
 #: as `admin limit --gpus none`
 NO_LIMIT: Final = "none"
 #: in place of a command that is not named

@@ -10,10 +10,10 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
+from moorage.cli.jobs.asked_rows import asked_rows
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
-from moorage.cli.jobs.job_rows import asked_rows
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.client.schedules import lacks_files
@@ -135,7 +135,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         told = [
             ("schedule", row.name),
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
-            ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
+            ("runs", words(run.get("argv", ())) or run.get("driver", "")),
             *asked_rows(row.request or {}, files),
             ("overlap", f"{row.overlap}: {_OVERLAPS[row.overlap]}"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),

@@ -13,9 +13,10 @@ from moorage.cli.framework.console import print_err, print_out, word_here
 from moorage.cli.framework.options import ROWS, RowOptions
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
+from moorage.cli.jobs.asked_rows import asked_rows, service_words
+from moorage.cli.jobs.asked_rows import words as command_words
 from moorage.cli.jobs.job_rows import (
     after_rows,
-    asked_rows,
     code_cell,
     ended_by_itself,
     members_words,
@@ -263,7 +264,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("state", shown.state),
             ("simulated", "yes" if shown.simulated or _simulated(changes) else ""),
             ("gpu", shown.gpu),
-            ("command", " ".join(shown.run.get("argv", []))),
+            ("command", command_words(shown.run.get("argv", ()))),
             ("items", items_words(request)),
             ("again of", request.get("again_of")),
             ("run again as", ", ".join(shown.again)),
@@ -372,21 +373,6 @@ def frozen_words(shown: ShownJob) -> str:
     return f"{', '.join(gpus)}, which preemptible jobs may use while this job is frozen" if gpus else ""
 
 
-def service_words(service: dict[str, Any] | None) -> str:
-    """Return which service's calls the job answers, and how many at a time; "" if it answers none."""
-    if not service:
-        return ""
-    calls = many(service.get("concurrency", 1), "call")
-    if batch := service.get("batch"):
-        calls = f"{service.get('concurrency', 1)} × {many(batch['most'], 'call')}"
-    most = (service.get("queue") or {}).get("most")
-    waits = "" if most is None else f", {most} may wait for each member"
-    sleeps = f", sleeps after {age(idle_s * 1000)} without a call" if (idle_s := service.get("sleep_after_s")) else ""
-    serves = f", serves {', '.join(models)}" if (models := service.get("models")) else ""
-    over = ", over HTTP" if service.get("http") else ""
-    return f"{service['name']}, {calls} at a time{over}{serves}{waits}{sleeps}"
-
-
 def items_words(request: dict[str, Any]) -> str:
     """Return how many items a job's replicas have and where they are: `10 of 100, in its request`; "" if none."""
     items = request.get("run", {}).get("items")
@@ -404,7 +390,7 @@ def setup_words(shown: JobInfo) -> str:
     setup = shown.run.get("setup")
     if setup is None:
         return ""
-    first = str(setup.strip().splitlines()[0])
+    first = setup if setup.isprintable() else command_words((setup,))
     if CLAIMED not in (shown.state, *(row.state for row in shown.replica_states)):
         return first
     return f"comes first on its worker: {first} (its output: moorage logs {word_here(shown.job)})"

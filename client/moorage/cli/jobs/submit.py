@@ -19,7 +19,7 @@ from moorage.cli.jobs.acceptance import (
 )
 from moorage.cli.jobs.bringing import packed_address, refuse_jobs, send_files, with_files, with_packed
 from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
-from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
+from moorage.cli.jobs.job_file import Said, is_for_people, naming, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
@@ -83,21 +83,22 @@ def submit(
                 _check_flags_of_requests(flags, command)  # before stdin is read
             found = read_job_file(file)
             if not isinstance(found, Said):
-                return _submit_requests(found, flags, command, options, dry_run=dry_run)
+                return _submit_requests(file, found, flags, command, options, dry_run=dry_run)
             said = found.under(flags, command)
-        return _submit_request(said, options, dry_run=dry_run)
+        return _submit_request(said, options, file, flags, dry_run=dry_run)
 
     return guarded(options, act)
 
 
-def _submit_request(said: Said, options: RowOptions, *, dry_run: bool) -> int:
+def _submit_request(said: Said, options: RowOptions, file: str | None, given: JobFlags, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
     warn_of_timeout(options.timeout, flags.time_limit)
     command = own_program(said.command, flags.driver, flags.setup)
     if has_trials(flags):
         return _submit_trials(flags, command, options, dry_run=dry_run)
     sweep = sweep_of(flags, command)
-    request = request_of(flags if dry_run else with_any(flags), command, sweep)
+    with naming(file, given):
+        request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:
         emit(_of_file(with_packed(flags.with_, request, sweep)))
         return 0
@@ -137,6 +138,7 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
 
 
 def _submit_requests(
+    file: str,
     content: dict[str, Any] | list[dict[str, Any]],
     flags: JobFlags,
     command: Sequence[str],
@@ -160,10 +162,12 @@ def _submit_requests(
     named = [{"job": fresh_job_id(), **default, **body} for body in bodies]
     if dry_run:
         refuse_jobs(jobs)
-        for body in named:
-            emit(_of_file(build_request(body, fields=fields)))
+        with naming(file):
+            for body in named:
+                emit(_of_file(build_request(body, fields=fields)))
         return 0
-    only = None if isinstance(content, list) else build_request(named[0], fields=fields)
+    with naming(file):
+        only = None if isinstance(content, list) else build_request(named[0], fields=fields)
 
     async def work(client: AsyncClient) -> int | None:
         if paths:

@@ -11,9 +11,11 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from moorage.cli.framework.render import utc
+from moorage.cli.jobs.asked_rows import asked_rows, service_words, words
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
+from moorage.cli.jobs.show import setup_words
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
@@ -302,21 +304,7 @@ class JobDetail(NamedTuple):
 def job(detail: JobDetail, now_ms: int) -> list[Part]:
     """Return a job: facts, why it waits and what would help, its attempts as bars, its use, its output, its changes."""
     shown = detail.shown
-    request = shown.asked
-    facts = [
-        ("asks", shown.gpu),
-        ("command", " ".join(shown.run.get("argv", []))),
-        ("priority", shown.priority),
-        ("age", age(shown.age_ms) if shown.rev else ""),
-        ("ended", utc(shown.ended_ms) if shown.ended_ms else ""),
-        ("replicas", shown_words(shown.replicas)),
-        ("again of", request.get("again_of")),
-        ("run again as", ", ".join(shown.again)),
-        *after_rows(shown),
-        ("code", code_cell(shown.code)),
-        ("why", ended_by_itself(shown.state, shown.code, shown.why)),
-        ("use", use_cell(shown.use) if shown.use is not None else ""),
-    ]
+    facts = facts_of(shown)
     why, fixes = [], []
     if detail.why is not None and detail.why.reason:
         why = [(name, value) for name, value in explained_rows(detail.why) if value]
@@ -330,6 +318,28 @@ def job(detail: JobDetail, now_ms: int) -> list[Part]:
         part("job", "use", rows=[_use(row) for row in detail.use]),
         part("job", "output", lines=detail.output),
         part("job", "changes", rows=changes[-ROWS_MAX:], began_ms=changes[0].time_ms if changes else 0),
+    ]
+
+
+def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:
+    """Return what a job's page says of its request and its state, in rows."""
+    request = shown.asked
+    return [
+        ("asks", shown.gpu),
+        ("command", words(shown.run.get("argv", ()))),
+        ("service", service_words(request.get("service"))),
+        ("priority", shown.priority),
+        *asked_rows(request),
+        ("setup", setup_words(shown)),
+        ("age", age(shown.age_ms) if shown.rev else ""),
+        ("ended", utc(shown.ended_ms) if shown.ended_ms else ""),
+        ("replicas", shown_words(shown.replicas)),
+        ("again of", request.get("again_of")),
+        ("run again as", ", ".join(shown.again)),
+        *after_rows(shown),
+        ("code", code_cell(shown.code)),
+        ("why", ended_by_itself(shown.state, shown.code, shown.why)),
+        ("use", use_cell(shown.use) if shown.use is not None else ""),
     ]
 
 

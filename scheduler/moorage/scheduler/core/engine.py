@@ -89,8 +89,8 @@ from moorage.scheduler.core.schedule.runtime import LEARNED_A_RECORD, LEARNED_MA
 from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained, Woken
-from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.codec import encode, named_twice
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
 from moorage.schemas.service import MemberLoad
@@ -250,8 +250,14 @@ class Engine:
     ) -> Submit:  # fmt: skip
         """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
 
-        Raises Refused if it is not a valid request, or asks for TFLOPS: `tflops.resolved` puts percent in their place.
+        Raises Refused if it is not a valid request, has a key twice, or asks for TFLOPS: `tflops.resolved` puts percent
+        in their place.
         """
+        if key := named_twice(body):
+            raise refuse(
+                "invalid-argument", f"the request has {key[:80]} twice in one object", field=f"$.{key[:80]}",
+                next="put both into one",
+            )  # fmt: skip
         name, request, shape = self.reader.read(body)
         if name is None:
             name = unnamed()

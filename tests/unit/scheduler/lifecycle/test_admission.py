@@ -1021,3 +1021,23 @@ def test_a_model_that_is_there_is_not_warned_of() -> None:
     drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])
     for name, model in (("whole", "A100"), ("lower", "l40s"), ("either", ["A100", "L4"]), ("inside", "~L4")):
         assert "warnings" not in drive.submit(name, gpu={"model": model}), model
+
+
+def test_a_key_twice_is_refused_at_the_door() -> None:
+    """The last one was taken in silence."""
+    drive = Driving.with_hosts(1)
+    body = b'{"job":"j","gpu":{"count":1},"run":{"argv":["x"]},"gpu":{"count":2}}'
+    with pytest.raises(Refused, match="the request has gpu twice in one object") as refused:
+        drive.engine.submitted("t", body, lambda: "j")
+    assert refused.value.problem.field == "$.gpu"
+
+
+def test_what_a_command_would_warn_of_is_in_the_answer_for_each_client() -> None:
+    drive = Driving.with_hosts(1)
+    run = {"argv": ["x"], "timeout_s": 7200.0, "env": {"HF_TOKEN": "very secret", "MAX_TOKENS": "5"}}
+    times, secret = drive.submit("j", gpu={}, run=run, deadline_s=3600.0, start_within_s=3600.0)["warnings"][::-1]
+    assert times == ("deadline: deadline_s 3600 (--deadline) ends the job before timeout_s (--time-limit) 7200 is over")
+    assert secret.startswith("secret: the value of HF_TOKEN is in the request")
+    assert "very secret" not in secret
+    fits = {"argv": ["x"], "timeout_s": 3600.0, "env": {"HF_TOKEN": {"secret": "hf-token"}}}
+    assert "warnings" not in drive.submit("k", gpu={}, run=fits, deadline_s=3600.0)

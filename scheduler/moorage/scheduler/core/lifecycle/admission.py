@@ -125,7 +125,7 @@ class Admission:
         self._heard: bool | None = None
         #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
-        #: the last request with variables, and the warnings about these
+        #: the last request with variables or a deadline, and the warnings about these
         self._warned_of: Request | None = None
         self._warned: list[str] = []
         #: tenants without limit, hold and tombstones, for `_of_draft`
@@ -197,9 +197,9 @@ class Admission:
         made.awaits = awaits
         if not self.could_ever(shape):
             return self._without_match(made)
-        if request.workload.env:
+        if request.workload.env or request.deadline_s is not None:
             if request is not self._warned_of:
-                self._warned_of, self._warned = request, _reserved(request)
+                self._warned_of, self._warned = request, _warned(request)
             warnings += self._warned
         return made
 
@@ -645,8 +645,14 @@ def lacks(job: Job, only: Ranges) -> Problem | None:
     )
 
 
-def _reserved(request: Request) -> list[str]:
-    """Return the warnings about variables of a request that moorage sets itself."""
+def _warned(request: Request) -> list[str]:
+    """Return the warnings about variables of a request that moorage sets itself or that show a secret, and about times
+    that its deadline cuts short."""
     gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
     mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
-    return reserved_variables.warnings_of(request.workload.env, gang=gang, mps=mps)
+    env = request.workload.env
+    return [
+        *reserved_variables.warnings_of(env, gang=gang, mps=mps),
+        *reserved_variables.shown_secrets(name for name, value in env.items() if isinstance(value, str)),
+        *request.cut_short,
+    ]
