@@ -73,8 +73,19 @@ def _options(verb: Verb) -> Iterator[tuple[str, Argument]]:
 
 def _asks(verb: Verb) -> str:
     """Return the arguments of `moorage` that list what the verb's words may be; "" if no verb lists them."""
-    lists = next((one.parameter.lists for one in arguments_of(verb.load()) if one.parameter.lists), "")
+    of_words = (one.parameter.lists for one in arguments_of(verb.load()) if not one.is_option)
+    return _timed(next(filter(None, of_words), ""))
+
+
+def _timed(lists: str) -> str:
     return f"{lists} --timeout {ASKS_FOR}" if lists else ""
+
+
+def _asked_of_options(verb: Verb) -> Iterator[tuple[str, str]]:
+    """Yield each option whose value is listed by a verb, with the arguments of `moorage` that list it."""
+    for name, one in _options(verb):
+        if one.parameter.lists:
+            yield name, _timed(one.parameter.lists)
 
 
 def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -94,6 +105,9 @@ def _cases(quoted: bool) -> tuple[str, str]:
         for option, values in _choices(verb):
             pattern = f'"{verb.name} "*"{option} "' if option else f'"{verb.name} "'
             choices.append(f"    {pattern}) {_words([(value, '') for value in values], quoted)} ;;")
+        choices += [
+            f'    "{verb.name} "*"{option} ") asks={shlex.quote(lists)} ;;' for option, lists in _asked_of_options(verb)
+        ]
         rows = [(name, one.parameter.help) for name, one in _options(verb)]
         asks = f" asks={shlex.quote(_asks(verb))}" if _asks(verb) else ""
         options.append(f'    "{verb.name} "*) {_words(rows, quoted, "options")}{asks} ;;')
@@ -134,8 +148,11 @@ def _fish() -> str:
         seen += "; and not contains -- -- (commandline -opc)"  # behind it stands the job's command
         for name, one in _options(verb):
             spelled = f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
+            asked = f"(moorage {shlex.join(_timed(one.parameter.lists).split())} 2>/dev/null)"
             value = (
-                ""
+                f" -xa {shlex.quote(asked)}"
+                if one.parameter.lists
+                else ""
                 if one.is_switch
                 else f" -xa {shlex.quote(' '.join(map(str, one.choices)))}"
                 if one.choices

@@ -101,6 +101,9 @@ async def test_a_tab_offers_the_jobs_and_the_workers_that_there_are(node: Node, 
     assert await offered("cancel", "tab") == {"tab-one", "tab-two"}
     assert await offered("explain", "tab-t") == {"tab-two"}
     assert worker in await offered("drain", "")
+    assert await offered("submit", "--after", "tab-t") == {"tab-two"}
+    assert await offered("submit", "--gpu", "1", "--instead-of", "tab-o") == {"tab-one"}
+    assert worker in await offered("plan", "--drain", "")
     assert await offered("cancel", "--rea") == {"--reason"}
     assert not [word for word in await offered("logs", "") if word.startswith("-")], "options only after a dash"
     assert "--no-follow" in await offered("logs", "-")

@@ -23,6 +23,9 @@ GROUP_TITLE: Final = "__group__"
 #: what stands for a length of time in the help
 DURATION: Final = "DURATION"
 _KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
+#: what lists the jobs and the workers that a word may name
+JOBS_LISTED: Final = "ls --format {job}"
+WORKERS_LISTED: Final = "fleet --format {worker}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from moorage.cli.jobs.job_flags import JobFlags, fields_of
 from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, ids_of, with_named
 from moorage.client.errors import rejected
 from moorage.client.login import who
-from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -54,9 +53,8 @@ def change(
                     continue
                 print_out(f"{name}\t{'now' if now.changed else 'unchanged'}: {_bounds(now)}; the job is {now.state}")
                 if limit_s is not None and now.members:
-                    print_err(
-                        f"the limit holds from the next attempt on: {many(now.members, 'attempt')} keep what they have"
-                    )
+                    has = "attempt keeps what it has" if now.members == 1 else "attempts keep what they have"
+                    print_err(f"the limit holds from the next attempt on: {now.members:,} {has}")
             return None
 
         return with_named(options, jobs, work, sends=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
-from moorage.cli.framework.arguments import DURATION, Parameter
+from moorage.cli.framework.arguments import DURATION, JOBS_LISTED, Parameter
 from moorage.cli.framework.batches import batch, queue
 from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.flag_values import (
@@ -102,6 +102,7 @@ class JobFlags:
             "otherwise. If that cannot come true any more, the job is CANCELLED.",
             value="JOB[:any|:failed]",
             reads=after,
+            lists=JOBS_LISTED,
         ),
     ] = None
     replicas: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import WORKERS_LISTED, Parameter
 from moorage.cli.framework.console import print_err, print_error, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
@@ -41,7 +41,9 @@ _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_N
 
 def plan(
     *command: Annotated[str, Parameter(help="What the job would run, after --.", command=True)],
-    drain: Annotated[list[str] | None, Parameter(help="Plan as if this worker were drained.", value="WORKER")] = None,
+    drain: Annotated[
+        list[str] | None, Parameter(help="Plan as if this worker were drained.", value="WORKER", lists=WORKERS_LISTED)
+    ] = None,
     add: Annotated[
         str | None,
         Parameter(

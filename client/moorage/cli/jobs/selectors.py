@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import JOBS_LISTED, Parameter
 from moorage.cli.framework.console import print_err
 from moorage.cli.framework.options import Options, Work, guarded, with_client
 from moorage.client.errors import NotFound, not_found, rejected
@@ -43,7 +43,7 @@ HELD: Final = [state for state in LIVE if state != QUEUED]
 
 HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
-LISTED: Final = "ls --format {job}"
+LISTED: Final = JOBS_LISTED
 SomeReplicas: TypeAlias = Annotated[
     str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")
 ]

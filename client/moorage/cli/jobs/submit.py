@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import JOBS_LISTED, Parameter
 from moorage.cli.framework.console import emit, here, print_err, print_error, print_out, report
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
@@ -51,6 +51,7 @@ def submit(
             help="Submit this job's request, changed by the other options, as a new job, and cancel this one, which "
             "must be waiting; or a service that runs: it ends as far as the new one is ready.",
             value="JOB",
+            lists=JOBS_LISTED,
         ),
     ] = None,
     but: Annotated[
