@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack, cast
 
 from moorage.client.asking import decode_accepted, decode_batch
-from moorage.client.batches import frames_of
+from moorage.client.batches import frames_of, in_order
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, read_answer, rejected
@@ -330,10 +330,11 @@ class AsyncClient:
     ) -> list[Job]:
         """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request order.
 
-        Each request is accepted or refused on its own, malformed ones included. Raises `BatchRejected` if any request
-        is refused: it has the accepted jobs and names the refused requests. Raises `Rejected` if `gpu` or a field given
-        here for all is invalid, and what `submit` raises. In that last case some requests may have been accepted; if
-        each names its `job`, all can be sent again and no job is submitted twice.
+        Each request is accepted or refused on its own, malformed ones included. One that names another one in `after`
+        may stand before it. Raises `BatchRejected` if any request is refused: it has the accepted jobs and names the
+        refused requests. Raises `Rejected`, and sends none, if jobs wait for each other in a circle. Raises `Rejected`
+        if `gpu` or a field given here for all is invalid, and what `submit` raises. In that last case some requests may
+        have been accepted; if each names its `job`, all can be sent again and no job is submitted twice.
         """
         await self._bring(fields)
         rejecting: Fields = {"on_no_match": "reject", **fields}
@@ -347,8 +348,17 @@ class AsyncClient:
                     raise
                 built.append(of_batch(error.problem, at))
         sent = [(request, body) for one in built if not isinstance(one, Problem) for request, body in (one,)]
+        order, circle = in_order([request for request, _ in sent])
+        if circle:
+            raise rejected(
+                "invalid-argument", f"jobs wait for each other: {' after '.join(circle)}", field="$.after",
+                found=circle[0], next="leave one of them out of after (--after)",
+            )  # fmt: skip
         histories = [self._wire._expect(request.job) for request, _ in sent]
-        answered = zip(sent, await self._answers_to([body for _, body in sent]), histories, strict=True)
+        is_chain = any(request.after for request, _ in sent)
+        answers = await self._answers_to([sent[at][1] for at in order], one_by_one=is_chain)
+        told = dict(zip(order, answers, strict=True))
+        answered = zip(sent, (told[at] for at in range(len(sent))), histories, strict=True)
         jobs: list[Job | None] = []
         problems: dict[int, Problem] = {}
         for at, one in enumerate(built):
@@ -400,12 +410,15 @@ class AsyncClient:
         for warning in accepted.warnings if self._logs_warnings else ():
             log.warning("job %s: %s", accepted.job, warning)
 
-    async def _answers_to(self, bodies: list[bytes]) -> list[Accepted | Problem]:
-        """Send these requests in as few frames as the bounds allow, and return the answers in the order of requests."""
+    async def _answers_to(self, bodies: list[bytes], *, one_by_one: bool) -> list[Accepted | Problem]:
+        """Send these requests in as few frames as the bounds allow, and return the answers in the order of requests.
+
+        The frames go `one_by_one` if a request may name a job of an earlier frame.
+        """
         answers: list[Accepted | Problem] = []
-        frames = frames_of(bodies)
-        for at in range(0, len(frames), FRAMES_AT_ONCE):
-            asked = (self._wire._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
+        frames, at_once = frames_of(bodies), 1 if one_by_one else FRAMES_AT_ONCE
+        for at in range(0, len(frames), at_once):
+            asked = (self._wire._ask("submit", frame, decode_batch) for frame in frames[at : at + at_once])
             for part in await asyncio.gather(*asked):
                 answers += part
         return answers
