@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 CPU_PERIOD_US: Final = 100_000
 CPU_QUOTA_US_MIN: Final = 1_000
@@ -98,6 +98,19 @@ def _place_of(controller: str, pid: int | None, root: Path) -> tuple[Path, str] 
     return root / point.lstrip("/"), own if own != "/" else ""
 
 
+class GroupMemory(NamedTuple):
+    """What the kernel says of a group's memory since the group was made, with all groups below it."""
+
+    oom_kills: int
+    """Processes of it that were killed because memory had run out, whether its own limit or the host's."""
+    at_limit: bool
+    """Whether memory ran out at its own limit, or one below it."""
+    peak_bytes: int
+    """The most that it held at once; 0 where the kernel does not count that (before Linux 5.19)."""
+    max_bytes: int
+    """Its own limit; 0 for none."""
+
+
 class CgroupFolder:
     """One cgroup by its path. Every method may raise `OSError` unless it says otherwise."""
 
@@ -123,6 +136,22 @@ class CgroupFolder:
                 return True
             raise
         return "populated 0" in text
+
+    def memory(self) -> GroupMemory | None:
+        """Return what is known of its memory; None where it is not counted, and once the group is gone. Raises
+        nothing."""
+        try:
+            events = dict(line.split() for line in _read(self.path + "/memory.events").splitlines())
+            kills, at_limit = int(events.get("oom_kill", 0)), int(events.get("oom", 0)) > 0
+        except (OSError, ValueError):
+            return None
+        return GroupMemory(kills, at_limit, self._bytes("memory.peak"), self._bytes("memory.max"))
+
+    def _bytes(self, file: str) -> int:
+        try:
+            return int(_read(f"{self.path}/{file}"))
+        except (OSError, ValueError):  # an older kernel, or `max`
+            return 0
 
     def kill(self) -> None:
         """Send SIGKILL to every process in the group and below it; do nothing if the group is gone.

@@ -21,7 +21,7 @@ from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of
 from moorage.worker.session.attempt_messages import NotStarted
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervisor.protocol import Ended, Event
+from moorage.worker.supervisor.protocol import Ended, Event, MemoryAtEnd
 from tests.unit.worker.drivers.process_kit import kit_of
 
 
@@ -50,6 +50,37 @@ def test_a_start_that_failed_says_what_its_supervisor_says_and_at_least_the_step
 def test_a_start_whose_launcher_died_is_lost_as_it_may_have_run() -> None:
     ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="cgroup", errno=errno.ECHILD, stage="launcher")
     assert _verdict(ended) == (-9, "lost")
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"),
+    [
+        (MemoryAtEnd(oom_kills=1, at_limit=True, peak_bytes=32 * GIB - 100 * 1024**2, max_bytes=32 * GIB),
+         "out of memory: 31.9 of 32.0 GiB, it was killed by the kernel; fix: --memory 48Gi"),
+        (MemoryAtEnd(oom_kills=1, at_limit=True, max_bytes=1 * GIB),
+         "out of memory: its limit is 1.0 GiB, it was killed by the kernel; fix: --memory 2Gi"),
+        (MemoryAtEnd(oom_kills=2, peak_bytes=3 * GIB),
+         "out of memory: it was killed by the kernel, as its host had none left, and it held 3.0 GiB; "
+         "fix: say --memory"),
+        (MemoryAtEnd(oom_kills=1),
+         "out of memory: it was killed by the kernel, as its host had none left; fix: say --memory"),
+        (MemoryAtEnd(peak_bytes=GIB), "exit"),
+        (None, "exit"),
+    ],
+)  # fmt: skip
+def test_a_process_that_the_kernel_killed_for_its_memory_says_so(memory: MemoryAtEnd | None, says: str) -> None:
+    """It read as any SIGKILL: it ended by itself, by signal 9."""
+    ended = Ended(key="a/b/0/1/2", reason="exit", proof="cgroup", signal=9, memory=memory)
+    assert _verdict(ended) == (-9, says)
+    shell = Ended(key="a/b/0/1/2", reason="exit", proof="cgroup", exit_code=137, memory=memory)
+    assert _verdict(shell) == (137, says.replace("it was", "a process of it was"))
+    well = Ended(key="a/b/0/1/2", reason="exit", proof="cgroup", exit_code=0, memory=memory)
+    assert _verdict(well) == (0, "exit"), "a process of it was killed, and it made do without"
+    asked = Ended(key="a/b/0/1/2", reason="timeout", proof="cgroup", signal=9, memory=memory)
+    assert _verdict(asked) == (-9, "timeout")
 
 
 @pytest.mark.parametrize(("why", "reason"), [("cancelled", "end"), ("fence", "fence")])

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.system.cgroup import CgroupFolder
+from moorage.system.cgroup import CgroupFolder, GroupMemory
 from moorage.worker.supervisor.capped_output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.child import Child
-from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartAttempt
+from moorage.worker.supervisor.protocol import Ended, MemoryAtEnd, Proof, Reason, StartAttempt
 from moorage.worker.supervisor.sigterm import Sigterm
 from moorage.worker.supervisor.terminal import HeldTerminal
 
@@ -72,6 +72,8 @@ class Attempt:
     cgroup: CgroupFolder | None = None
     fence: CgroupFolder | None = None
     """Its group of version 1, if devices are refused to it there."""
+    memory: GroupMemory | None = None
+    """What its cgroup last said of its memory, once its main process is gone."""
     ignored: tuple[str, ...] = ()
     confirmed: bool = False
     """Whether `Started` was reported: exec succeeded, or did not fail for a while."""
@@ -172,6 +174,7 @@ class Attempt:
             stdout_bytes=seen.get("stdout", 0),
             stderr_bytes=seen.get("stderr", 0),
             dropped_bytes=sum(pump.dropped_bytes for pump in self.pumps),
+            memory=None if self.memory is None else MemoryAtEnd(**self.memory._asdict()),
         )
 
 

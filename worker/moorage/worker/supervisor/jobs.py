@@ -798,6 +798,7 @@ class Jobs:
             if attempt.cgroup is not None:
                 try:
                     attempt.cgroup.kill()
+                    attempt.memory = attempt.cgroup.memory() or attempt.memory
                     if attempt.cgroup.remove():
                         emptied.add(attempt.key)
                 except OSError as error:

@@ -233,6 +233,15 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     ignored: tuple[str, ...] = ()
 
 
+class MemoryAtEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kernel says of the memory of an attempt's cgroup: see `GroupMemory`."""
+
+    oom_kills: int = 0
+    at_limit: bool = False
+    peak_bytes: int = 0
+    max_bytes: int = 0
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ended"):
     """The whole process tree of an attempt is gone.
 
@@ -259,6 +268,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     dropped_bytes: int = 0
+    memory: MemoryAtEnd | None = None
+    """Null where its memory is not counted: without a cgroup of version 2 with that controller."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):

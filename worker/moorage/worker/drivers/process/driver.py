@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from signal import SIGKILL
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -77,7 +79,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.attempt_processes import AttemptProcesses
 from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
-from moorage.worker.supervisor.protocol import Event, MpsDaemon, Output, StartAttempt, Unproven
+from moorage.worker.supervisor.protocol import Event, MemoryAtEnd, MpsDaemon, Output, StartAttempt, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
@@ -665,4 +667,22 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
         return code, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     if event.reason == "end" and event.why.startswith(DISK):
         return code, event.why
+    if event.reason == "exit" and code != 0 and event.memory is not None and event.memory.oom_kills:
+        return code, _out_of_memory(event.memory, event.signal == SIGKILL)
     return code, "lost" if event.reason == "supervisor-died" else event.reason
+
+
+_GIB: Final = 1 << 30
+
+
+def _out_of_memory(memory: MemoryAtEnd, is_main: bool) -> str:
+    """Return the reason of an attempt that failed, of which the kernel has killed processes for want of memory."""
+    who = "it was" if is_main else "a process of it was"
+    held = f"{memory.peak_bytes / _GIB:.1f}" if memory.peak_bytes else ""
+    if memory.at_limit and memory.max_bytes:
+        most = memory.max_bytes / _GIB
+        amount = f"{held} of {most:.1f} GiB" if held else f"its limit is {most:.1f} GiB"
+        more = math.ceil(1.5 * most)
+        return f"out of memory: {amount}, {who} killed by the kernel; fix: --memory {more}Gi"
+    amount = f", and it held {held} GiB" if held else ""
+    return f"out of memory: {who} killed by the kernel, as its host had none left{amount}; fix: say --memory"
