@@ -90,7 +90,7 @@ _NO_COUNTS: Final = (
     Value(TEXT_ALONE, ("",)),
 )
 _WORDS: Final = ("a b", "x=y:z", "#no comment", "two\nlines", "'\"", "ü€", "yes", "007", "null", "[1]", "1e3")
-_GPU: Final = {"gpu": {}}
+_GPU: Final[Mapping[str, Any]] = {"gpu": {}}
 _SERVICE: Final = {"service": {"name": "embed"}}
 
 FIELDS: Final = (

@@ -271,7 +271,7 @@ def test_what_was_asked_for_and_changed_is_shown_and_taken_along(seeds: range) -
         bounds = {"priority": 7, "timeout_s": 5432.0}
         if request.copies > 1 and not request.is_gang and request.scale is None:
             bounds["max_running"] = 3
-        drive.engine.offer(ChangeOrder("t", ChangeAsked(job="drawn", **bounds), "change", True))
+        drive.engine.offer(ChangeOrder("t", msgspec.convert({"job": "drawn", **bounds}, ChangeAsked), "change", True))
         drive.tick()
         answer = drive.answers.pop("change")
         if answer["kind"] != "answer":  # as with a checkpoint's signal that would come too late
