@@ -377,6 +377,20 @@ FIELDS: Final = (
         ),
     ),
     Field(
+        "run.checkpoint_every_s",
+        "checkpoint-every",
+        (one(0.0, "0s"), *(each for each in _TIMES if each.wire >= 1)),
+        (one(0.5, "500ms"), *_NO_TIMES),
+        {"run.checkpoint": "ck"},
+    ),
+    Field(
+        "run.checkpoint_step",
+        "checkpoint-step",
+        (one(r"step-(\d+)", r"step-(\d+)"), one(r"a, b=(\d+)\.pt", r"a, b=(\d+)\.pt")),
+        (one("", ""), one("step-", "step-"), one(r"(a|b)(\d+)", r"(a|b)(\d+)"), *unsaid(1)),
+        {"run.checkpoint": "ck"},
+    ),
+    Field(
         "run.setup",
         "setup",
         (one("make", "make"), one("a\nb 'c'", "a\nb 'c'")),

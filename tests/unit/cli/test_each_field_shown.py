@@ -147,6 +147,11 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "run.checkpoint": ("checkpoint", lambda text: text.partition(",")[0]),
     "run.checkpoint_signal": ("checkpoint", part(r"(SIG\w+)")),
     "run.checkpoint_before_s": ("checkpoint", part(r"(\w+) before the end", seconds)),
+    "run.checkpoint_every_s": (
+        "checkpoint",
+        lambda text: 0.0 if "at the end alone" in text else part(r", every (\w+)", seconds)(text),
+    ),
+    "run.checkpoint_step": ("checkpoint", part(r"step by (.*)$")),
     "run.setup": ("setup", lambda text: split(text)[0] if text[0] == '"' else text),
     "run.setup_s": ("setup limit", seconds),
     "run.user": ("user", str),

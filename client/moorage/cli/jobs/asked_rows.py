@@ -154,8 +154,14 @@ def _restart(run: Mapping[str, Any]) -> str | None:
 def _checkpoint(run: Mapping[str, Any]) -> str:
     signal = run.get("checkpoint_signal")
     before_s = run.get("checkpoint_before_s", 60.0)
-    asked = f"{signal} {exact(before_s)} before the end" if signal else ""
-    return ", ".join(filter(None, (run.get("checkpoint"), asked)))
+    every_s = run.get("checkpoint_every_s")
+    parts = (
+        run.get("checkpoint"),
+        None if every_s is None else f"every {exact(every_s)}" if every_s else "at the end alone",
+        f"{signal} {exact(before_s)} before the end" if signal else "",
+        f"step by {run['checkpoint_step']}" if "checkpoint_step" in run else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _stall(run: Mapping[str, Any]) -> str | None:
