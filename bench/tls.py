@@ -36,6 +36,8 @@ from tests.waiting import until
 TITLE: Final = "TLS"
 RATE: Final = "endpoint, 1,000 callers, jobs/s"
 ALONE: Final = "one in flight, submit→start p50 ms"
+#: of server, scheduler, fleet and callers together: other work on the machine moves it less
+CPU: Final = "all processes, CPU µs a job"
 HOST: Final = "127.0.0.1"
 
 
@@ -95,12 +97,14 @@ async def once(jobs: int, *, tls: bool) -> dict[str, float]:
         alone = quantile(await callers.waits_ms(), 0.5)
         await callers.closed_loop(2_000, 1_000)
         await callers.until_ended(3_500)
+        before = sum(map(it.cpu_s, it.pids))
         began = time.monotonic()
         await callers.closed_loop(jobs, 1_000)
         await callers.until_ended(3_500 + jobs)
         took = time.monotonic() - began
+        cpu_us = (sum(map(it.cpu_s, it.pids)) - before) / jobs * 1e6
         await callers.close()
-    return {ALONE: alone, RATE: jobs / took}
+    return {ALONE: alone, RATE: jobs / took, CPU: cpu_us}
 
 
 async def measure(rounds: int, jobs: int) -> dict[str, list[float]]:
@@ -108,7 +112,7 @@ async def measure(rounds: int, jobs: int) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {}
     for _ in range(rounds):
         found = {tls: await once(jobs, tls=tls) for tls in (False, True)}
-        for name in (ALONE, RATE):
+        for name in (ALONE, RATE, CPU):
             figures.setdefault(f"without TLS, {name}", []).append(found[False][name])
             figures.setdefault(f"with TLS, {name}", []).append(found[True][name])
             figures.setdefault(f"with / without TLS, {name.partition(',')[0]}", []).append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -274,7 +275,7 @@ async def test_it_serves_while_the_leader_or_its_server_cannot_answer_but_not_wi
 
     with pytest.raises(MoorageError) as ended:
         await metrics._serve(
-            cast(AsyncClient, None), Context(), SimpleNamespace(start_http_server=start_http_server), "h", 1
+            cast(AsyncClient, None), Context(), None, SimpleNamespace(start_http_server=start_http_server), "h", 1
         )
     assert (bool(began), ended.value.code == code) == ((False, True) if code == "permission-refused" else (True, False))
 
@@ -365,6 +366,23 @@ def test_who_stands_by_who_is_not_heard_what_was_refused_and_what_history_lacks_
     assert {name[1] for name in found if name[0] == "moorage_worker_not_heard"} == {"n1", "n3"}
     assert {name[1]: many for name, many in found.items() if name[0] == "moorage_running_builds"} == {"1": 3, "2": 1}
     assert found["moorage_build_info", RELEASE, build()] == 1
+
+
+def test_the_newest_backup_and_the_last_drill_are_told_also_without_a_leader(tmp_path: Path) -> None:
+    def told(folder: Path | None) -> dict[str, float]:
+        series = metrics.families(metrics.Told(backups=folder))
+        return {each.name: each.samples[0].value for each in series if "backup" in each.name or "drill" in each.name}
+
+    assert told(None) == {}, "on a host without backups nothing is said of them"
+    none = {"moorage_backup_timestamp_seconds": 0.0, "moorage_restore_drill_timestamp_seconds": 0.0}
+    assert told(tmp_path / "not there") == told(tmp_path) == none
+    for name, at_s in (("moorage-1-7.backup", 1000), ("moorage-1-9.backup", 3000), ("other", 9000), ("restored", 2000)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at_s, at_s))
+    assert told(tmp_path) == {
+        "moorage_backup_timestamp_seconds": 3000.0,
+        "moorage_restore_drill_timestamp_seconds": 2000.0,
+    }
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:

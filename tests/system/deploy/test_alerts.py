@@ -103,6 +103,18 @@ CASES: Final[dict[str, Case]] = {
         {'moorage_service_refused_total{tenant="t",service="s"}': kept(9)},
         15,
     ),
+    "MoorageNoBackup": Case(
+        {"moorage_backup_timestamp_seconds": kept(3600 - 2 * DAY_S)},
+        {"moorage_backup_timestamp_seconds": kept(8 * DAY_S)},
+        70,
+        before_m=50,
+    ),
+    "MoorageNoRestoreDrill": Case(
+        {"moorage_restore_drill_timestamp_seconds": kept(3600 - 100 * DAY_S)},
+        {"moorage_restore_drill_timestamp_seconds": kept(-80 * DAY_S)},
+        70,
+        before_m=50,
+    ),
     "MoorageCertificateEnds": Case(
         {'moorage_certificate_end_timestamp_seconds{certificate="h1:4222"}': kept(30 * DAY_S + 3600)},
         {'moorage_certificate_end_timestamp_seconds{certificate="h1:4222"}': kept(60 * DAY_S)},

@@ -71,7 +71,7 @@ def test_the_image_names_a_python_extras_and_a_command_that_there_are() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     [version] = re.findall(r"^ARG PYTHON=python:([\d.]+)-slim$", text, re.MULTILINE)
     assert f"Programming Language :: Python :: {version}" in project["classifiers"]
-    [extras] = re.findall(r'"\$1\[([\w,]+)\]"', text)
+    [extras] = re.findall(r'"\$1\[([\w,-]+)\]"', text)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     [entry] = re.findall(r'^ENTRYPOINT \["(\w+)"\]$', text, re.MULTILINE)
     assert entry in project["scripts"]

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -56,6 +57,9 @@ BESIDE_S_MAX: Final = 2.5
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
+#: the backups of a folder, by how `moorage admin backup` calls them, and what says that one was restored
+BACKUPS: Final = "moorage-*.backup"
+RESTORED: Final = "restored"
 #: how often the servers' certificates are read: they end on a day
 CERTIFICATES_S: Final = 300.0
 #: by the values of labels: the number in each class of a histogram, and the sum of all
@@ -68,6 +72,13 @@ def metrics(
         str | None,
         Parameter(
             help="Serve them at /metrics on this port until Ctrl-C; on 127.0.0.1 by default.", value="[ADDRESS:]PORT"
+        ),
+    ] = None,
+    backups: Annotated[
+        Path | None,
+        Parameter(
+            help="A folder of backups on this machine: tells when the newest was made, and when its file "
+            "`restored` was touched, as after a drill."
         ),
     ] = None,
     log_format: FormatOfLog = "text",
@@ -91,10 +102,10 @@ def metrics(
         async def work(client: AsyncClient) -> None:
             context = find_context(options.nats)
             if where is None:
-                told = (await _ask(client))._replace(certificates=await certificate_ends(context))
+                told = (await _ask(client))._replace(certificates=await certificate_ends(context), backups=backups)
                 sys.stdout.write(library.generate_latest(_Fixed(list(families(told)))).decode())
             else:
-                await _serve(client, context, library, *where)
+                await _serve(client, context, backups, library, *where)
 
         if where is not None:
             begin_log("INFO", log_format)
@@ -121,6 +132,8 @@ class Told(NamedTuple):
     letters: Mapping[str, int] | None = {}
     #: when certificates end, in seconds since the epoch
     certificates: Mapping[str, float] = {}
+    #: a folder of backups
+    backups: Path | None = None
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -163,7 +176,7 @@ async def _beside(client: AsyncClient, verb: str, arguments: Mapping[str, Any]) 
 
 def families(told: Told) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
-    `moorage_build_info`, `moorage_up` 0 and the ends of certificates come."""
+    `moorage_build_info`, `moorage_up` 0 and what needs no leader come: the ends of certificates, and backups."""
     fleet = told.fleet
     yield _many(
         "build_info", "The release of this command, and its build.", ("release", "build"), {(RELEASE, build()): 1}
@@ -175,6 +188,14 @@ def families(told: Told) -> Iterator[Metric]:
         ("certificate",),
         told.certificates,
     )
+    if told.backups is not None:
+        yield _one(
+            "backup_timestamp_seconds",
+            "When the newest backup was made; 0: none is there.",
+            _made_s(told.backups, BACKUPS),
+        )
+        help_ = "When a backup was last restored to try it, by the file `restored` beside the backups; 0: never."
+        yield _one("restore_drill_timestamp_seconds", help_, _made_s(told.backups, RESTORED))
     if fleet is None:
         return
     yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet.epoch)
@@ -251,6 +272,15 @@ def families(told: Told) -> Iterator[Metric]:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
     yield from _of_services(told.services)
+
+
+def _made_s(folder: Path, pattern: str) -> float:
+    """Return when the newest of these files was written, in seconds since the epoch; 0 without one that can be seen."""
+    found = 0.0
+    for file in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # the oldest are removed
+            found = max(found, file.stat().st_mtime)
+    return found
 
 
 def _of_gpus(fleet: FleetAnswer) -> Iterator[Metric]:
@@ -404,9 +434,10 @@ class _Scraped:
     the next scrape, whatever the monitor's time-out.
     """
 
-    def __init__(self, client: AsyncClient, context: Context) -> None:
+    def __init__(self, client: AsyncClient, context: Context, backups: Path | None = None) -> None:
         self._client = client
         self._context = context
+        self._backups = backups
         self._certificates: Mapping[str, float] = {}
         self._certificates_read_s = -CERTIFICATES_S
         self._loop = asyncio.get_running_loop()
@@ -428,7 +459,8 @@ class _Scraped:
     async def _ask(self) -> None:
         try:
             told = await self._try()
-            self._families = list(families(told._replace(certificates=await self._ends())))
+            told = told._replace(certificates=await self._ends(), backups=self._backups)
+            self._families = list(families(told))
             self._asked_s = time.monotonic()
         finally:
             self._asking = None
@@ -460,7 +492,9 @@ class _Scraped:
         return found
 
 
-async def _serve(client: AsyncClient, context: Context, library: Any, host: str, port: int) -> None:
+async def _serve(
+    client: AsyncClient, context: Context, backups: Path | None, library: Any, host: str, port: int
+) -> None:
     """Serve the metrics until it is cancelled. Raises `MoorageError` if its key may not ask, or if it may not listen at
     that address."""
     try:
@@ -470,7 +504,7 @@ async def _serve(client: AsyncClient, context: Context, library: Any, host: str,
             raise
         print_err(f"no leader answers yet: {error}")
     try:
-        server, thread = library.start_http_server(port, host, _Scraped(client, context))
+        server, thread = library.start_http_server(port, host, _Scraped(client, context, backups))
     except OSError as error:
         raise cannot_listen(host, port, error) from None
     print_err(f"metrics at {address(host, server.server_address[1])}/metrics, until Ctrl-C")
