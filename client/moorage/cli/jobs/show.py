@@ -280,7 +280,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("address", address_words(shown)),
             ("restarts", restarts_words(shown)),
             ("from", began_words(shown)),
-            ("checkpoint", stored_words(shown)),
+            ("stored", stored_words(shown)),
             ("use", use_words(shown.use)),
             *after_rows(shown),
             ("stalled", stalled_words(shown.stalled)),
@@ -420,8 +420,10 @@ def stored_words(shown: ShownJob) -> str:
     found = dict[int, str]()
     for row in shown.replica_states:
         if (each := row.checkpoint) is not None:
-            stored = "" if each.stored_ms is None else f"stored at {utc(each.stored_ms)}{_step_words(each.step)}"
-            failed = f"not stored: {each.not_stored}" if each.not_stored else ""
+            stored = (
+                "" if each.stored_ms is None else f"the checkpoint of {utc(each.stored_ms)}{_step_words(each.step)}"
+            )
+            failed = f"none since: {each.not_stored}" if each.not_stored else ""
             if words := "; ".join(filter(None, (stored, failed))):
                 found[row.replica] = words
     return _by_replica(found, shown)

@@ -315,6 +315,19 @@ async def test_a_checkpoint_is_stored_once_it_is_due_and_quiet_and_again_by_the_
             assert await store.find("checkpoint.a.7.0.1") is None
 
 
+async def test_a_folder_that_is_never_quiet_is_stored_all_the_same(nats_url: str, unique: str) -> None:
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = ("acme", "a", 0, 1, 11)
+        script = "mkdir ck; while :; do date +%N > ck/new; mv ck/new ck/n; sleep 0.3; done"
+        of = placed(name, script, **RUN, checkpoint_every_s=1.0)
+        await leader.want("w1", msgspec.structs.replace(of, accepted_ms=7))
+        await until(lambda: len(told(leader, name)) > 1, what="two sets")
+
+
 async def test_the_end_stores_only_what_changed_since_and_success_leaves_nothing(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

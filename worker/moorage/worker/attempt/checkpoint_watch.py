@@ -30,7 +30,8 @@ LOOK_S: Final = 1.0
 LOOK_PART: Final = 0.02
 #: a folder that has not changed for so long is taken to be whole
 QUIET_S: Final = 2.0
-#: one that changes for so long is stored all the same: each file counts only if it did not change while it was read
+#: one that changes for so long, or for as long as between two sets, is stored all the same: each file counts only if
+#: it did not change while it was read
 RESTLESS_S: Final = 60.0
 #: pause after a set that could not be stored, unless the next one is due before
 FAILED_S: Final = 60.0
@@ -72,6 +73,7 @@ class CheckpointWatch:
         self._sets = files.sets(self._tenant)
         self._places = set_objects(checkpoint_object(job, folder.accepted_ms, replica, attempt))
         self._step = step_pattern(folder.step)
+        self._restless_s = min(RESTLESS_S, folder.every_s)
         self._brought = brought
         self._stored: list[KeptSet] = []  # of this attempt, the newest first
         self._is_loaded = False
@@ -178,7 +180,7 @@ class CheckpointWatch:
                 has_changed = bool(seen) and self._has_changed(seen)
                 if not has_changed:
                     self._answer(asked_ns)
-                elif asked_ns is not None or began_s - still_s >= QUIET_S or began_s - due_s >= RESTLESS_S:
+                elif asked_ns is not None or began_s - still_s >= QUIET_S or began_s - due_s >= self._restless_s:
                     self._asked_ns = asked_ns
                     await self._store(self._next_place(), self._files.pace)
                     await self._drop_earlier()
