@@ -322,7 +322,7 @@ async def test_a_folder_that_is_never_quiet_is_stored_all_the_same(nats_url: str
         worker(nats_url, unique, leader),
     ):
         name = ("acme", "a", 0, 1, 11)
-        script = "mkdir ck; while :; do date +%N > ck/new; mv ck/new ck/n; sleep 0.3; done"
+        script = "mkdir ck; while :; do date +%N > new; mv new ck/n; sleep 0.3; done"
         of = placed(name, script, **RUN, checkpoint_every_s=1.0)
         await leader.want("w1", msgspec.structs.replace(of, accepted_ms=7))
         await until(lambda: len(told(leader, name)) > 1, what="two sets")
@@ -369,7 +369,7 @@ async def test_no_set_is_written_before_the_ledger_has_the_one_before(
         worker(nats_url, unique, leader) as (_, agent),
     ):
         name, asked = ("acme", "a", 0, 1, 11), list[str]()
-        again = "echo x >> ck/n; touch $MOORAGE_CHECKPOINT_NOW; sleep 0.05;"
+        again = "date +%N > new; mv new ck/n; touch $MOORAGE_CHECKPOINT_NOW; sleep 0.2;"
         script = f"mkdir ck; echo x > ck/n; {ASKS} while [ ! -e go ]; do sleep 0.02; done; while :; do {again} done"
         await leader.want("w1", msgspec.structs.replace(placed(name, script, **RUN), accepted_ms=7))
         await until(lambda: leader.text(name) == "stored\n")
