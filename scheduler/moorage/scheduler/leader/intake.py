@@ -54,7 +54,7 @@ WAITING_MAX_TENANT: Final = 90_000
 #: the most messages of one worker that are decoded in a second, and bytes for each: a true one has one report under
 #: way at a time, with what happened to thousands of jobs
 WORKER_FRAMES_PER_S: Final = 5_000
-WORKER_FRAME_BYTES: Final = 32 * 1024
+WORKER_FRAME_BYTES: Final = 4 * 1024
 BATCH_MAX: Final = 10_000
 #: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
 CALLS_MAX_TENANT: Final = 4_096
