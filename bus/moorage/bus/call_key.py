@@ -17,7 +17,7 @@ CREDS_VARIABLE: Final = "MOORAGE_NATS_CREDS"
 URL_VARIABLE: Final = "MOORAGE_NATS_URL"
 SUBJECT_VARIABLE: Final = "MOORAGE_CALL_SUBJECT"
 #: how a certificate begins. That of an authority may stand behind a key of any form: servers are trusted by it then
-CERTIFICATE: Final = "-----BEGIN CERTIFICATE"
+CERTIFICATE: Final = "BEGIN CERTIFICATE"
 #: with the authorities of a whole machine behind the key
 _KEY_BYTES_MAX: Final = 1024 * 1024
 _FORMS: Final = "an NKey seed, NATS credentials, PEM of a certificate, its key and the authority, or JSON with a user"
@@ -44,19 +44,21 @@ def context_of_key(file: Path | None, url: str, inbox_prefix: str) -> Context:
     except (OSError, UnicodeDecodeError) as error:
         raise BadContext(f"the key {file} cannot be read: {error}", next_step=f"see {CREDS_VARIABLE}") from None
     # one file for all: the library of TLS takes from it what it is to have
-    login_text, has_certificate, _ = text.partition(CERTIFICATE)
+    login, has_certificate, _ = text.partition(CERTIFICATE)
+    login = login.rstrip("-").strip()
     if has_certificate:
         context = msgspec.structs.replace(context, ca=str(file))
     if text.startswith("SU"):
-        return msgspec.structs.replace(
-            context, nkey="" if has_certificate else str(file), user_seed=login_text.strip() if has_certificate else ""
-        )
+        seed = {"user_seed": login} if has_certificate else {"nkey": str(file)}
+        return msgspec.structs.replace(context, **seed)
     if "BEGIN NATS USER JWT" in text:
         return msgspec.structs.replace(context, creds=str(file))
-    if has_certificate and not login_text.strip():
-        return msgspec.structs.replace(context, cert=str(file) if "PRIVATE KEY" in text else "")
+    if has_certificate and "PRIVATE KEY" in text:
+        return msgspec.structs.replace(context, cert=str(file))
+    if has_certificate and not login:
+        return context
     try:
-        login = msgspec.json.decode(login_text, type=_Login)
+        found = msgspec.json.decode(login, type=_Login)
     except UNREADABLE:
         raise BadContext(f"the key {file} has none of the known forms", next_step=f"make it {_FORMS}") from None
-    return msgspec.structs.replace(context, user=login.user, password=login.password, token=login.token)
+    return msgspec.structs.replace(context, user=found.user, password=found.password, token=found.token)

@@ -65,16 +65,19 @@ def test_a_worker_without_a_key_of_its_own_gives_none_and_never_its_password(sec
     assert CallKeys(Context(), "moorage", secrets).key("acme") == b"SUAKEY\n", "there is one"
 
 
-PEM = "-----BEGIN CERTIFICATE-----\nauthority\n-----END CERTIFICATE-----\n"
+MARK = "-" * 5
+PEM = f"{MARK}BEGIN CERTIFICATE{MARK}\nauthority\n{MARK}END CERTIFICATE{MARK}\n"
+KEY = f"{MARK}BEGIN PRIVATE KEY{MARK}\nkey\n{MARK}END PRIVATE KEY{MARK}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("SUAKEY\n", {"user_seed": "SUAKEY"}),
-        ("-----BEGIN NATS USER JWT-----\nx\n", {"creds": "FILE"}),
+        (f"{MARK}BEGIN NATS USER JWT{MARK}\nx\n", {"creds": "FILE"}),
         ('{"user": "acme", "password": "word"}\n', {"user": "acme", "password": "word"}),
-        (PEM.replace("authority", "own") + "-----BEGIN PRIVATE KEY-----\n", {"cert": "FILE"}),
+        (PEM.replace("authority", "own") + KEY, {"cert": "FILE"}),
+        (KEY + PEM.replace("authority", "own"), {"cert": "FILE"}),
     ],
 )
 def test_behind_a_key_stands_the_authority_by_which_the_worker_trusts_the_servers(
