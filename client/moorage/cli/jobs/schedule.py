@@ -11,6 +11,7 @@ from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.cli.jobs.asked_rows import asked_rows
+from moorage.cli.jobs.asked_rows import words as command_words
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
@@ -135,9 +136,9 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         told = [
             ("schedule", row.name),
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
-            ("runs", words(run.get("argv", ())) or run.get("driver", "")),
-            *asked_rows(row.request or {}, files),
+            ("runs", command_words(run.get("argv", ())) or run.get("driver", "")),
             ("overlap", f"{row.overlap}: {_OVERLAPS[row.overlap]}"),
+            *asked_rows(row.request or {}, files),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
             (
                 "next",
