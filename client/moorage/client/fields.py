@@ -41,6 +41,7 @@ class _RunFields(TypedDict, total=False):
     on_stall: Literal["warn", "end"]
     restart: Literal["never", "on-failure", "always"]
     max_restarts: int
+    restart_unready_s: float
     ready: Ready | Mapping[str, Any]
     ports: int
 

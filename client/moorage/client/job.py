@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -461,6 +461,7 @@ class Job:
     async def change(
         self,
         *,
+        replicas: int | Mapping[str, int] | None = None,
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
@@ -469,13 +470,15 @@ class Job:
     ) -> Changed:
         """Change the job in place, while it waits or runs; None leaves a value as it is. Return its bounds as they are.
 
-        A new `limit` of time holds for attempts that start from now on. The request, and with it the job's identity,
-        stays what was submitted. Raises `Rejected` (failed-precondition) for a job that is over, and for a priority
-        above the one that an operator has set; `NotFound`.
+        More `replicas` begin as others do; of too many, those that wait are cancelled first. Those of a service may be
+        `{"min": 2, "max": 6}`. A new `limit` of time holds for attempts that start from now on. The request, and with
+        it the job's identity, stays what was submitted. Raises `Rejected` (failed-precondition) for a job that is over,
+        for a priority above the one that an operator has set, and for the replicas of a gang, or with an item each;
+        `NotFound`.
         """
         from moorage.schemas.operate import Changed
 
-        given = {"max_running": max_running, "priority": priority, "reason": reason, "by": by}
+        given = {"replicas": replicas, "max_running": max_running, "priority": priority, "reason": reason, "by": by}
         asked: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "")}
         if limit is not None:
             asked["timeout_s"] = seconds(limit)

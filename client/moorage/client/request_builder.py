@@ -43,6 +43,7 @@ _NEXT: Final = {
     "the job longer, with limit= or --time-limit",
     "retries": "leave out retries, or restart; max_restarts bounds the further attempts of restart",
     "run.max_restarts": 'add restart: "on-failure" or "always", or leave it out',
+    "run.restart_unready_s": 'add a check as ready, and restart: "on-failure" or "always"; or leave it out',
     "run.restart": "leave out the gang, or restart; retries start all ranks of a gang again",
     "run.ports": "leave out ports, or take another driver",
     "run.ready": "give one check: {'call': True} of moorage serve, {'http': 'PORT/up'} with ports=1, {'file': 'ready'}",

@@ -172,6 +172,7 @@ class SyncJob(Handle[Job]):
     def change(
         self,
         *,
+        replicas: int | Mapping[str, int] | None = None,
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
@@ -182,7 +183,9 @@ class SyncJob(Handle[Job]):
         are.
         """
         return self._thread.call(
-            self._twin.change(max_running=max_running, priority=priority, limit=limit, reason=reason, by=by)
+            self._twin.change(
+                replicas=replicas, max_running=max_running, priority=priority, limit=limit, reason=reason, by=by
+            )
         )
 
     def files(

@@ -16,7 +16,7 @@ from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.items import ItemsFile, item_of, missing, no_column
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
-from moorage.schemas.service import Scale, ServiceSpec
+from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import Trouble, quoted
 
@@ -176,6 +176,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: min; an attempt that ran for 10 min makes it 1 s again. Only a cancel, `deadline_s` and `max_restarts` end it
     restart: Literal["never", "on-failure", "always"] = "never"
     max_restarts: int | None = None  # most such further attempts of one replica; null sets no bound
+    #: seconds for which an attempt that was ready may be so no more. Then it is ended and starts again, which counts as
+    #: a failure; not while it moves or its worker is drained. Null: it lives on
+    restart_unready_s: float | None = None
     ready: Ready | None = None  # how the worker finds out that an attempt is ready for work; null: it does not look
     #: ports of the worker for each replica, 0..16, in the variables `PORT`, `PORT_1` and so on; see the worker's
     #: setting `ports`
@@ -197,6 +200,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
         check_duration("stall_s", self.stall_s)
         if self.stall_s is not None and self.stall_s < 1:
             raise ValueError(f"stall_s must be at least 1 second, found {self.stall_s:g}")
+        check_duration("restart_unready_s", self.restart_unready_s)
+        if self.restart_unready_s is not None and self.restart_unready_s < 1:
+            raise ValueError(f"restart_unready_s must be at least 1 second, found {self.restart_unready_s:g}")
         if self.max_restarts is not None and not 1 <= self.max_restarts <= RESTARTS_MAX:
             raise ValueError(f"max_restarts must be 1..{RESTARTS_MAX}, found {self.max_restarts}")
         if not 0 <= self.ports <= PORTS_MAX:
@@ -534,8 +540,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     preemptible: bool = False
     #: the service whose calls its attempts answer, as `{"name": "embed", "concurrency": 8}`; null is none
     service: ServiceSpec | None = None
-    #: id of the live job with the same service that this one replaces: as many replicas of it end as this one has ready
-    #: in their place, so it needs `run.ready`. If this one finds no place, one of the other gives up its own
+    #: id of the live job with the same service that this one replaces, so it needs `run.ready`. As many replicas of it
+    #: end, and wait, as this one has that were ready for `run.ready.for_s`; it ends once all of this one were. If this
+    #: one finds no place, one of the other gives up its own. All come back if this one fails or is cancelled before
     instead_of: str | None = None
     #: order in which a worker freezes unused jobs: `low` first, `critical` not at all by default
     qos: Qos = "medium"
@@ -669,6 +676,14 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run is not None and timeout_ms >= 0:
             run = msgspec.structs.replace(run, timeout_s=timeout_ms / 1000)
         return msgspec.structs.replace(self, max_running=most, run=run)
+
+    def with_copies(self, least: int, most: int) -> Request:
+        """Return the request with `most` replicas in place of its own; as many as calls need, if `least` is not
+        negative. Raises ValueError for numbers that no request may have."""
+        if least < 0:
+            return msgspec.structs.replace(self, replicas=most, indices=None)
+        wait_ms = self.replicas.wait_target_ms if isinstance(self.replicas, Scale) else WAIT_TARGET_MS
+        return msgspec.structs.replace(self, replicas=Scale(max=most, min=least, wait_target_ms=wait_ms), indices=None)
 
     @property
     def effective_gpu(self) -> GpuSpec | None:
@@ -890,6 +905,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run.max_restarts is not None and not run.stays:
             message = "max_restarts needs restart: on-failure or always"
             return Trouble("run.max_restarts", message, run.max_restarts, "null with restart never")
+        if run.restart_unready_s is not None and not (run.stays and run.ready is not None):
+            message = "restart_unready_s needs a check, ready, and restart: on-failure or always"
+            found = "no check" if run.ready is None else "restart never"
+            return Trouble("run.restart_unready_s", message, found, "null without a check, or with restart never")
         if run.stays and self.retries:
             message = f"retries are further attempts that restart {run.restart} has without them"
             return Trouble("retries", message, self.retries, "0 with restart; max_restarts bounds it")

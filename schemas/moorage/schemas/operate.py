@@ -19,6 +19,7 @@ from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, check_duration
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.ranges import parse_ranges
+from moorage.schemas.service import Scale
 
 BY_CHARS_MAX: Final = 64
 WHY_CHARS_MAX: Final = 200
@@ -433,6 +434,10 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """
 
     job: str
+    #: number of replicas, 1..1000000; of a service also `{"min": 2, "max": 6}`: as many as its calls need. Not of a
+    #: gang, nor where each replica has an item. Of those that are too many the last ones that wait are cancelled, then
+    #: running ones
+    replicas: int | Scale | None = None
     max_running: int | None = None  # most replicas that run at once, 1..1000000
     priority: int | None = None  # 0..100; no higher than one that an operator has set
     timeout_s: float | None = None  # most seconds that an attempt may run that is placed from now on
@@ -441,8 +446,10 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     def __post_init__(self) -> None:
         _check_job(self.job)
-        if self.max_running is None and self.priority is None and self.timeout_s is None:
-            raise ValueError("change must have max_running, priority or timeout_s, found none of them")
+        if self.replicas is None and self.max_running is None and self.priority is None and self.timeout_s is None:
+            raise ValueError("change must have replicas, max_running, priority or timeout_s, found none of them")
+        if isinstance(self.replicas, int) and not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
         if self.max_running is not None and not 1 <= self.max_running <= REPLICAS_MAX:
             raise ValueError(f"max_running must be 1..{REPLICAS_MAX}, found {self.max_running}")
         if self.priority is not None and not 0 <= self.priority <= PRIORITY_MAX:
@@ -466,6 +473,7 @@ class Changed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_running: int | None = None
     timeout_s: float | None = None
     members: int = 0
+    replicas: int | Scale | None = None  # what is asked for now; a scheduler of before does not say it
 
 
 class Resized(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -27,6 +27,7 @@ BATCH_WAIT_MS_MAX: Final = 10_000
 #: most attempts of a service whose number follows its calls, and the longest wait that it may aim at
 MEMBERS_MAX: Final = 1024
 WAIT_TARGET_MS_MAX: Final = 60_000
+WAIT_TARGET_MS: Final = 200
 
 #: code and text of an error, as NATS services have them (ADR-32)
 ERROR_CODE: Final = "Nats-Service-Error-Code"
@@ -300,7 +301,8 @@ class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     max: int  # most attempts, 1..1024
     min: int = 1  # fewest, 0..max
-    wait_target_ms: int = 200  # a call that has waited longer for a place asks for one attempt more, 1..60000
+    #: a call that has waited longer for a place asks for one attempt more, 1..60000
+    wait_target_ms: int = WAIT_TARGET_MS
 
     def __post_init__(self) -> None:
         if not 1 <= self.max <= MEMBERS_MAX:

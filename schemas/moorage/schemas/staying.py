@@ -17,6 +17,9 @@ PATH_CHARS_MAX: Final = 1024
 EVERY_S_MIN: Final = 1.0
 EVERY_S_MAX: Final = 3600.0
 WITHIN_S_MAX: Final = 86400.0
+FOR_S_MAX: Final = 3600.0
+#: of a job that replaces another one: seconds for which a replica has to be ready before it counts, if nothing says so
+FOR_S_DEFAULT: Final = 5.0
 #: how a worker tells the end of an attempt that was not ready in time
 NOT_READY: Final = "not-ready"
 
@@ -50,7 +53,7 @@ class Ready(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     The worker looks soon after the start and then every `every_s`, from its own host. An answer later than that counts
     as none. An attempt that is not ready `within_s` after its start ends as `not-ready`, which counts as a failure; one
-    that was ready and is not any more is told as NOT_READY, and lives on.
+    that was ready and is not any more is told as NOT_READY, and lives on; see `run.restart_unready_s`.
     """
 
     #: something listens on this port: `PORT`, `PORT_1` and so on are the attempt's own (see `run.ports`), or a number
@@ -61,12 +64,23 @@ class Ready(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
     call: bool = False  # `moorage serve` answers calls: its program is there and has loaded
     within_s: float = 120.0  # seconds from the start in which it must be ready once
     every_s: float = 5.0  # seconds between two looks once it was ready, 1..3600
+    #: seconds for which an attempt has to be ready before another one ends because it serves in its place, 0..3600;
+    #: null: 5 of a job with `instead_of`, else 0. A look that fails does not begin them anew if the worker tells within
+    #: 2 s that it is ready again
+    for_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.within_s <= WITHIN_S_MAX:
             raise ValueError(f"within_s must be above 0 and at most {WITHIN_S_MAX:.0f} seconds, found {self.within_s}")
         if not EVERY_S_MIN <= self.every_s <= EVERY_S_MAX:
             raise ValueError(f"every_s must be {EVERY_S_MIN:.0f}..{EVERY_S_MAX:.0f} seconds, found {self.every_s}")
+        if self.for_s is not None and not 0 <= self.for_s <= FOR_S_MAX:
+            raise ValueError(f"for_s must be 0..{FOR_S_MAX:.0f} seconds, found {self.for_s}")
+
+    def for_ms(self, *, replaces: bool) -> int:
+        """Return for how many ms an attempt has to be ready before it counts; `replaces`: its job replaces another."""
+        default_s = FOR_S_DEFAULT if replaces else 0.0
+        return round((default_s if self.for_s is None else self.for_s) * 1000)
 
     @property
     def port(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.ceilings import BOUNDS, without_history, worlds_with
+from tests.levels import NEXT, know_next
 from tests.release.workloads import new_leader
 from tests.release.workloads.__main__ import failure, made, shrink, world_of
 from tests.release.workloads.crowds import CROWDS_FROM, Crowds
@@ -119,7 +120,12 @@ def test_jobs_start_beside_a_reservation_and_a_new_leader_starts_no_more(seed: i
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SERVICES_FROM))
-def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
+@pytest.mark.parametrize("level", [1, NEXT])
+def test_members_of_services_move_one_by_one_and_no_fewer_serve(
+    seed: int, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if level == NEXT:
+        know_next(monkeypatch)
     Services(seed).run()
 
 

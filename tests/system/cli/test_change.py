@@ -18,6 +18,8 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     await node.run(*SWEEP[:2], "k", *SWEEP[3:], tenant=unique)
     both = await node.run("change", "j,k", "last", "--priority", "61", tenant=unique)
     assert ([row[0] for row in both.rows], both.code) == (["j", "k"], 0), both.err
+    fewer = await node.run("change", "j", "--replicas", "3", tenant=unique)
+    assert (fewer.code, "from level 2 on" in fewer.err) == (1, True), "until a release knows that level"
     await node.run("cancel", "k", tenant=unique)
     await node.run("wait", "k", tenant=unique)
     live = await node.run("change", "*", "--priority", "62", tenant=unique)
@@ -26,7 +28,7 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     await node.run("wait", "j", tenant=unique)
     for words, code, says in (
         (("--priority", "60"), 2, "no job is named"),
-        (("j",), 2, "name --max-running, --priority or --time-limit"),
+        (("j",), 2, "name --replicas, --max-running, --priority or --time-limit"),
         (("j", "--priority", "101"), 2, "0..100"),
         (("nosuch", "--priority", "1"), 3, "not-found"),
         (("*", "--priority", "1"), 3, "that has not ended"),

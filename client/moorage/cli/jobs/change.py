@@ -8,6 +8,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age
+from moorage.cli.jobs.flag_values import replicas as copies_of
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
 from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, ids_of, with_named
 from moorage.client.errors import rejected
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 def change(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    replicas: Annotated[
+        str | None,
+        Parameter(
+            help="So many replicas: more begin; of too many, the last ones that wait are cancelled, then running ones. "
+            "Of a service also MIN-MAX, as many as its calls need. Not of a gang, nor where each has an item.",
+            value="NUMBER",
+        ),
+    ] = None,
     max_running: Annotated[int | None, Parameter(help="At most so many replicas run at once.")] = None,
     priority: Annotated[
         int | None, Parameter(help="0..100, higher first; at most what an operator has set, if one has.")
@@ -36,22 +45,25 @@ def change(
     """
 
     def act() -> int:
-        if max_running is None and priority is None and time_limit is None:
+        if replicas is None and max_running is None and priority is None and time_limit is None:
             raise rejected(
-                "invalid-argument", "nothing to change", next="name --max-running, --priority or --time-limit; "
+                "invalid-argument", "nothing to change",
+                next="name --replicas, --max-running, --priority or --time-limit; "
                 "anything else: moorage submit --instead-of JOB",
             )  # fmt: skip
+        copies = None if replicas is None else copies_of(replicas)
         limit_s = None if time_limit is None else fields_of(JobFlags(time_limit=time_limit))["limit"]
 
         async def work(client: AsyncClient) -> int | None:
             for name in await ids_of(client, jobs, acts=True, states=LIVE):
                 job = client.job(name)
                 now = await job.change(
-                    max_running=max_running, priority=priority, limit=limit_s, reason=reason, by=who()
+                    replicas=copies, max_running=max_running, priority=priority, limit=limit_s, reason=reason, by=who()
                 )
                 if options.shown(now, [now]):
                     continue
-                print_out(f"{name}\t{'now' if now.changed else 'unchanged'}: {_bounds(now)}; the job is {now.state}")
+                bounds = _bounds(now) if replicas is None else f"{_copies(now)}, {_bounds(now)}"
+                print_out(f"{name}\t{'now' if now.changed else 'unchanged'}: {bounds}; the job is {now.state}")
                 if limit_s is not None and now.members:
                     has = "attempt keeps what it has" if now.members == 1 else "attempts keep what they have"
                     print_err(f"the limit holds from the next attempt on: {now.members:,} {has}")
@@ -60,6 +72,13 @@ def change(
         return with_named(options, jobs, work, sends=True)
 
     return guarded(options, act)
+
+
+def _copies(now: Changed) -> str:
+    copies = now.replicas
+    if copies is None or isinstance(copies, int):
+        return "1 replica" if copies == 1 else f"{copies or 0:,} replicas"
+    return f"{copies.min} to {copies.max} replicas"
 
 
 def _bounds(now: Changed) -> str:

@@ -18,7 +18,7 @@ _DECIMAL: Final = re.compile(r"([\d.]+ ?G)B?", re.IGNORECASE)
 #: each STEP-th number, as arrays of Slurm and PBS have it
 _STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
 #: what --ready takes
-_CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,within=2m and ,every=5s"
+_CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,within=2m ,every=5s ,for=10s"
 
 
 #: in advice for both, the SDK's way to write what an option says, which follows
@@ -141,7 +141,7 @@ def ready(text: str) -> dict[str, Any]:
         found[way] = what
     for word in more:
         name, _, duration = word.partition("=")
-        if name in ("within", "every"):
+        if name in ("within", "every", "for"):
             if lacks_unit(duration):
                 raise rejected(
                     "invalid-argument", f"--ready: a duration without a unit: {word!r}", found=text,
@@ -153,7 +153,7 @@ def ready(text: str) -> dict[str, Any]:
                 raise of_option("--ready", refused) from None
         else:
             found.clear()
-    if not found or (len(found) == 1 and "within_s" in found):
+    if not found.keys() - {"within_s", "every_s", "for_s"}:
         raise rejected(
             "invalid-argument", "--ready: not a check", found=text, allowed=_CHECKS,
             next="for example --ports 1 --ready http:PORT/health,within=10m",

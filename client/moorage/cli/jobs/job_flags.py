@@ -306,11 +306,20 @@ class JobFlags:
         ),
     ] = None
     max_restarts: Annotated[int | None, Flag(help="With --restart: at most so often.", value="NUMBER")] = None
+    restart_unready: Annotated[
+        str | None,
+        Flag(
+            help="With --restart and --ready: an attempt that was ready and is so no more for this time starts again.",
+            value="DURATION",
+            field="restart_unready_s",
+        ),
+    ] = None
     ready: Annotated[
         str | None,
         Flag(
             help="When an attempt is READY for work: tcp:PORT, http:PORT/health, file:PATH or call (it answers calls);"
-            " with ,within=10m before it counts as failed (2m by default), and ,every=30s between two looks (5s).",
+            " with ,within=10m before it counts as failed (2m by default), ,every=30s between two looks (5s), and"
+            " ,for=10s for which it is ready before another one ends for it (5s of a next version).",
             value="CHECK",
             reads=ready,
         ),

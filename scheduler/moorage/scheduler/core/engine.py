@@ -66,8 +66,10 @@ from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.lifecycle.unready import Unready
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.changing import Changing
+from moorage.scheduler.core.operate.copies import Copies
 from moorage.scheduler.core.operate.executing import execute
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
@@ -194,13 +196,15 @@ class Engine:
             config.scale_up_s, config.scale_down_s, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
+        self.unready = Unready(state, self.fleet, self.lifecycle)
         self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
-            self.scaling, self.relocating, self.containment,
+            self.scaling, self.relocating, self.unready, self.containment,
         )  # fmt: skip
         resizing = Resizing(state, reader, self.fleet, self.planner.order)
         self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing)
-        self._changing = Changing(state, self.indexing, reader)
+        copies = Copies(state, self.lifecycle, reader, self.scaling, config.jobs_max)
+        self._changing = Changing(state, self.indexing, reader, copies)
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self.indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
@@ -747,6 +751,7 @@ class Engine:
         self.windows.pass_time(draft)
         self.lifecycle.starts.pass_time(draft)
         self.sessions.stalls.pass_time(draft)
+        self.unready.pass_time(draft)
         self.services.pass_time(draft, self.scaling)
         self.admission.forget_cancels(draft)
         self.indexing.queue_rejections()

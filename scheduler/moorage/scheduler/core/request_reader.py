@@ -89,7 +89,8 @@ class RequestReader:
         It is decoded from the body: for rare paths only.
         """
         request = self.requests.read_accepted(job.body)[1].request.with_part(job.part)
-        return request.with_bounds(*job.bounds_at()) if job.bounds else request
+        request = request.with_bounds(*job.bounds_at()) if job.bounds else request
+        return request.with_copies(*job.wants[:2]) if job.wants is not None else request
 
     def limit_ms_of(self, job: Job, fence: int) -> int | None:
         """Return the time limit in ms of an attempt with this fence; None without one."""

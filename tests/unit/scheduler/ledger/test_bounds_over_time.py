@@ -89,7 +89,8 @@ TABLES = {
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
     "Replica.stored",  # one for each stream of its checkpoint; no worker here stores one
-    "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.shape",
+    "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
+    "Job.shape",
     "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",
     "Attempt.runs_as",

@@ -34,7 +34,8 @@ PREEMPTS: Final = Config(preempt_priority=80, preempt_after=60.0)
 DOES: Final = {
     "fails at its start": (0, "exit"),
     "fails its check": (4_000, "not-ready"),
-    "ends later": (4_000, "exit"),
+    "ends soon": (5_000, "exit"),  # ready for 3 s
+    "ends later": (10_000, "exit"),
 }
 
 
@@ -574,3 +575,154 @@ def test_a_next_version_whose_attempt_did_not_end_by_itself_has_not_failed(how: 
     site.settle()
     assert site.watch(300, lambda: site.serving("b") == 1), "the old version gave way to it"
     assert site.held_on("w0") == 1
+
+
+# ------------------------------------------------------------------------- a next version that serves for a moment
+
+
+def beside(old: int, room: int, does: str = "", **fields: Any) -> Site:
+    """A service, and its next version `b` with room for so many more."""
+    site = Site(old)
+    site.join_host("w1", room)
+    if does:
+        site.does["b"] = DOES[does]
+    site.serve("b", **{"replicas": old, "instead_of": "a", **fields})
+    return site
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_a_next_version_that_is_ready_and_ends_after_seconds_takes_no_place(room: int) -> None:
+    site = beside(3, room, "ends soon") if room else replaced(3, "fixed", "ends soon")
+    site.watch(2 * WATCHED_S)
+    assert site.fewest >= (3 if room else 2), "with room none; without, one may give way first"
+    assert site.serving("a") == 3
+    assert "CANCELLED" not in site.states("a")
+
+
+def test_a_next_version_that_fails_gives_back_what_it_took() -> None:
+    site = beside(3, 3, run={**READY, "max_restarts": 2})
+    assert site.watch(WATCHED_S, lambda: site.serving("b") == 3)
+    site.does["b"] = DOES["ends soon"]
+    assert site.watch(WATCHED_S, lambda: site.job("b").over)
+    assert site.states("b") == ["FAILED"] * 3
+    site.fewest = 3
+    assert site.watch(30, lambda: site.serving("a") == 3)
+    site.watch(WATCHED_S)
+    assert (site.fewest, site.serving("a")) == (3, 3)
+
+
+@pytest.mark.parametrize("leads", ["", "from a snapshot", "from the ledger"])
+def test_a_canary_that_is_cancelled_gives_its_place_back(leads: str) -> None:
+    site = beside(3, 1, max_running=1)
+    assert site.watch(WATCHED_S, lambda: site.serving("a") == 2)
+    site.watch(10)
+    assert (site.serving("a"), site.serving("b"), site.fewest) == (2, 1, 3)
+    if leads:
+        site.lead_from_snapshot() if leads == "from a snapshot" else site.lead()
+        site.renew()
+    site.cancel("b")
+    assert site.watch(30, lambda: site.serving("a") == 3)
+    assert site.fewest >= 2
+    assert set(site.states("a")) == {"RUNNING"}
+
+
+def test_a_canary_replaces_all_once_it_may() -> None:
+    site = beside(3, 1, max_running=1)
+    assert site.watch(WATCHED_S, lambda: site.serving("a") == 2)
+    site.engine.offer(ChangeOrder("t", ChangeAsked(job="b", max_running=3), "", True))
+    assert site.watch(2 * WATCHED_S, lambda: set(site.states("a")) == {"CANCELLED"})
+    assert (site.fewest, site.serving("b")) == (3, 3)
+
+
+def test_a_next_version_of_which_some_never_serve_and_that_is_cancelled() -> None:
+    site = beside(3, 3)
+    assert site.watch(WATCHED_S, lambda: site.serving("b") > 0)
+    site.does["b"] = DOES["fails its check"]
+    held = [(worker, name) for worker in site.workers.values() for name in worker.held if name[1] == "b"]
+    for worker, name in sorted(held, key=lambda each: each[1])[1:]:
+        worker.finish(name, 1, "not-ready")
+    site.watch(WATCHED_S)
+    assert site.fewest == 3, "for what serves of both"
+    site.cancel("b")
+    site.watch(30)
+    assert site.serving("a") == 3
+
+
+def test_a_member_that_has_settled_and_ends_gives_its_place_back_until_it_serves_again() -> None:
+    site = beside(2, 2, max_running=1)
+    assert site.watch(WATCHED_S, lambda: site.serving("a") == 1)
+    [host] = [worker for worker in site.workers.values() if any(name[1] == "b" for name in worker.held)]
+    host.session = ""  # it is not heard any more
+    site.operate("cordon", host.id)
+    site.fewest = 2
+    assert site.watch(2 * WATCHED_S, lambda: site.serving("a") == 2)
+
+
+@pytest.mark.parametrize(("copies", "most"), [(4, 2), (2, 1)])
+@pytest.mark.parametrize("room", [0, 4])
+def test_a_service_of_which_few_may_run_at_once_is_replaced(copies: int, most: int, room: int) -> None:
+    site = Site(most, replicas=copies, max_running=most)
+    if room:
+        site.join_host("w1", room)
+    site.serve("b", replicas=copies, max_running=most, instead_of="a")
+    assert site.watch(4 * WATCHED_S, lambda: set(site.states("a")) == {"CANCELLED"})
+    assert site.serving("b") == most
+    assert site.fewest >= (most if room else most - 1)
+
+
+@pytest.mark.parametrize("room", [1, 4])
+def test_a_fixed_next_version_of_one_with_max_running_never_serves_with_fewer(room: int) -> None:
+    site = Site(4, replicas=12, max_running=4)
+    site.join_host("w1", room)
+    site.serve("b", replicas=4, instead_of="a")
+    assert site.watch(4 * WATCHED_S, lambda: set(site.states("a")) == {"CANCELLED"})
+    assert (site.serving("b"), site.fewest) == (4, 4)
+
+
+@pytest.mark.parametrize(("said_s", "takes_s"), [(0.0, 3), (20.0, 23)])
+def test_a_member_counts_once_it_was_ready_for_as_long_as_its_request_says(said_s: float, takes_s: int) -> None:
+    site = beside(1, 1, run={**READY, "ready": {"call": True, "for_s": said_s}})
+    began_ms = site.now
+    assert site.watch(WATCHED_S, lambda: site.states("a") == ["CANCELLED"])
+    assert takes_s <= (site.now - began_ms) / 1_000 <= takes_s + 4
+
+
+def looks(site: Site, *, ready: bool) -> None:
+    """The worker of the one member of `b` looks at it."""
+    for worker in site.workers.values():
+        for held in [held for held in worker.held.values() if held.place.job == "b"]:
+            worker.look(held, ready=ready)
+    site.offer_reports()
+    site.tick()
+
+
+@pytest.mark.parametrize(("gap_ms", "counts"), [(1_500, True), (2_500, False)])
+def test_a_short_gap_does_not_begin_the_time_anew(gap_ms: int, counts: bool) -> None:
+    site = beside(1, 1)
+    assert site.watch(WATCHED_S, lambda: site.serving("b") == 1)
+    site.pass_time(3_000, step=500)
+    looks(site, ready=False)
+    site.pass_time(gap_ms, step=500)
+    looks(site, ready=True)
+    site.pass_time(2_000, step=500)
+    assert (site.states("a") != ["RUNNING"]) is counts
+
+
+def test_a_replacement_counts_once_it_was_ready_for_as_long_as_its_request_says() -> None:
+    site = Site(1, run={**READY, "ready": {"call": True, "for_s": 20.0}})
+    site.join_host("w1", 1)
+    site.operate("drain", "w0")
+    assert site.watch(WATCHED_S, lambda: site.serving("a") == 2)
+    site.watch(15)
+    assert site.held_on("w0") == 1
+    site.watch(15)
+    assert (site.held_on("w0"), site.fewest) == (0, 1)
+
+
+def test_what_runs_beyond_a_lower_max_running_counts_as_what_served() -> None:
+    site = Site(4)
+    site.engine.offer(ChangeOrder("t", ChangeAsked(job="a", max_running=2), "", True))
+    site.join_host("w1", 4)
+    site.serve("b", replicas=4, max_running=2, instead_of="a")
+    site.watch(WATCHED_S)
+    assert (site.serving("a"), site.serving("b"), site.fewest) == (2, 2, 4)

@@ -48,7 +48,7 @@ def test_more_replicas_run_with_the_record_that_changes_it_and_fewer_after_their
     answer = change(drive, max_running=3, reason="the night is free")
     assert answer == {
         "job": "j", "changed": True, "state": "RUNNING", "priority": 50, "max_running": 3, "timeout_s": 3600.0,
-        "members": 1,
+        "members": 1, "replicas": 6,
     }  # fmt: skip
     assert running(drive) == 3, "the record that changes it places them"
     last = told(drive)["changes"]

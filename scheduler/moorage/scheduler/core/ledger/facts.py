@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.state import (
     PLACED,
     RAN_MAX,
     READY,
+    READY_GAP_MS,
     REPLICA,
     REV,
     RUNNING,
@@ -69,6 +70,7 @@ def kept_rows(ceilings: Ceilings, job: Job) -> int:
 
 def _of_job(job: Job, rows: list[Transition]) -> None:
     avoids = {num for num, _ in job.avoid}
+    job.lent, job.wants = (0, 0), None  # no history has that, and no ledger of a lower level the latter
     job.ended_ms = 0 if job.live or not job.history else job.history[-1][AT_MS]
     job.ever_ready = any(row[STATE] in (READY, NOT_READY) for row in rows)
     about = [row[WORKER] for row in rows if row[WORKER] in avoids and row[WHY].startswith(ABOUT_THE_JOB)]
@@ -96,9 +98,17 @@ class _Run:
     state: int = PLACED
     started: bool = False
     ever_ready: bool = False
+    ready_ms: int = 0
+    unready_ms: int = 0
     has_frozen: bool = False
     leased_ms: int = 0
     not_frozen: str = ""
+
+    def note_ready(self, at_ms: int, *, is_ready: bool) -> None:
+        """Note that it was ready from this ledger ms on, or not any more."""
+        if not self.ready_ms or (is_ready and not (self.unready_ms and at_ms - self.unready_ms <= READY_GAP_MS)):
+            self.ready_ms = at_ms
+        self.unready_ms = 0 if is_ready else at_ms
 
 
 def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
@@ -117,12 +127,14 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
         if _is_end(row):
             ran_ms = row[AT_MS] - run.began_ms if run.started else -1
             was_asked, by_worker = run.state == ENDING, row[BY] == BY_WORKER
-            ended[key] = Ended(row[REV], row[CODE], row[WHY], ran_ms, run.ever_ready, was_asked, by_worker)
+            ready_ms = (run.unready_ms or row[AT_MS]) - run.ready_ms if run.ready_ms else 0
+            ended[key] = Ended(row[REV], row[CODE], row[WHY], ran_ms, run.ever_ready, was_asked, by_worker, ready_ms)
             if ran_ms >= 0 and state in WORKED and not run.has_frozen:
                 ran.append(ran_ms)
             deaths[row[REPLICA]] = deaths.get(row[REPLICA], 0) + (row[WHY] == WITH_SUPERVISOR)
         elif state in (READY, NOT_READY):
             run.ever_ready = True
+            run.note_ready(row[AT_MS], is_ready=state == READY)
         elif state == NOT_FROZEN:
             run.not_frozen = row[WHY]
         elif state == FROZEN:
@@ -141,3 +153,6 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
         run = runs.get((attempt.replica.index, attempt.fence), _Run(oldest_ms))
         attempt.began_ms, attempt.ever_ready, attempt.has_frozen = run.began_ms, run.ever_ready, run.has_frozen
         attempt.leased_ms, attempt.not_frozen = run.leased_ms, run.not_frozen
+        if attempt.ready and (not run.ready_ms or run.unready_ms):
+            run.note_ready(oldest_ms, is_ready=True)  # no row that is read tells it
+        attempt.ready_ms, attempt.unready_ms = run.ready_ms, run.unready_ms

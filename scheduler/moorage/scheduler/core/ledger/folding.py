@@ -54,6 +54,7 @@ from moorage.scheduler.core.ledger.state import (
     RAN_MAX,
     RANGE,
     READY,
+    READY_GAP_MS,
     RUNNING,
     STORED_LEVEL,
     SUCCEEDED,
@@ -478,6 +479,9 @@ class Folding:
         if replica.state not in TELLS_READY or a not in (0, 1) or attempt.ready is bool(a):
             raise self._illegal(replica, replica.state)
         attempt.ready = bool(a)
+        if a and not (attempt.unready_ms and self.time - attempt.unready_ms <= READY_GAP_MS):
+            attempt.ready_ms = self.time
+        attempt.unready_ms = 0 if a else self.time
         attempt.ever_ready = job.ever_ready = True  # none is reported not ready before it was
         self.attempts[attempt] = None
         job.rev = rev = job.rev + 1  # it stays in its state
@@ -663,6 +667,7 @@ class Folding:
                     attempt.ever_ready,
                     was == ENDING,
                     by == BY_WORKER,
+                    (attempt.unready_ms or self.time) - attempt.ready_ms if attempt.ready_ms else 0,
                 ),
             )
         if IS_TERMINAL[to]:
@@ -701,7 +706,14 @@ class Folding:
         self.out.ran.setdefault(job, []).append(ran_ms)
 
     def _end_replicas(self, job: Job, first: int, last: int, to: int, code: int) -> None:
-        job.end(first, last, to, code)
+        if job.wants is not None and (gone := both(job.wants.leaving, ((first, last),))):
+            job.live -= count_of(gone)
+            job.wants = job.wants._replace(leaving=without(job.wants.leaving, gone))
+            self.renumber(job, without(job.numbers, gone))
+            for first_left, last_left in without(((first, last),), gone):
+                job.end(first_left, last_left, to, code)
+        else:
+            job.end(first, last, to, code)
         if not job.live:
             job.ended_ms = self.time
 

@@ -22,7 +22,7 @@ from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
-from moorage.schemas.ranges import ONE, Ranges, count_of, is_in, numbers_in, without
+from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, numbers_in, without
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
 PLACED: Final = STATE_NUMBER["PLACED"]
@@ -90,6 +90,8 @@ HISTORY_WORDS: Final = (
 
 #: so many of a job's last runs are remembered, by which a new leader estimates how long others will take
 RAN_MAX: Final = 16
+#: an attempt that is ready again after so few ms was ready all the while
+READY_GAP_MS: Final = 2_000
 #: those among them of which it is known when they were stored
 SAVED_MAX: Final = 2
 #: the feature level from which what they told lasts
@@ -156,6 +158,7 @@ class Ended(NamedTuple):
     ever_ready: bool
     was_asked: bool
     by_worker: bool  # else its worker was lost, or did not hold it
+    ready_ms: int = 0  # for how long it was ready when it was so last
 
 
 class Scaled(NamedTuple):
@@ -164,6 +167,17 @@ class Scaled(NamedTuple):
     wanted: int
     since_ms: int
     why: str
+
+
+class Wants(NamedTuple):
+    """The number of replicas that a job's tenant put in place of its request's: `most`; of a service that follows its
+    calls between `least` and that, else `least` is negative. `top` is the highest number that one ever had, `leaving`
+    are those that are taken away as they end."""
+
+    least: int
+    most: int
+    top: int
+    leaving: Ranges = ()
 
 
 class Bounds(NamedTuple):
@@ -310,6 +324,10 @@ class Job:
     history: list[Transition] = field(default_factory=list)
     ended_ms: int = 0  # ledger ms of the end of its last replica; 0 until then
     ever_ready: bool = False  # one of its attempts was ready for work at some time
+    #: of a service that its next version replaces: how many members it has given up so far, and how many of these for
+    #: want of room, for which none of the new ones serves yet
+    lent: tuple[int, int] = (0, 0)
+    wants: Wants | None = None  # once its tenant has changed the number of its replicas
     has_moved: bool = False  # of `relocating`: the replica that leaves was cancelled, as the other one serves
     refused: tuple[int, ...] = ()  # of the workers in `avoid`, those that refused it for what it runs
     #: as of its last placement, how many replicas were on workers; ledger ms of the first end of an attempt since, or 0
@@ -362,7 +380,8 @@ class Job:
             2: {
                 "ended_ms": (int, 0), "ever_ready": (bool, False), "has_moved": (bool, False),
                 "refused": (tuple[int, ...], ()), "placed_many": (int, 0), "left_ms": (int, 0),
-                "ran": (tuple[int, ...], ()),
+                "ran": (tuple[int, ...], ()), "lent": (tuple[int, int], (0, 0)),
+                "wants": (Wants | None, None),
             }
         },
     )  # fmt: skip
@@ -405,7 +424,9 @@ class Job:
         if level < 2:
             return row
         marks, ended = (self.ever_ready, self.has_moved, self.refused), (self.ended_ms, self.placed_many, self.left_ms)
-        return number_of((row, "facts", marks, ended, self.ran))
+        row = number_of((row, "facts", marks, ended, self.ran))
+        row = number_of((row, "lent", self.lent)) if any(self.lent) else row
+        return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -539,6 +560,11 @@ class Job:
         """
         waiting = [replica for replica in self.rows.values() if replica.state == QUEUED]
         return min([*waiting, *(Replica(self, first) for first, _ in self.fresh[:1])], key=_by_index, default=None)
+
+    @property
+    def leaving(self) -> Ranges:
+        """The numbers of replicas that are taken away as they end."""
+        return NOTHING if self.wants is None else self.wants.leaving
 
     def end(self, first: int, last: int, state: int, code: int = 0) -> None:
         """Count the ends of the replicas from `first` to `last`, which are neither rows nor `fresh` any more."""
@@ -680,6 +706,8 @@ class Attempt:
     #: for its limits
     began_ms: int = 0
     ever_ready: bool = False  # its worker has seen it ready for work at some time
+    ready_ms: int = 0  # ledger ms since which it was ready when it was so last, but for gaps of `READY_GAP_MS`; else 0
+    unready_ms: int = 0  # ledger ms since which it is ready no more; 0 while it is, and before it ever was
     has_frozen: bool = False  # it was frozen at some time
     leased_ms: int = 0  # ledger ms at which its devices were leased to it again after it froze; 0 if they were not
     not_frozen: str = ""  # why its worker could not freeze it, when it was last to be
@@ -712,7 +740,7 @@ class Attempt:
         {
             2: {
                 "began_ms": (int, 0), "ever_ready": (bool, False), "has_frozen": (bool, False), "leased_ms": (int, 0),
-                "not_frozen": (str, ""),
+                "not_frozen": (str, ""), "ready_ms": (int, 0), "unready_ms": (int, 0),
             }
         },
     )  # fmt: skip
@@ -730,7 +758,8 @@ class Attempt:
         if level < 2:
             return row
         frozen = self.has_frozen, self.leased_ms, self.not_frozen
-        return number_of((row, "facts", self.began_ms, self.ever_ready, frozen))
+        row = number_of((row, "facts", self.began_ms, self.ever_ready, frozen))
+        return number_of((row, "ready", self.ready_ms, self.unready_ms)) if self.ready_ms or self.unready_ms else row
 
 
 def code_of(to: int | None, code: int) -> int | None:

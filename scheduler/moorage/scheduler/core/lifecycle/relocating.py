@@ -42,10 +42,11 @@ from moorage.scheduler.core.ledger.state import (
     State,
 )
 from moorage.scheduler.core.lifecycle.max_running import most_of
+from moorage.scheduler.core.lifecycle.members import has_settled
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import NUMBERS_MAX
+from moorage.schemas.ranges import NUMBERS_MAX, count_of
 
 #: after a replacement that ended before it served, the next one is begun this much later
 AGAIN_MS: Final = 60_000
@@ -83,6 +84,13 @@ def is_serving(replica: Replica, request: Request) -> bool:
     if replica.state != RUNNING or replica.attempt is None:
         return False
     return request.workload.ready is None or replica.attempt.ready
+
+
+def _has_replaced(replica: Replica, request: Request, now_ms: int) -> bool:
+    """Return whether a replacement serves, for as long as its request says."""
+    ready = request.workload.ready
+    serves = is_serving(replica, request)
+    return serves and (ready is None or has_settled(replica, ready.for_ms(replaces=False), now_ms))
 
 
 def _has_served(member: Attempt, request: Request) -> bool:
@@ -176,7 +184,7 @@ class Relocating:
         if bounded and (spare := self._spare(draft, job)) is not None:
             new = spare
         else:
-            new = request.numbers[-1][1] + job.added + 1
+            new = (request.numbers[-1][1] + job.added if job.wants is None else job.wants.top) + 1
             if new >= NUMBERS_MAX:
                 return
             draft.enlarged.append(job)
@@ -211,7 +219,7 @@ class Relocating:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(job, old), self._state_of(job, new)
-        has_more = job.size > request.copies
+        has_more = job.size - count_of(job.leaving) > request.copies
         moved = job.has_moved
         if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
             if was in MAY_END:
@@ -232,7 +240,7 @@ class Relocating:
             leaves = leaving.get(member)
             if leaves is None or not self._moves(job, request):
                 self._give_up(draft, job, new, has_more=has_more)
-            elif (row := job.rows.get(new)) is not None and is_serving(row, request):
+            elif (row := job.rows.get(new)) is not None and _has_replaced(row, request, draft.time_ms):
                 why = f"{MOVED}{new}: {leaves.why}"
                 if has_more:
                     self._cancel(draft, job, old, why)

@@ -22,10 +22,11 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Scale
+from moorage.scheduler.core.ledger.acts import Lends, Scale
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import FROZEN, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
+from moorage.scheduler.core.lifecycle.members import Old
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group, Key
@@ -173,10 +174,12 @@ class Scaling:
         return num in self._services
 
     def add(self, job: Job, request: Request) -> None:
-        """Follow the calls of a live job, if its number of members depends on them."""
-        if request.scale is None or request.service is None or job.num in self._services:
-            return
-        self._services[job.num] = _Service()
+        """Follow the calls of a live job, if its number of members depends on them; else do so no more."""
+        if request.scale is None or request.service is None:
+            self._services.pop(job.num, None)
+            self.above.discard(job.num)
+        elif job.num not in self._services:
+            self._services[job.num] = _Service()
 
     def on_load(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
         """Take a member's load; a frame of no member of such a service is ignored."""
@@ -246,18 +249,49 @@ class Scaling:
         self._move(draft, job, service, count, why)
         return True
 
-    def count(self, job: Job) -> int:
-        """Return how many members a job has on workers that were not asked to end."""
-        return sum(1 for _ in self._members(job))
+    def lender(self, job: Job) -> Old:
+        """Return how many members a service has while none replaces it, and what of that it has lent."""
+        request, (lent, ahead) = self._lifecycle.request_of(job), job.lent
+        if request.scale is not None:
+            return Old(wanted_of(job, request) + lent, lent, ahead, follows=True)
+        full = min(request.copies, request.max_running or request.copies)
+        if not lent and job.scaled is not None:
+            lent = max(0, full - job.scaled.wanted)  # a snapshot may have lost it
+        # more may serve than a `max_running` allows that is lower by now
+        return Old(max(full, lent + sum(1 for _ in self._members(job))), lent, min(ahead, lent))
 
-    def give_way(self, draft: Draft, job: Job, why: str, member: Attempt) -> None:
-        """End a member for the job that replaces this one; it waits until `come_back`."""
+    def lend(
+        self, draft: Draft, job: Job, full: int, lent: tuple[int, int], why: str, member: Attempt | None = None
+    ) -> None:
+        """Let a service want so many members less than its full number from now on (`lent`, of these ahead).
+
+        Members beyond that are asked to end, `member` first, else those that do not serve.
+        """
         request, service = self._lifecycle.request_of(job), self._services.get(job.num)
-        count = self.count(job) if service is not None else wanted_of(job, request)
-        self._lifecycle.leave(draft, member, why, Count.NONE)
+        wanted = full - lent[0]
+        if not lent[0] and request.scale is None:
+            wanted = request.copies  # what `max_running` allows of them may change
+        draft.add(Scale(job.num, wanted, why))
+        if draft.may(Lends):
+            draft.add(Lends(job.num, *lent))
+        else:
+            job.lent = lent  # soft: a new leader finds what it can in the number that is wanted
+        self._bound(job, wanted)
         if service is not None:
             service.moved_ms, service.low_ms = draft.time_ms, None
-        self._want(draft, job, count - 1, why)
+        members = list(self._members(job))
+        if member is not None:
+            members.remove(member)
+            self._lifecycle.leave(draft, member, why, Count.NONE)
+        self._end_fewest(draft, service, members, len(members) - (full - lent[0]), why)
+
+    def come_back(self, draft: Draft, job: Job, why: str) -> None:
+        """Let a service want again what it has lent to a next version that is no more."""
+        if job.scaled is None or job.over or not job.live:
+            return
+        old, request = self.lender(job), self._lifecycle.request_of(job)
+        if any(job.lent) or (request.scale is None and job.scaled.wanted < request.copies):
+            self.lend(draft, job, old.full, (0, 0), why)
 
     def yielding(self) -> list[Yields]:
         """Return the jobs with members above `min`, which end for jobs that come before these in the queue."""
@@ -267,20 +301,12 @@ class Scaling:
             scale = self._lifecycle.request_of(job).scale if job is not None else None
             if job is None or scale is None or job.hold is not None:
                 continue
-            count = self.count(job) - scale.min
+            count = sum(1 for _ in self._members(job)) - scale.min
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
                 rate_milli = self._order.rates.of(shape)
                 found.append(Yields(self._standing(job), num, job.tenant, count, shape, rate_milli))
         return found
-
-    def come_back(self, draft: Draft, job: Job, why: str) -> None:
-        """Let a job that gave way have all of its replicas again; one that follows its calls has what these need."""
-        if job.scaled is None or job.over or not job.live:
-            return
-        request = self._lifecycle.request_of(job)
-        if request.scale is None and job.scaled.wanted < request.copies:
-            self._want(draft, job, request.copies, why)
 
     # ---------------------------------------------------------------------------------------------- within
 
@@ -372,16 +398,19 @@ class Scaling:
 
     def _move(self, draft: Draft, job: Job, service: _Service, wanted: int, why: str) -> None:
         service.moved_ms, service.low_ms = draft.time_ms, None
-        self._want(draft, job, wanted, why)
+        self.want(draft, job, wanted, why)
 
-    def _want(self, draft: Draft, job: Job, wanted: int, why: str) -> None:
+    def want(self, draft: Draft, job: Job, wanted: int, why: str) -> None:
+        """Let a job have so many members from now on."""
         draft.add(Scale(job.num, wanted, why))
         self._bound(job, wanted)
 
-    def _end_fewest(self, draft: Draft, service: _Service, members: list[Attempt], count: int, why: str) -> None:
+    def _end_fewest(self, draft: Draft, service: _Service | None, members: list[Attempt], count: int, why: str) -> None:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
 
         def calls(member: Attempt) -> tuple[int, int]:
+            if service is None:
+                return int(member.ready), -member.replica.index
             heard = service.heard.get(member.name)
             return (-1 if heard is None else heard.load.running + heard.load.waiting, -member.replica.index)
 

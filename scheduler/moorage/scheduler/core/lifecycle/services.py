@@ -10,10 +10,11 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.records import WITH_SUPERVISOR
 from moorage.scheduler.core.ledger.state import (
+    CANCELLING,
     ENDING,
     HAS_DEVICES,
     LEAVING,
-    ON_WORKER,
+    MAY_END,
     QUEUED,
     RUNNING,
     Attempt,
@@ -23,7 +24,8 @@ from moorage.scheduler.core.ledger.state import (
     State,
     exit_code_of,
 )
-from moorage.scheduler.core.lifecycle.max_running import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import most_of, wanted_of
+from moorage.scheduler.core.lifecycle.members import Decision, Next, Old, has_settled, reconcile
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, Woken
@@ -31,12 +33,9 @@ from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Probl
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
 from moorage.schemas.names import REPLACED_BY, word_of
-from moorage.schemas.ranges import count_of, ranges_of
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
 ROOM_MS: Final = 5_000
-#: states of a replica that serves, or will do so without another decision
-_GOES_ON: Final = (ON_WORKER - LEAVING) | {QUEUED}
 #: how a worker reports the ends of members that are not the job's doing
 _NOT_BY_ITSELF: Final = {ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, WITH_SUPERVISOR, "lost", "fence", "supervisor-died"}
 #: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
@@ -180,82 +179,91 @@ class Services:
         replaced: set[int] = set()
         for (tenant, service), jobs in list(self._jobs.items()):
             pair = self.live(tenant, service)  # which forgets those that have ended
-            if len(jobs) < 2:
-                if pair:
-                    scaling.come_back(draft, jobs[0], "no next version takes its place")
-                continue
             if len(pair) == 1:
-                scaling.come_back(draft, pair[0], "its next version has ended")
+                why = "no next version takes its place" if len(jobs) < 2 else "its next version has ended"
+                scaling.come_back(draft, pair[0], why)
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
             if any(job.relocating is not None for job in pair):
                 continue  # each has as many numbers as its request once that is over
-            if _is_put_off(pair[1]):
-                continue  # until it may begin, the old one follows its calls
-            if draft.bulk_full:
-                continue
-            if self._has_failed(pair[1]):
-                scaling.come_back(draft, pair[0], f"an attempt of job {pair[1].name} ended before it was ready")
-            else:
+            if not draft.bulk_full and self._replace(draft, scaling, *pair) in ("goes on", "whole"):
                 replaced.add(pair[0].num)
-            self._replace(draft, scaling, *pair)
         scaling.replaced = replaced
 
-    def _replace(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
-        """Let as many replicas of the old job go as the new one has ready in their place; all, once all are ready.
+    def _replace(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> str:
+        """Let the old version lend as many places as `members.reconcile` says; return the phase.
 
         A new job that follows its calls begins with as many members as the old one has. Where the new one finds no
-        place, one replica of the old one gives up its own, if that makes room for the new one; the next one only once
-        the new job has made up for it. It waits until the new one is ready in its place, or has failed.
+        place, one member of the old one gives up its own, if that makes room for the new one; the next one only once
+        the new job has made up for it.
         """
-        wanted, follows = wanted_of(old, self._lifecycle.request_of(old)), old.num in scaling
-        if scaling.begin_with(draft, new, wanted, f"as many as of job {old.name}, which it replaces"):
-            return
-        target = wanted_of(new, self._lifecycle.request_of(new))
-        ready = sum(_is_ready(replica) for replica in new.rows.values())
-        why = REPLACED_BY.format(new.name)
-        if ready >= target:
-            self._lifecycle.cancel(draft, old, why)
-            return
-        base = min(target, old.size) if follows else old.size
-        least = base - base * ready // target
-        states = ((row.state, row.index) for row in old.rows.values())
-        goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
-        has = scaling.count(old) if follows else len(goes_on) + count_of(old.fresh)
-        if not follows and has > least:
-            self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on[least - has :])))
-        elif not any(self._is_leaving(row) for row in old.rows.values()):  # else its place may be enough
-            self._give_way(draft, scaling, old, new, ready, min(has, wanted) - least + 1)
+        request, next_request = self._lifecycle.request_of(old), self._lifecycle.request_of(new)
+        lender = scaling.lender(old)
+        may_begin = not _is_put_off(new)
+        why = f"as many as of job {old.name}, which it replaces"
+        if may_begin and scaling.begin_with(draft, new, lender.full, why):
+            return "goes on"
+        now = self._next(new, next_request, lender, draft.time_ms)
+        if lender.lent and not any(old.lent):  # a snapshot of level 1 does not say for which of them none serves
+            lender = lender._replace(ahead=max(0, lender.lent - now.settled))
+        decided = reconcile(lender, now._replace(may_begin=may_begin))
+        if decided.ends:
+            self._lifecycle.cancel(draft, old, REPLACED_BY.format(new.name))
+        elif (decided.lent, decided.ahead) != (lender.lent, lender.ahead):
+            scaling.lend(draft, old, lender.full, (decided.lent, decided.ahead), _why(decided, lender, new))
+        elif decided.more and not any(self._is_leaving(row) for row in old.rows.values()):  # its place may be enough
+            self._give_way(draft, scaling, old, new, request, decided, now.settled)
+        return decided.phase
 
-    def _give_way(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> None:
-        """End a member of the old job for the new one, unless that has failed; `most` may end one after the other.
+    def _next(self, new: Job, request: Request, old: Old, now_ms: int) -> Next:
+        """Return what counts of the next version of a service."""
+        may = wanted_of(new, request)
+        if request.scale is None:  # `max_running` bounds it, too: as a canary it does not replace what serves more
+            most = min(may, request.max_running or may)
+            may = min(may, max(most, old.full))
+        for_ms = _for_ms(request)
+        settled = sum(has_settled(row, for_ms, now_ms) for row in new.rows.values())
+        live = new.live - sum(row.state == CANCELLING for row in new.rows.values())
+        return Next(may, settled, live, self._fails(new, request))
+
+    def _give_way(
+        self, draft: Draft, scaling: Scaling, old: Job, new: Job, request: Request, decided: Decision, settled: int
+    ) -> None:
+        """End a member of the old job for the new one; `decided.more` may end one after the other.
 
         None ends if the new one could not start then either: for want of room, or as its tenant is held or at its
-        limit.
+        limit. None ends while one of the old job is about to serve, as it may do after the new one has failed.
         """
         tenant = self._state.read_tenant(new.tenant)
-        if most <= 0 or tenant.hold is not None or self._has_failed(new):
+        most_new = most_of(new, self._lifecycle.request_of(new))
+        if most_new is not None and new.on_workers >= most_new:
+            return  # it may have no more, as a canary
+        if tenant.hold is not None or not self._finds_no_place(draft, new, settled):
             return
-        if not self._finds_no_place(draft, new, ready):
+        if old.ever_ready and any(_begins(row) for row in old.rows.values()) and request.workload.ready is not None:
             return
+        most = decided.more
         members = self._replacing(draft, new, old)
         over = tenant.gpus + self._lifecycle.shape_of(new).gpus - tenant.gpus_max if tenant.gpus_max else 0
         if members == [] and over > 0:  # there is room for it, beyond the limit
             current = (row.attempt for row in reversed(old.rows.values()))
             members = [each for each in current if each is not None and self._lifecycle.is_on_worker(each)][:1]
         if members and len(members) <= most and members[0].mask.bit_count() * most >= over:
-            scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", members[0])
+            why = f"gives its place to job {new.name}, which replaces it"
+            full = scaling.lender(old).full
+            scaling.lend(draft, old, full, (decided.lent + 1, decided.ahead + 1), why, members[0])
 
     def replaces(self, new: Job) -> bool:
         """Return whether the next version of a service takes the place of the old one now: it may begin, and has not
         failed."""
-        return not _is_put_off(new) and not self._has_failed(new)
+        return not _is_put_off(new) and not self._fails(new, self._lifecycle.request_of(new))
 
     @staticmethod
-    def _has_failed(job: Job) -> bool:
-        """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
+    def _fails(job: Job, request: Request) -> bool:
+        """Return whether the last attempt of one of a job's replicas ended by itself before it had settled."""
+        for_ms = _for_ms(request)
         ended = [row.ended for row in job.rows.values() if row.ended is not None and row.state == QUEUED]
-        return any(map(_ended_by_itself, ended)) or (bool(job.bad) and not job.ever_ready)
+        return any(_ended_by_itself(each, for_ms) for each in ended) or (bool(job.bad) and not job.ever_ready)
 
     def _is_leaving(self, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""
@@ -279,9 +287,9 @@ def _serves(request: Request, service: str) -> bool:
     return request.service is not None and request.service.name == service
 
 
-def _ended_by_itself(ended: Ended) -> bool:
-    """Return whether an attempt could not be started, or ended before it was ready: not as asked, nor by its host."""
-    if ended.ever_ready or ended.was_asked:
+def _ended_by_itself(ended: Ended, for_ms: int) -> bool:
+    """Return whether an attempt could not be started, or ended before it had settled: not as asked, nor by its host."""
+    if (ended.ever_ready and ended.ready_ms >= for_ms) or ended.was_asked:
         return False
     why = reason_of(ended.why)
     return why.startswith(START_FAILED) or (ended.ran_ms >= 0 and ended.by_worker and why not in _NOT_BY_ITSELF)
@@ -292,6 +300,23 @@ def _is_put_off(job: Job) -> bool:
     return bool(job.awaits) or job.hold is not None
 
 
-def _is_ready(replica: Replica) -> bool:
-    """Return whether a replica serves, as its worker has told."""
-    return replica.state == RUNNING and replica.attempt is not None and replica.attempt.ready
+def _for_ms(request: Request) -> int:
+    """Return for how many ms a member of a next version has to be ready before it counts."""
+    ready = request.workload.ready
+    return 0 if ready is None else ready.for_ms(replaces=True)
+
+
+def _begins(replica: Replica) -> bool:
+    """Return whether a member has a place, and was not ready there yet."""
+    return replica.state in MAY_END and replica.attempt is not None and not replica.attempt.ever_ready
+
+
+def _why(decided: Decision, old: Old, new: Job) -> str:
+    """Return why the old version of a service lends more or fewer places from now on."""
+    if decided.lent >= old.lent:
+        return f"job {new.name}, which replaces it, serves in its place"
+    if decided.phase == "lost":
+        return f"not all members of job {new.name}, which was to replace it, can serve any more"
+    if decided.phase == "fails":
+        return f"an attempt of job {new.name} ended before it served for long enough"
+    return f"fewer members of job {new.name} serve in its place"

@@ -1,4 +1,5 @@
-"""Changes that a tenant makes to its own job in place: how many replicas run at once, its priority, its time limit."""
+"""Changes that a tenant makes to its own job in place: its number of replicas, how many of them run at once, its
+priority, its time limit."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
+from moorage.scheduler.core.operate.copies import Copies
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.schemas.errors import Problem, problem
@@ -25,10 +27,12 @@ class Changing:
         state: State,
         indexing: Indexing,
         reader: RequestReader,
+        copies: Copies,
     ) -> None:
         self._state = state
         self._indexing = indexing
         self._reader = reader
+        self._copies = copies
 
     def change(self, draft: Draft, event: ChangeOrder) -> Answer | Problem:
         """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
@@ -40,15 +44,23 @@ class Changing:
             return fixed
         own = self._reader.requests.read(job.body)[1].request
         most, limit_ms = job.bounds[-1][1:] if job.bounds else (-1, -1)
-        before = own.with_bounds(most, limit_ms)
+        had_copies = own if job.wants is None else own.with_copies(*job.wants[:2])
+        before = had_copies.with_bounds(most, limit_ms)
         if asked.max_running is not None:
             most = asked.max_running
         if asked.timeout_s is not None:
             limit_ms = round(asked.timeout_s * 1000)
-        wanted = own.with_bounds(most, limit_ms)
+        wanted = before.with_bounds(most, limit_ms)
+        if asked.replicas is not None:
+            found = self._copies.changed(draft, job, wanted, asked.replicas)
+            if isinstance(found, Problem):
+                return found
+            wanted = found
         if wanted.trouble is not None and before.trouble is None:
-            field, message, found, allowed = wanted.trouble
-            return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=job.name)
+            field, message, found_word, allowed = wanted.trouble
+            return problem(
+                "invalid-argument", message, field=f"$.{field}", found=found_word, allowed=allowed, job=job.name
+            )
         ceiling = _ceiling(job)
         if asked.priority is not None and asked.priority > ceiling:
             return _too_high(job, asked.priority, ceiling)
@@ -57,15 +69,19 @@ class Changing:
         said = _words(before, wanted, had, priority)
         if said:
             self._record(draft, job, event, (before, wanted), (had, priority), said)
+        is_other = wanted.replicas != before.replicas
+        if is_other:
+            self._copies.record(draft, job, wanted, event)
         attempts = sum(replica.attempt is not None for replica in job.rows.values())
         answer = Changed(
             job=job.name,
-            changed=bool(said),
+            changed=bool(said) or is_other,
             state=job.state,
             priority=priority,
             max_running=wanted.max_running,
             timeout_s=wanted.workload.timeout_s,
             members=attempts,
+            replicas=wanted.replicas,
         )
         return Answer("change", 0, answer)
 

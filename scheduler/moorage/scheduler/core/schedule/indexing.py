@@ -19,6 +19,7 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
+from moorage.scheduler.core.lifecycle.unready import Unready
 from moorage.scheduler.core.queue.queue import Kind, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
@@ -63,6 +64,7 @@ class Indexing:
         failed: Callable[[Job | Worker, Exception], None],
         scaling: Scaling,
         relocating: Relocating,
+        unready: Unready,
         containment: Containment,
     ) -> None:
         self.state = state
@@ -72,6 +74,7 @@ class Indexing:
         self.timers = timers
         self.scaling = scaling
         self.relocating = relocating
+        self.unready = unready
         self.admission = admission
         self.durations = durations
         self.room = room
@@ -285,6 +288,7 @@ class Indexing:
         self.admission.services.add(job, request)
         self.scaling.add(job, request)
         self.relocating.add(job)
+        self.unready.add(job, request)
         # one of an earlier term, or with a later revision, may have matched a worker that is away now
         may_end = job.rev == 1 and job.ledger > self.state.epoch_seq
         if may_end and self.admission.ends_unmatched(request, self.requests.shape_of(job)):

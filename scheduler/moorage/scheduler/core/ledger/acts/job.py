@@ -28,6 +28,7 @@ from moorage.scheduler.core.ledger.state import (
     Attempt,
     Job,
     Scaled,
+    Wants,
     bounds_after,
     without_job,
 )
@@ -348,6 +349,54 @@ class Scale(OfJob, tag="scale"):
         folding.out.jobs[job.num] = job
 
 
+class Lends(OfJob, tag="lends"):
+    """So many places a service has lent to its next version so far, and so many of these ahead, for want of room."""
+
+    LEVEL: ClassVar[int] = 2
+    lent: int
+    ahead: int
+
+    def fold(self, folding: Folding) -> None:
+        if not 0 <= self.ahead <= self.lent <= REPLICAS_MAX:
+            raise FoldError(f"act {self.tag} of job {self.job} says {self.lent} and {self.ahead}")
+        job = folding.job(self.job, "lends places of")
+        job.lent = (self.lent, self.ahead)
+        folding.out.jobs[job.num] = job
+
+
+class Replicas(OfJob, tag="replicas"):
+    """A job's tenant asks for another number of replicas, see `state.Wants`.
+
+    So many (`added`) are added behind the highest number that one ever had (`top`). Those of `leaving`, first and last
+    numbers of ranges, are taken away as they end.
+    """
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    least: int
+    most: int
+    top: int
+    added: int
+    leaving: list[int]
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        flat = iter(self.leaving)
+        leaving = joined(sorted(zip(flat, flat, strict=True)))
+        job = folding.ordered(self.job, CHANGED, self.by, self.why)
+        fits = self.added >= 0 and job.numbers[-1][1] <= self.top and self.top + self.added < REPLICAS_MAX
+        if job.over or not job.live or without(leaving, job.numbers) or self.most < 1 or not fits:
+            raise FoldError(f"act {self.tag} of job {self.job} asks for {self.most}, {self.added} of them new")
+        job.wants = Wants(self.least, self.most, self.top + self.added, joined(sorted((*job.leaving, *leaving))))
+        if self.added:
+            new = ((self.top + 1, self.top + self.added),)
+            job.live += self.added
+            job.fresh = joined(sorted((*job.fresh, *new)))
+            folding.state.tenants[job.tenant].waits += self.added
+            folding.renumber(job, joined(sorted((*job.numbers, *new))))
+
+
 class Relocate(OfJob, tag="relocate"):
     """A replica is to leave its worker once another one of its job serves: one more, or one that waits for calls."""
 
@@ -367,6 +416,8 @@ class Relocate(OfJob, tag="relocate"):
             return
         job.added += 1
         job.live += 1
+        if job.wants is not None:
+            job.wants = job.wants._replace(top=max(job.wants.top, self.new))
         job.fresh = joined(sorted((*job.fresh, *new)))
         folding.state.tenants[job.tenant].waits += 1
         folding.renumber(job, joined(sorted((*job.numbers, *new))))
@@ -421,5 +472,5 @@ class Used(OfJob, tag="used"):
 
 JobAct = (
     Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Resize | Freeze | Scale | Relocate
-    | Relocated | Met | Exec | Compact | Expire | Used
+    | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used
 )  # fmt: skip
