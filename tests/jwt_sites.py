@@ -165,7 +165,7 @@ async def running_jwt(**of: Any) -> AsyncIterator[JwtSite]:
     [port] = free_ports(1)
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
                    "servers": (Server(HOST, port),), **of})  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="moorage-jwt-") as name:
+    with tempfile.TemporaryDirectory(prefix="moorage-jwt-") as name, contextlib.ExitStack() as ending:
         folder = Path(name)
         write_site(site, folder, port)
         with (folder / "server.log").open("wb") as log:
@@ -173,7 +173,7 @@ async def running_jwt(**of: Any) -> AsyncIterator[JwtSite]:
             server = ends_with_the_test(await asyncio.create_subprocess_exec(*configured, stdout=log, stderr=log))
         try:
             await until(lambda: "Server is ready" in (folder / "server.log").read_text(), what="the server")
-            yield JwtSite(site, folder, {}, "")
+            yield JwtSite(site, folder, {}, "", ending)
         except BaseException:
             print((folder / "server.log").read_text()[-3000:])
             raise
