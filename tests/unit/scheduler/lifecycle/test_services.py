@@ -235,6 +235,18 @@ def test_a_new_one_that_is_cancelled_leaves_the_old_one() -> None:
     assert (drive.states("a"), drive.states("b")) == (["RUNNING"], ["CANCELLED"])
 
 
+def test_one_that_is_cancelled_before_it_has_a_place_leaves_the_old_one_its_own() -> None:
+    drive = served(2, replicas=2)
+    serve(drive, "b", replicas=2, instead_of="a")
+    drive.pass_time(7_000)
+    assert drive.states("a") == ["RUNNING", "ENDING"]
+    drive.cancel("b")
+    assert set(drive.states("b")) == {"CANCELLED"}, "at once, as it only waited"
+    ends(drive, "a", 1)
+    drive.pass_time(2_000)
+    assert drive.states("a") == ["RUNNING", "PLACED"]
+
+
 def test_an_old_one_that_has_ended_needs_no_replacing() -> None:
     drive = served()
     drive.cancel("a")

@@ -69,6 +69,17 @@ def test_it_is_left_to_the_drain_of_its_worker() -> None:
     assert drive.states("a")[0] == "RUNNING"
 
 
+def test_what_cannot_move_is_left_to_the_drain_too() -> None:
+    drive = served(2, service=None, run={**RUN, "ready": {"file": "ok"}})
+    drive.report("not-ready", "a")
+    drive.operate("drain", "w0")
+    drive.pass_time(120_000)
+    assert drive.states("a") == ["RUNNING"]
+    drive.operate("uncordon", "w0")
+    drive.pass_time(62_000)
+    assert drive.states("a") == ["ENDING"]
+
+
 @pytest.mark.parametrize("how", ["from a snapshot", "from the ledger"])
 def test_a_new_leader_goes_on_counting_but_hears_the_worker_first(how: str) -> None:
     drive = hanging()

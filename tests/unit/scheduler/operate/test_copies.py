@@ -71,6 +71,17 @@ def test_of_too_many_the_last_ones_that_wait_go_first() -> None:
     assert drive.job("a").state == "SUCCEEDED", "what was taken away is no failure"
 
 
+def test_one_that_came_back_and_waits_goes_before_one_that_runs() -> None:
+    drive = plain(2, 2, retries=1)
+    [first, _] = sorted(drive.workers["w0"].held)
+    drive.workers["w0"].finish(first, 1)
+    drive.settle()
+    assert members(drive) == {0: "QUEUED", 1: "RUNNING"}
+    change(drive, 1)
+    drive.settle()
+    assert members(drive) == {1: "RUNNING"}
+
+
 def test_one_of_one_becomes_several_and_is_one_again() -> None:
     drive = plain(3, 1)
     change(drive, 3)

@@ -105,6 +105,7 @@ class OutputWriter:
                 always = of.workload.restart == "always"
                 has_timers = of.deadline_s is not None or of.start_within_s is not None
                 has_timers |= bool(of.start_after_s) or of.service is not None
+                has_timers |= of.workload.restart_unready_s is not None
                 # it may have to be rejected once all workers were heard from, see `Indexing.arm`
                 has_timers |= of.on_no_match == "reject" or of.workload.user is not None
             # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
