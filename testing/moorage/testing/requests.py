@@ -428,12 +428,20 @@ FIELDS: Final = (
     ),
     Field("run.max_restarts", "max-restarts", (one(1, "1"),), (one(0, "0"), *_NO_COUNTS), {"run.restart": "always"}),
     Field(
+        "run.restart_unready_s",
+        "restart-unready",
+        (one(1.0, "1s"), *(each for each in _TIMES if each.wire >= 1)),
+        (one(0.5, "500ms"), *_NO_TIMES),
+        {"run.restart": "always", "run.ready": {"tcp": "8000"}, "run.ports": 1},
+    ),
+    Field(
         "run.ready",
         "ready",
         (
             one({"tcp": "8000"}, "tcp:8000"),
             one({"http": "8000/health"}, "http:8000/health"),
             one({"file": "out/ready", "within_s": 5400.0, "every_s": 30.0}, "file:out/ready,within=90m,every=30s"),
+            one({"tcp": "8000", "for_s": 90.0}, "tcp:8000,for=90s"),
         ),
         (
             one({"tcp": "0"}, "tcp:0"),
@@ -441,6 +449,7 @@ FIELDS: Final = (
             one({"file": "/x"}, "file:/x"),
             one({}, ""),
             one({"file": "x", "within_s": 0.0}, "file:x,within=0s"),
+            one({"tcp": "8000", "for_s": 3601.0}, "tcp:8000,for=3601s"),
             one({"tcp": "1", "every_s": 0.5}, "tcp:1,every=500ms"),
         ),
     ),

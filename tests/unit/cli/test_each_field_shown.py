@@ -62,8 +62,10 @@ def flag(pattern: str) -> Reader:
 def _ready(text: str) -> Any:
     check, _, times = text.partition(" within ")
     way, _, what = check.partition(":")
-    within, _, every = times.partition(", every ")
-    return {way: True if way == "call" else what, "within_s": seconds(within), "every_s": seconds(every)}
+    within, _, rest = times.partition(", every ")
+    every, _, lasting = rest.partition(", for ")
+    found = {way: True if way == "call" else what, "within_s": seconds(within), "every_s": seconds(every)}
+    return found | ({"for_s": seconds(lasting)} if lasting else {})
 
 
 def _enforced(text: str) -> dict[str, str]:
@@ -161,6 +163,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "run.on_stall": ("stall", part(r"^(\w+)")),
     "run.restart": ("restart", lambda text: text.partition(",")[0]),
     "run.max_restarts": ("restart", part(r"at most (\d+)", int)),
+    "run.restart_unready_s": ("restart", part(r"after (\w+) unready", seconds)),
     "run.ready": ("ready when", _ready),
     "run.ports": ("own ports", int),
     "run.stdin": ("stdin", str),

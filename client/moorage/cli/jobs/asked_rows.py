@@ -147,8 +147,13 @@ def _gpu_words(gpu: Mapping[str, Any]) -> str:
 
 
 def _restart(run: Mapping[str, Any]) -> str | None:
-    most = run.get("max_restarts")
-    return run.get("restart") if most is None else f"{run.get('restart')}, at most {most} times"
+    most, unready_s = run.get("max_restarts"), run.get("restart_unready_s")
+    parts = (
+        run.get("restart"),
+        None if most is None else f"at most {most} times",
+        None if unready_s is None else f"after {exact(unready_s)} unready",
+    )
+    return ", ".join(part for part in parts if part) or None
 
 
 def _checkpoint(run: Mapping[str, Any]) -> str:
@@ -174,4 +179,5 @@ def _ready(ready: Mapping[str, Any]) -> str:
     check = next((f"{name}:{ready[name]}" for name in ("tcp", "http", "file") if ready.get(name) is not None), "call")
     if not ready:
         return ""
-    return f"{check} within {exact(ready.get('within_s', 120.0))}, every {exact(ready.get('every_s', 5.0))}"
+    times = f"{check} within {exact(ready.get('within_s', 120.0))}, every {exact(ready.get('every_s', 5.0))}"
+    return times if ready.get("for_s") is None else f"{times}, for {exact(ready['for_s'])}"

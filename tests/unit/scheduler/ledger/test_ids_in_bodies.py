@@ -11,6 +11,7 @@ from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import decode_record, encode_record
 from moorage.scheduler.core.ledger.records import id_of, written_id
 from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import Refused
 from tests.unit.scheduler.driving import Driving
 
 REST = '"gpu":{"count":1},"run":{"driver":"noop"}}'
@@ -47,12 +48,12 @@ def test_any_other_is_written_with_its_id(body: str) -> None:
     assert id_of(written, body.encode()) == "one"
 
 
-def test_of_two_ids_in_a_body_the_one_that_counts_is_written() -> None:
+def test_of_two_ids_in_a_body_that_an_older_scheduler_took_the_one_that_counts_is_written() -> None:
     body = b'{"job":"one","job":"two",' + REST.encode()
     assert decode_request(body).job == "two"
-    drive = Driving()
-    drive.submit("one", body=body)
-    assert drive.job("two").name == "two"
+    assert id_of(written_id("two", body), body) == "two"
+    with pytest.raises(Refused, match="job twice in one object"):
+        Driving().submit("one", body=body)
 
 
 @pytest.mark.parametrize(
