@@ -30,6 +30,7 @@ ALONE = {
     "help",
     "completion",
     "admin nats-config",
+    "admin renew",
     "add-path",
     "check worker",
     "lease",
@@ -46,7 +47,7 @@ OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
     ("serve", "--tenant"),
     *((verb, "--json") for verb in ("add-path", "check worker", "lease", "simulate", "up", "errors", "schema")),
-    ("page logout", "--json"), ("admin keys", "--json"),
+    ("page logout", "--json"), ("admin keys", "--json"), ("admin renew", "--json"),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ NOT_RUN: Final = {
     "docs/how-to/bring-a-python-environment.md": 3,  # pip, uv and conda, with packages of the reader's own
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
     "docs/how-to/from-python.md": 1,  # the installation
-    "docs/how-to/give-everybody-a-key.md": 3,  # the nats command, and servers with leaf nodes
+    "docs/how-to/give-everybody-a-key.md": 7,  # the nats command, other machines, servers with leaf nodes or certificates
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
     "docs/how-to/many-models-on-few-gpus.md": 1,  # a model on a GPU
     "docs/how-to/open-an-http-door.md": 2,  # a certificate, a proxy
@@ -36,7 +36,7 @@ NOT_RUN: Final = {
     "docs/how-to/serve-an-llm.md": 1,  # a model on a GPU
     "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings
     "docs/how-to/show-a-fleet-in-a-browser.md": 4,  # keys of a site, a proxy, and a page that keeps its secret
-    "docs/how-to/use-the-nats-you-have.md": 1,  # a tool that is no dependency
+    "docs/how-to/use-the-nats-you-have.md": 2,  # a tool that is no dependency, and a second machine
     "docs/how-to/write-a-worker.md": 1,  # it waits for a worker
     "docs/index.md": 1,  # the first steps of the pages that it leads to
     "docs/tutorial/first-worker.md": 4,  # a GPU, a server and an account of the reader's own
