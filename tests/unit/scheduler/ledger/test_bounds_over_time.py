@@ -89,6 +89,7 @@ TABLES = {
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
     "Replica.stored",  # one for each stream of its checkpoint; no worker here stores one
+    "Replica.saved",  # as many as SAVED_MAX, of its checkpoints
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
     "Job.shape",
     "Attempt.name",
