@@ -292,6 +292,7 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
         await asyncio.wait(tasks)
     await writer.drain()
     writer.close()
+    await writer.wait_closed()  # the last answers may still lie in its buffer
 
 
 if __name__ == "__main__":

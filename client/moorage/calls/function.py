@@ -320,11 +320,13 @@ def serve_plain(served: Served, link: socket.socket, places: int, given: Given |
 
 
 def read_calls(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
-    while line := reader.readline():
-        head: ToProgram = decode_to_program(line)
-        if head.end:
-            return
-        yield head, reader.read(head.bytes) if head.bytes else b""
+    """Yield the calls that a program is given until it ends; `reader` is closed then, as its socket would stay open."""
+    with reader:
+        while line := reader.readline():
+            head: ToProgram = decode_to_program(line)
+            if head.end:
+                return
+            yield head, reader.read(head.bytes) if head.bytes else b""
 
 
 async def serve_async(served: Served, link: socket.socket, places: int) -> None:
@@ -351,6 +353,7 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
         await asyncio.wait([task for task, _ in running.values()])
     await writer.drain()
     writer.close()
+    await writer.wait_closed()  # the last answers may still lie in its buffer
 
 
 def _forget(known: dict[int, Context], number: int, _: Future[None]) -> None:

@@ -26,15 +26,15 @@ def test_data_in_parts_that_cannot_be_read_fail_their_call_alone(tmp_path: Path,
 
     (tmp_path / "there").write_bytes(b"abc")
     member, program = socket.socketpair()
-    with member:
+    with member, program:
         for number, name in enumerate(("gone", "there"), 1):
             member.sendall(frame(ToProgram(number, file=str(tmp_path / name))))
         member.sendall(frame(ToProgram(end=True)))
         if is_async:
             asyncio.run(serve_async(Served(size_later, "size_later"), program, places))
         else:
-            with program:
-                serve_plain(Served(len, "len"), program, places)
+            serve_plain(Served(len, "len"), program, places)
+            program.close()
         said = {head.error or head.answer: (head.kind, body) for head, body in Frames().feed(member.recv(1 << 16))}
     assert said == {0: ("", b""), 1: ("FileNotFoundError", b""), 2: ("", b"3")}
 
@@ -82,15 +82,15 @@ async def parts(data: Any) -> AsyncIterator[Any]:
 def answers(served: Served, is_batch: bool) -> list[bytes]:
     """What one call with the data `[1]` is answered: its parts, or the answer."""
     member, program = socket.socketpair()
-    with member:
+    with member, program:
         call = ToProgram(1, bytes=3, headers={"Content-Type": "application/json"})
         member.sendall(frame(call, b"[1]") + frame(ToProgram(end=True)))
         if served.is_async:
             serving = batched_function.serve_async if is_batch else serve_async
             asyncio.run(serving(served, program, 1))
         else:
-            with program:
-                (batched_function.serve_plain if is_batch else serve_plain)(served, program, 1)
+            (batched_function.serve_plain if is_batch else serve_plain)(served, program, 1)
+            program.close()
         return [body for head, body in Frames().feed(member.recv(1 << 16)) if not head.ready and body]
 
 
