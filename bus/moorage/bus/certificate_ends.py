@@ -31,8 +31,8 @@ async def certificate_ends(context: Context) -> dict[str, float]:
     if tls is None:
         return {}
     found: dict[str, float] = {}
-    if context.ca:
-        found |= {AUTHORITY: min(_end_s(each) for each in tls.get_ca_certs())} if tls.get_ca_certs() else {}
+    if context.ca and (authorities := tls.get_ca_certs()):
+        found[AUTHORITY] = min(map(_end_s, authorities))
     if context.cert:
         # without a package there is no other way to read a certificate that no peer has sent
         found[OWN] = _end_s(_ssl._test_decode_cert(context.cert))  # type: ignore[attr-defined]

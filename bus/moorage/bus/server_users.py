@@ -116,7 +116,7 @@ async def _ask(connection: Connection, subject: str, asked: Mapping[str, object]
     answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     def on_answer(delivery: Delivery) -> None:
-        if delivery.data:  # else the server says that nobody is there to answer
+        if delivery.data:  # else the server says that there are no responders
             answers.put_nowait(delivery.data)
 
     inbox = new_inbox(SYSTEM_INBOX)

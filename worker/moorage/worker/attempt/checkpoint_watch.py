@@ -155,7 +155,7 @@ class CheckpointWatch:
         found = [kept for name in self._places if (kept := await self._sets.find(name)) is not None]
         self._stored = sorted(found, key=lambda kept: -kept.manifest.at_ms)
         self._is_loaded = True
-        if self._stored:  # nobody knows whether that agent came to tell it
+        if self._stored:  # it is not known whether that agent came to tell it
             self._told()
 
     async def _watch(self) -> None:

@@ -38,7 +38,7 @@ class Copies:
         """Return a job's request with this number of replicas, or why it cannot have that."""
         if asked == request.replicas:
             return request
-        if request.is_gang or (request.gpu is not None and request.gpu.effective_scheduling == "gang"):
+        if request.gpu is not None and request.gpu.effective_scheduling == "gang":
             return self._fixed(job, "the ranks of a gang start together, and know how many they are")
         if request.workload.items is not None:
             return self._fixed(job, "each of its replicas has an item, so its items say how many there are")
