@@ -34,7 +34,7 @@ from moorage.testing.requests import (
 )
 
 #: requests that are drawn; in the system layer more
-FEW: Final = 40
+FEW: Final = 16
 MANY: Final = 200
 
 Door = Callable[[Drawn, Any], Request]
@@ -175,11 +175,11 @@ def test_the_table_has_every_field_of_a_request_and_every_option() -> None:
 
 
 #: a part of the values, and all of them
-PARTS: Final = [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+PARTS: Final = [pytest.param(16, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 def asked_of(step: int, *, good: bool) -> Iterator[tuple[Field, Value, Drawn, dict[str, Door]]]:
-    """Yield each value that is accepted, or is refused, and the doors to try: those of people for each eighth."""
+    """Yield each value that is accepted, or is refused, and its doors: those of people for one in `step`."""
     cases = [(field, value) for field, value, is_good in values_of() if is_good == good]
     for at, (field, value) in enumerate(cases):
         asked = alone(field, value)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from moorage.client import AsyncClient
 from moorage.client.follow.telling import Reached, Telling, Told, states_wanted
@@ -163,6 +164,7 @@ async def test_what_is_not_taken_is_told_again_and_a_run_that_is_killed_in_betwe
         assert {job for job, _ in told} == {f"j{number}" for number in range(20)}
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_what_is_noted_stays_small_and_is_not_written_for_each() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_name, config=Config(ended_max=5))) as client:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import LISTED_MAX
 from moorage.schemas.errors import Problem
@@ -59,6 +61,7 @@ def busy(drive: Writing) -> None:
     drive.submit("many", replicas=COUNT, gpu={}, max_failed=None)
 
 
+@pytest.mark.slow
 @scene(Config(ended_max=0))
 async def test_each_end_is_found_by_its_number_while_the_job_runs_and_when_it_has_left_memory(drive: Writing) -> None:
     drive.checks = False
@@ -93,6 +96,7 @@ async def test_each_end_is_found_by_its_number_while_the_job_runs_and_when_it_ha
     assert sum(map(len, cancelled)) == COUNT - len(ended)
 
 
+@pytest.mark.slow
 @scene(Config(ended_max=0))
 async def test_another_follower_goes_on_and_writes_no_end_twice(drive: Writing) -> None:
     drive.checks = False

@@ -479,6 +479,7 @@ async def test_parts_that_are_kept_no_longer_leave_the_rest(drive: Writing) -> N
     assert [change["rev"] for change in page["changes"]] == [1, *range(first[2] + 1, drive.job("a").rev + 1)]
 
 
+@pytest.mark.slow
 @scene()
 async def test_a_gang_of_1024_has_no_gap_in_its_revisions(drive: Writing) -> None:
     drive.checks = False

@@ -57,7 +57,7 @@ class Saturated:
         drive.check()
 
 
-@pytest.mark.parametrize("gpus", [4, 7, 16])
+@pytest.mark.parametrize("gpus", [7, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (4, 16))])
 def test_three_to_one_over_ten_minutes(gpus: int) -> None:
     cluster = Saturated(gpus)
     cluster.drive.order("share", tenant="a", weight=3)

@@ -90,6 +90,7 @@ def test_a_stall_is_reported_of_the_attempt_that_is_still(said: dict[One, tuple[
     assert moves == stalled, "each is taken back"
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries(dict.fromkeys(EACH, SAYS)))
 def test_on_stall_end_ends_the_attempt_that_is_still(said: dict[One, tuple[int, int]]) -> None:
     drive = placed_by_one_record(run={"driver": "noop", "stall_s": 60, "on_stall": "end"})

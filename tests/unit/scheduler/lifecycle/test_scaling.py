@@ -628,6 +628,7 @@ def test_as_many_are_wanted_that_one_more_would_not_help(a_second: float, run_ms
     assert less - p99(waits) > p99(waits) - more, "one less would"
 
 
+@pytest.mark.slow
 def test_a_thousand_services_cost_the_leader_little() -> None:
     """2,000 members that speak once a second, on 250 hosts: some 110 calls of functions for each frame."""
     drive = Driving()

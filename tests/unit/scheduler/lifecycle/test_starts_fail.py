@@ -262,6 +262,7 @@ def test_failed_starts_by_a_fault_that_may_pass_close_a_host_too() -> None:
     assert row(drive, "bad").starts_fail is not None
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_of_one_tenant_that_start_nowhere_close_no_host() -> None:
     drive = Driving(Config(finished_keep=86_400))
     drive.checks = False  # of 1,000 jobs after each record
@@ -281,7 +282,7 @@ def test_a_thousand_jobs_of_one_tenant_that_start_nowhere_close_no_host() -> Non
     assert not drive.state.shut
 
 
-@pytest.mark.parametrize("nowhere", [0, 1_000])
+@pytest.mark.parametrize("nowhere", [0, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_with_one_bad_host_all_good_jobs_of_the_others_run(nowhere: int) -> None:
     """With a thousand jobs that start nowhere as well, which tell nothing about the bad host."""
     drive = Driving()

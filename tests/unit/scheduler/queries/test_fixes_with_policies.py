@@ -234,6 +234,7 @@ def limited(timeout_s: float | None) -> dict[str, Any]:
     return {"driver": "noop", "timeout_s": timeout_s, "grace_s": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "word"), [("b", "b"), ("all", "'=all'"), ("-b", "'=-b'"), ("last", "'=last'")])
 def test_over_a_limit_the_operator_is_named_first_then_an_own_job(own: str, word: str) -> None:
     drive = Driving.with_hosts(4)

@@ -36,6 +36,7 @@ def asked(drive: Writing, name: str, **fields: Any) -> None:
     drive.submit(name, gpu={}, run={"driver": "noop", "argv": ["train", "x"]}, labels={"sweep": "lr"}, **fields)
 
 
+@pytest.mark.slow
 @scene(Config(ended_max=0))
 async def test_what_did_not_succeed_is_the_same_while_it_runs_and_when_it_has_left_memory(drive: Writing) -> None:
     drive.checks = False

@@ -185,6 +185,7 @@ def test_of_an_aged_gang_hosts_are_reserved_before_those_of_higher_ones() -> Non
     assert held.num == drive.job("gang").num
 
 
+@pytest.mark.slow
 def test_within_a_class_the_share_decides_and_not_who_has_waited_longer() -> None:
     from tests.unit.scheduler.ledger.test_fairshare import Saturated
 

@@ -131,6 +131,7 @@ def ordered(case: str, count: int, jobs: int, hosts: int) -> int:
     return made - idle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ORDERS)
 def test_many_orders_in_one_record_cost_in_proportion(case: str) -> None:
     size = {"jobs": 2 * MANY, "hosts": MANY}

@@ -64,6 +64,7 @@ def test_more_ranks_than_hosts_are_refused_or_wait_and_say_why(gpu: dict[str, An
     assert sorted(drive.placed_on("waits")) == ["w0", "w1", "w2"]
 
 
+@pytest.mark.slow
 def test_plan_says_what_then_happens() -> None:
     drive = fleet(2)
     assert sorted(place.worker for place in planned(drive, PAIR).places) == ["w0", "w1"]

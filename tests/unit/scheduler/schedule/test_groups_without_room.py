@@ -130,6 +130,7 @@ def test_a_jobs_end_is_no_look_at_the_fleet_for_whoever_it_does_not_help(monkeyp
     assert {shape.count for shape in looked} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserved", [False, True])
 def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     reserved: bool, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_many_small_requests_are_accepted_and_placed_in_several_records() -> Non
     assert len(records) >= 3
 
 
+@pytest.mark.slow
 def test_the_ends_of_thousands_are_told_in_several_records() -> None:
     drive = Driving()
     drive.checks = False
@@ -177,6 +178,7 @@ def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> N
     assert drive.states("j0") == ["PLACED"]
 
 
+@pytest.mark.slow
 def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
     drive = Driving()
     drive.checks = False
@@ -572,6 +574,7 @@ class _Circle:
         self.me = self
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_collector")
 def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hour(
     monkeypatch: pytest.MonkeyPatch,
@@ -600,6 +603,7 @@ def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hou
         assert (gone() is None) == is_looked
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_collector")
 def test_a_term_that_is_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first = GcSchedule()
