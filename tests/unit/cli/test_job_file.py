@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from moorage.cli import main
 from moorage.cli.framework.options import Work
@@ -143,6 +146,39 @@ def test_a_misspelt_option_of_a_file_is_told_with_the_one_that_is_meant(line: st
     with pytest.raises(Rejected) as refused:
         read_job_file("a.yaml")
     assert refused.value.fixes == (f"write {meant} in place of {line.partition(':')[0]}",)
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("FOO=1 python3 train.py", "FOO=1"),
+        ("python3 train.py --out ~/out", "~/out"),
+        ("python3 merge.py part-*.csv", "part-*.csv"),
+        ("python3 train.py $MOORAGE_ITEM", "$MOORAGE_ITEM"),
+        ('python3 train.py "it\'s ${ITEM}"', "${ITEM"),
+        ("echo `date`", "`"),
+        ("cd src && python3 train.py", "&&"),
+    ],
+)
+def test_what_only_a_shell_would_read_is_refused(command: str, word: str) -> None:
+    Path("a.yaml").write_text(yaml.safe_dump({"command": command}))
+    with pytest.raises(Rejected, match=f"and {re.escape(word)} is a shell's"):
+        read_job_file("a.yaml")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "a 'part-*.csv' '$X' '~'",
+        'a "part-*.csv" "it\'s ~/x"',
+        r"a \$X \* \~ X=1",
+        "a https://b/?c=d#~e --f=~/g",
+        "X=1",
+        'a "\\$X"',
+    ],
+)
+def test_what_is_quoted_is_a_plain_word(command: str) -> None:
+    assert list(said("a.yaml", yaml.safe_dump({"command": command})).command) == shlex.split(command)
 
 
 def test_a_variable_that_is_no_text_is_not_shown() -> None:

@@ -34,6 +34,13 @@ STDIN: Final = "-"
 _ESCAPES_NOTHING: Final = "No escaped character"
 #: words of a command that were meant for a shell
 _OF_A_SHELL: Final = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
+#: what a shell does not look into, or only for variables: a backslash with a character, and quotes
+_QUOTED: Final = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"?""", re.DOTALL)
+#: a variable, or a command, in whose place a shell puts a text
+_VARIABLE: Final = re.compile(r"(?<!\\)(\$[A-Za-z_{(]\w*|`)")
+#: a home folder or names of files, likewise
+_NAMES: Final = re.compile(r"(?<!\S)~\S*|\S*\*\S*")
+_SETS: Final = re.compile(r"[A-Za-z_]\w*=")
 _EXAMPLE: Final = (
     "command: python3 train.py --lr {lr}; and the options of submit, as  gpu: 1xH100  and  each: sweep.csv"
 )
@@ -213,13 +220,22 @@ def _split(where: str, command: str) -> list[str]:
             next=f"{COMMAND}: [sh, -c, '…'] for a script; one command goes on behind a \\ at the end of a line",
         )  # fmt: skip
     words = lines[0] if lines else []
-    for word in words:
-        if word in _OF_A_SHELL:
-            raise rejected(
-                "invalid-argument", f"{where}: no shell reads the command, and {word} is a shell's", found=command,
-                field=f"$.{COMMAND}", next=f"{COMMAND}: [sh, -c, '…']; or write it as a list, if it is a plain word",
-            )  # fmt: skip
+    if word := _of_a_shell(command, words):
+        raise rejected(
+            "invalid-argument", f"{where}: no shell reads the command, and {word} is a shell's", found=command,
+            field=f"$.{COMMAND}",
+            next=f"{COMMAND}: [sh, -c, '…']; or in single quotes or as a list, if it is a plain word",
+        )  # fmt: skip
     return words
+
+
+def _of_a_shell(command: str, words: Sequence[str]) -> str:
+    """Return what of a command in one text only a shell would take as it is most likely meant; "" for nothing."""
+    if len(words) > 1 and _SETS.match(words[0]):
+        return words[0]
+    bare = _QUOTED.sub(lambda found: "".join(_VARIABLE.findall(found[0])) if found[0][0] == '"' else "_", command)
+    found = _VARIABLE.search(bare) or _NAMES.search(bare)
+    return found[0] if found else next((word for word in words if word in _OF_A_SHELL), "")
 
 
 def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Iterator[str]:

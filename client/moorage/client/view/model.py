@@ -313,7 +313,7 @@ class Model:
         found = []
         for tenant, rows in by_tenant.items():
             for_ms, first = max(rows, key=lambda each: each[0])
-            gpus = sum(row.devices for _, row in rows)
+            gpus = sum(row.idle or 1 for _, row in rows)  # 1: its leader does not tell how many
             least = min(row.percent_min for _, row in rows)
             most = max(row.percent_max for _, row in rows)
             found.append(Idle(tenant, len(rows), gpus, first.job, first.worker, for_ms, least, most))
@@ -326,7 +326,7 @@ class Model:
                 use for sign, use in zip(worker.cells, worker.use, strict=True) if use is not None and is_leased(sign)
             ]
             if leased and not min(leased):
-                found.append((worker.worker, len(leased), max(leased)))
+                found.append((worker.worker, leased.count(0), max(leased)))
         self._remember_idle((("", name) for name, _, _ in found), now_ms)
         rows = [Idle("", 0, gpus, "", name, now_ms - self._idle_since["", name], 0, most) for name, gpus, most in found]
         return sorted(rows, key=lambda row: (-row.for_ms, row.most, row.worker))

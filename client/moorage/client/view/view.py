@@ -72,9 +72,9 @@ class Idle(msgspec.Struct, frozen=True):
     """Holders of GPUs that do not use all of them: jobs of a tenant, or a worker where jobs are not told (`tenant`,
     `job` "").
 
-    `jobs` hold `gpus` GPUs; `job` is the one that has been so for longest, on `worker`. `for_ms` is how long that is:
-    as the leader saw it in its term, else as this screen did. `least` and `most` are the use of the least and of the
-    most used GPU, in percent.
+    `gpus` GPUs of those that `jobs` hold do nothing; `job` is the one that has been so for longest, on `worker`.
+    `for_ms` is how long that is: as the leader saw it in its term, else as this screen did. `least` and `most` are the
+    use of the least and of the most used GPU, in percent.
     """
 
     tenant: str

@@ -81,6 +81,7 @@ def use_of_job(engine: Engine, job: Job) -> Used | None:
         percent_min=min(percents),
         percent_max=max(percents),
         memory_mib=sum(use.memory_mib or 0 for use in found),
+        idle=percents.count(0),
         shared_by=max(use.shared_by for use in found),
     )
 

@@ -124,4 +124,5 @@ class Used(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     percent_min: int = always(int)  # use of the least used GPU
     percent_max: int = always(int)  # use of the most used GPU
     memory_mib: int = always(int)  # memory in use on all of them
+    idle: int = 0  # number of its GPUs that do nothing; left out for none
     shared_by: int = 0  # number of jobs on such a GPU whose use cannot be told apart; left out if it can

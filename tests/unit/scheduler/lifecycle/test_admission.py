@@ -70,6 +70,19 @@ def test_other_content_under_the_same_id_is_a_conflict() -> None:
     assert drive.submit("j", gpu={"count": 3}, tenant="other")["kind"] == "accepted"
 
 
+@pytest.mark.parametrize(
+    ("passed_s", "start_after_s", "known"), [(600, 3000, True), (600, 3600, True), (600, 2400, False)]
+)
+def test_the_same_time_of_the_clock_told_later_is_the_same_job(passed_s: int, start_after_s: int, known: bool) -> None:
+    drive = Driving()
+    first = drive.submit("j", start_after_s=3600)
+    drive.tick(passed_s * 1000)
+    again = drive.submit("j", start_after_s=start_after_s)
+    assert again.get("duplicate", False) is known
+    assert not known or again["ledger"] == first["ledger"]
+    assert drive.submit("j", start_after_s=start_after_s, priority=7)["code"] == "conflict"
+
+
 def test_submits_of_several_tenants_in_one_record_keep_their_own_jobs() -> None:
     drive = Driving()
     worker = drive.worker("w", 8)

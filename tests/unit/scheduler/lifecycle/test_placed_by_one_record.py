@@ -69,8 +69,8 @@ def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None
         of_job = use_of_job(drive.engine, drive.job("j", tenant))
         mine = [percent for (who, _), (_, percent) in said.items() if who == tenant]
         assert of_job is not None
-        found = (of_job.devices, of_job.percent_min, of_job.percent_max)
-        assert found == (REPLICAS, min(mine), max(mine))
+        found = (of_job.devices, of_job.percent_min, of_job.percent_max, of_job.idle)
+        assert found == (REPLICAS, min(mine), max(mine), mine.count(0))
     [now] = views.fleet(drive.engine, drive.now).used_now
     idle = sum(percent == 0 for _, percent in said.values())
     assert (now.read, now.idle) == (len(EACH), idle)

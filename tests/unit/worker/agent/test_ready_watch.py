@@ -97,7 +97,7 @@ async def watched(folder: Path, ready: dict[str, Any], *ports: int) -> AsyncIter
 
 
 @asynccontextmanager
-async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+async def answering(answer: bytes, host: str = "127.0.0.1") -> AsyncIterator[tuple[int, list[bytes]]]:
     """A server on a port of its own that gives this answer to each request line."""
     asked: list[bytes] = []
 
@@ -106,7 +106,7 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, host, 0)
     async with server:
         yield server.sockets[0].getsockname()[1], asked
 
@@ -141,6 +141,13 @@ async def test_a_get_is_to_be_answered_well(answer: bytes, why: str, tmp_path: P
         found, _ = await desk.next()
         assert found.endswith(why) if why else found == ""
         assert asked[0] == b"GET /health?x=1 HTTP/1.1\r\n"
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this host has no address of IPv6")
+@pytest.mark.parametrize("way", ["tcp", "http"])
+async def test_a_program_may_listen_on_the_loopback_of_ipv6_alone(way: str, tmp_path: Path) -> None:
+    async with answering(OK, "::1") as (port, _), watched(tmp_path, {way: "PORT"}, port) as desk:
+        assert await desk.next() == ("", False)
 
 
 async def test_a_port_of_a_fixed_number(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ FIRST_S: Final = 0.05
 #: longest wait for one answer
 ANSWER_S_MAX: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
+#: asked last: a program may listen there alone, and a host may have no such address
+LOOPBACK_6: Final = "::1"
 _LINE_BYTES_MAX: Final = 4096
 
 
@@ -34,7 +36,7 @@ class ReadyWatch:
         self._shell = shell
         self._drivers = drivers
         self._held = held
-        self._hosts = (LOOPBACK,) if address is None else (LOOPBACK, address)
+        self._hosts = (LOOPBACK, *([] if address is None else [address]), LOOPBACK_6)
 
     def watch(self, attempt: Attempt) -> None:
         """Look at a running attempt until it does not run any more; `SeenReady` follows whenever the answer changes."""
@@ -86,18 +88,19 @@ class ReadyWatch:
         return "its service does not take calls yet" if ready.call else f"there is no file {name}"
 
     async def _ask(self, port: int, ready: Ready) -> str:
-        why = ""
+        nobody = why = ""
         for host in self._hosts:
             try:
                 async with asyncio.timeout(min(ready.every_s, ANSWER_S_MAX)):
                     why = await _asked(host, port, None if ready.http is None else ready.path)
+                if not why:
+                    return ""
             except TimeoutError:
                 why = f"port {port} does not answer in {min(ready.every_s, ANSWER_S_MAX):g} s"
             except OSError as error:
-                why = f"nothing listens on port {port}: {os.strerror(error.errno) if error.errno else error}"
-            if not why:
-                return ""
-        return why
+                said = os.strerror(error.errno) if error.errno else str(error)
+                nobody = nobody or f"nothing listens on port {port}: {said}"
+        return why or nobody
 
 
 async def _asked(host: str, port: int, path: str | None) -> str:
@@ -106,7 +109,8 @@ async def _asked(host: str, port: int, path: str | None) -> str:
     try:
         if path is None:
             return ""
-        head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: moorage\r\nConnection: close\r\n\r\n"
+        named = f"[{host}]" if ":" in host else host
+        head = f"GET {path} HTTP/1.1\r\nHost: {named}:{port}\r\nUser-Agent: moorage\r\nConnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
         try:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from msgspec.structs import replace
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
@@ -39,6 +41,8 @@ from moorage.schemas.names import word_of
 from moorage.schemas.ranges import Ranges, format_ranges, without
 
 RETRY_AFTER_S: Final = 1.0
+#: starts so close to each other are one time of the clock, told at two moments
+SAME_START_MS: Final = 60_000
 #: cached shapes that the fleet could run
 MATCHED_MAX: Final = 50_000
 #: tombstones of one tenant checked in a second
@@ -99,6 +103,21 @@ def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
     return refusal if event.sequence == 0 else NewJob(event, [warning], REJECTED, refusal.message)
 
 
+def _starts_then(job: Job, event: Submit, now_ms: int) -> bool:
+    """Return whether a request asks for what a job does, and for a start at the same time, as both were told it.
+
+    A time of the clock is more seconds away for each who tells it earlier: the same command gives another number.
+    """
+    if not event.request.start_after_s:
+        return False
+    before, after = decode_request(job.body), event.request
+    if not before.start_after_s:
+        return False
+    early_ms = job.accepted_ms + before.start_after_s * 1000 - now_ms - event.request.start_after_s * 1000
+    plain = [identity(replace(each, start_after_s=None)) for each in (before, after)]
+    return abs(early_ms) <= SAME_START_MS and plain[0] == plain[1]
+
+
 class Admission:
     """Decides about submits and cancels, by the state and this record's draft."""
 
@@ -148,7 +167,7 @@ class Admission:
             if malformed is not None:
                 return malformed
             self._well_formed = request
-        answer = self.known(event, draft.seq)
+        answer = self.known(event, draft.seq, draft.time_ms)
         if answer is not None:
             return answer
         if self._of_draft is not draft:
@@ -280,16 +299,17 @@ class Admission:
         self._plain.add(tenant)
         return True
 
-    def known(self, event: Submit, of_record: int = 0) -> Accepted | Problem | None:
+    def known(self, event: Submit, of_record: int = 0, now_ms: int = 0) -> Accepted | Problem | None:
         """Return the answer if the id is taken by a job in memory or one that ended recently; None if it is free.
 
-        `of_record` is the record that is being built, whose number no answer has yet.
+        `of_record` is the record that is being built, whose number no answer has yet, and `now_ms` its ledger time.
         """
         tenant = self.state.tenants.get(event.tenant)
         if tenant is not None:
             job = tenant.jobs.get(event.name)
             if job is not None:
-                return self._again(event, job.body, job.state, job.ledger if job.ledger != of_record else 0)
+                ledger = job.ledger if job.ledger != of_record else 0
+                return self._again(event, job, ledger, now_ms or self.state.time_ms)
         row = self._finished_lately(event.key)
         return None if row is None else self._finished(event, row[0], row[2])
 
@@ -398,9 +418,9 @@ class Admission:
             )
         return None
 
-    def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
-        if same_request(body, event.body):
-            return Accepted(event.name, ledger, state, duplicate=True)
+    def _again(self, event: Submit, job: Job, ledger: int, now_ms: int) -> Accepted | Problem:
+        if same_request(job.body, event.body) or _starts_then(job, event, now_ms):
+            return Accepted(event.name, ledger, job.state, duplicate=True)
         return self._conflict(event)
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
