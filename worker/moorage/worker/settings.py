@@ -117,6 +117,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lent_slots: Annotated[
         tuple[int, ...] | None, setting("Positions of the devices that the scheduler may use; all by default.")
     ] = None
+    cores_per_gpu: Annotated[
+        float,
+        setting(
+            "Cores that are kept for each GPU (of a GPU in slices, for each slice): jobs without a GPU get the rest.",
+            ge=0,
+            le=1024,
+        ),
+    ] = 0.0
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this one: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
     ] = None

@@ -138,7 +138,7 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
         if because := too_few_lent(hosts, shape):
             reason = reasons.DEVICE if shape.device_ids else reasons.COUNT
             return Explanation(reason, counts, [], because=because)
-        because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
+        because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts, shape)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
         because = f"empty, they would hold {ever} of its {shape.together}{apart(shape)}"
@@ -276,7 +276,7 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         if len(workers) < HOLDERS_MAX:
             leased = (host.lent & ~host.free).bit_count()
             of_gpus = f"{leased} of {len(host.cls.devices)} GPUs leased"
-            workers.append(f"{host.worker.id}: {_left_of_host(host) if of_host else of_gpus}")
+            workers.append(f"{host.worker.id}: {_left_of_host(host, shape) if of_host else of_gpus}")
         for attempt in host.worker.attempts.values():
             looked += 1
             held = (attempt.mask & mask).bit_count()
@@ -302,8 +302,9 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
     )
 
 
-def _left_of_host(host: Host) -> str:
-    cores = f"{host.cpu_free / 1000:g} of {host.cpu_milli / 1000:g} cores"
+def _left_of_host(host: Host, shape: Shape) -> str:
+    cores = f"{host.cpu_left(shape) / 1000:g} of {host.cpu_of(shape) / 1000:g} cores"
+    cores += " for jobs without a GPU" * (host.cpu_of(shape) < host.cpu_milli)
     return f"{cores}, {host.memory_free // 1024} of {host.memory_mib // 1024} GiB free"
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.fleet.spelling import spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from moorage.schemas.answers.jobs import Fix
@@ -313,7 +314,8 @@ def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if asked is None:
         return
     usable = [host for host in fleet.hosts.values() if host.usable]
-    cpu = max((host.cpu_free for host in usable if host.open or request.effective_gpu is None), default=0)
+    shape = Shape((), 0, request)
+    cpu = max((host.cpu_left(shape) for host in usable if host.open or request.effective_gpu is None), default=0)
     memory = max((host.memory_free for host in usable if host.open or request.effective_gpu is None), default=0)
     cores, gib = cpu // 1000 * 1000 or cpu, memory // _MIB_PER_GIB * _MIB_PER_GIB or memory
     less_cpu, less_memory = 0 < cores < asked.cpu_milli, 0 < gib < asked.memory_mib

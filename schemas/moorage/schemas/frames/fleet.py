@@ -81,6 +81,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     labels: dict[str, str] = {}
     cpu_milli: int = 0
     memory_mib: int = 0
+    #: of `cpu_milli`, so much is kept for each GPU that it lends: jobs without a GPU get the rest
+    gpu_cpu_milli: int = 0
     gpu_pool: list[Device] = []
     interface: str | None = None
     address: str = ""

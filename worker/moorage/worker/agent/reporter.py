@@ -179,6 +179,7 @@ class Reporter:
             labels=settings.labels,
             cpu_milli=facts.cpu_milli,
             memory_mib=facts.memory_mib,
+            gpu_cpu_milli=round(settings.cores_per_gpu * 1000),
             gpu_pool=self.devices,
             interface=settings.interface,
             address=settings.address or "",

@@ -48,6 +48,8 @@ class Fleet:
         self.left: dict[int, Host] = {}
         #: the hosts with attempts that are frozen
         self.with_frozen: dict[int, Host] = {}
+        #: the hosts that keep cores for jobs with GPUs
+        self.keeping: dict[int, Host] = {}
         #: by the number of the job of a service that sleeps: the workers of its frozen members
         self.asleep = dict[int, set[int]]()
         #: by number, jobs of services that sleep whose members could not be frozen for others: until when (monotonic
@@ -159,12 +161,15 @@ class Fleet:
 
     def _enter(self, host: Host) -> None:
         host.cls.hosts[host.worker.num] = host
+        if host.cpu_kept:
+            self.keeping[host.worker.num] = host
         host.cls.sizes.setdefault(host.size, {})[host.worker.num] = host
 
     def _exit(self, host: Host) -> None:
         """Remove a host from its class, and the class with its last host."""
         self._unfile(host)
         cls, num = host.cls, host.worker.num
+        self.keeping.pop(num, None)
         del cls.hosts[num]
         alike = cls.sizes[host.size]
         del alike[num]
@@ -350,6 +355,8 @@ class Fleet:
         host.held += count
         host.version += 1
         host.cpu_free -= shape.cpu_milli * count
+        if not shape.count:
+            host.cpu_rest -= shape.cpu_milli * count
         host.memory_free -= shape.memory_mib * count
         if shape.mode <= EXCLUSIVE:
             for mask in masks:
@@ -387,6 +394,8 @@ class Fleet:
         for shape, mask in taken:
             host.held -= 1
             host.cpu_free += shape.cpu_milli
+            if not shape.count:
+                host.cpu_rest += shape.cpu_milli
             host.memory_free += shape.memory_mib
             if shape.mode <= EXCLUSIVE:
                 host.free |= mask & host.lent
@@ -473,6 +482,12 @@ class Fleet:
         return frozenset(found) if found else _NONE
 
     # ----------------------------------------------------------------------------------- questions
+
+    def keeping_from(self, shape: Shape) -> frozenset[int]:
+        """Return the workers that keep the cores which a shape would need for jobs with GPUs: no ranker knows of it."""
+        if shape.count or not shape.cpu_milli or not self.keeping:
+            return _NONE
+        return frozenset(num for num, host in self.keeping.items() if shape.cpu_milli > host.cpu_rest)
 
     @contextlib.contextmanager
     def avoiding(self, avoid: Avoid) -> Iterator[None]:

@@ -31,8 +31,8 @@ RANKS_MAX: Final = 1_024
 #: so many load frames in a row may be missed, and nothing new is placed on the host
 LOADS_MISSED_MAX: Final = 3
 When = Literal["ever", "emptied", "now"]
-#: slots lent, thousandths of a core, MiB
-Size = tuple[int, int, int]
+#: slots lent, thousandths of a core, of these kept for jobs with GPUs, MiB
+Size = tuple[int, int, int, int]
 
 
 class SharedDevice:
@@ -286,7 +286,9 @@ class Host:
         "closed",
         "cls",
         "cpu_free",
+        "cpu_kept",
         "cpu_milli",
+        "cpu_rest",
         "down",
         "free",
         "frozen",
@@ -326,6 +328,9 @@ class Host:
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent))
+        #: CPU that only jobs with GPUs may have; and of the rest, what no job without a GPU has
+        self.cpu_kept = min(self.cpu_milli, int(hello.get("gpu_cpu_milli", 0)) * self.lent.bit_count())
+        self.cpu_rest = self.cpu_milli - self.cpu_kept
         self.held = 0  # number of attempts counted
         self.version = 0  # grows whenever attempts are counted in or out
         self.labels: dict[str, str] = hello["labels"]
@@ -382,8 +387,20 @@ class Host:
 
     @property
     def size(self) -> Size:
-        """The host's capacity: lent slots, CPU milli, memory in MiB. Hosts of equal capacity compare equal."""
-        return self.lent, self.cpu_milli, self.memory_mib
+        """The host's capacity, see `Size`. Hosts of equal capacity compare equal."""
+        return self.lent, self.cpu_milli, self.cpu_kept, self.memory_mib
+
+    def cpu_of(self, shape: Shape) -> int:
+        """Return the CPU, in thousandths of a core, that jobs of this shape may have in all."""
+        return self.cpu_milli if shape.count else self.cpu_milli - self.cpu_kept
+
+    def cpu_left(self, shape: Shape, leaving: Iterable[Shape] = ()) -> int:
+        """Return the CPU, in thousandths of a core, that a shape may have once replicas of those shapes have left."""
+        free, rest = self.cpu_free, self.cpu_rest
+        for other in leaving:
+            free += other.cpu_milli
+            rest += 0 if other.count else other.cpu_milli
+        return free if shape.count else min(free, rest)
 
     @property
     def shut(self) -> int:
@@ -445,8 +462,8 @@ class Host:
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}
             most = min(most, self.cls.rooms(slots, shape, beside.values()))
-        sizes = (self.cpu_free, self.memory_free) if now else (self.cpu_milli, self.memory_mib)
-        return max(0, self.within(shape, most, *sizes))
+        cpu_milli = self.cpu_left(shape) if now else self.cpu_of(shape)
+        return max(0, self.within(shape, most, cpu_milli, self.memory_free if now else self.memory_mib))
 
     def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
         """Return for how many replicas of a shape, at most `most`, this much CPU and memory is enough."""
@@ -488,7 +505,7 @@ class Host:
         free = self.open & self.cls.fit(shape).mask
         most = min(most, self.cls.rooms(free, shape), ATTEMPTS_MAX - self.held)
         masks: list[int] = []
-        for _ in range(self.within(shape, most, self.cpu_free, self.memory_free)):
+        for _ in range(self.within(shape, most, self.cpu_left(shape), self.memory_free)):
             mask = self.cls.pick(free, shape)
             assert mask is not None, "there is room"
             free ^= mask
@@ -517,7 +534,7 @@ class Host:
             return False
         if self.held >= ATTEMPTS_MAX:
             return False
-        if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
+        if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_left(shape):
             return False
         return not (shape.memory_mib and self.memory_mib and shape.memory_mib > self.memory_free)
 
@@ -551,10 +568,11 @@ def apart(shape: Shape) -> str:
     return ", each on a host of its own" if shape.on_host_max == 1 else ""
 
 
-def size_of_largest(hosts: list[Host]) -> str:
-    """Return the most cores, and the most GiB of memory, that one of these hosts has, as text.
+def size_of_largest(hosts: list[Host], shape: Shape) -> str:
+    """Return the most cores, and the most GiB of memory, that a shape may have of one of these hosts, as text.
 
     `hosts` must not be empty.
     """
-    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
-    return f"{cores:g} cores and {gib} GiB"
+    cores, gib = max(host.cpu_of(shape) for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
+    kept = " for jobs without a GPU" * any(host.cpu_of(shape) < host.cpu_milli for host in hosts)
+    return f"{cores:g} cores{kept} and {gib} GiB"

@@ -104,6 +104,6 @@ class Unmatched:
         if rooms:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once{apart(shape)}"
         hosts = [host for host, _ in sizes]
-        return too_few_lent(hosts, shape) or (
-            f"the most that one worker{' with such GPUs' * bool(shape.gpus)} has is {size_of_largest(hosts)} of memory"
-        )
+        largest = size_of_largest(hosts, shape)
+        with_gpus = " with such GPUs" * bool(shape.gpus)
+        return too_few_lent(hosts, shape) or f"the most that one worker{with_gpus} has is {largest} of memory"

@@ -60,7 +60,7 @@ class Placing:
         For a gang, the choice of its last replica is returned. Hosts on which the job failed to start come last.
         """
         self.num = num
-        excluded |= self._order.kept_from(draft, num, shape) | shape.refusing
+        excluded |= self._order.kept_from(draft, num, shape) | shape.refusing | self._fleet.keeping_from(shape)
         failed = self._order.failed_of(num)
         choice = self._where_allowed(draft, shape, num, excluded | failed) if failed else None
         if choice is None:

@@ -105,14 +105,18 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
     later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
     # not what the host has free: that counts an attempt that leaves in this record, which is among the ends, too
     cpu = host.cpu_milli - sum(row[2] for row in ends)
+    rest = host.cpu_of(shape) - sum(row[2] for row in ends if not row[1])
     memory = host.memory_mib - sum(row[3] for row in ends)
     for (at, slots, cpu_milli, memory_mib), held in zip(ends, later, strict=True):
         if at >= FOREVER_MS:
             return
         ended |= slots
         cpu, memory = cpu + cpu_milli, memory + memory_mib
+        rest += 0 if slots else cpu_milli
         open_ = (host.open | ended & opens & ~held) & mask
-        room = host.within(shape, min(host.cls.rooms(open_, shape), emptied), cpu, memory)
+        room = host.within(
+            shape, min(host.cls.rooms(open_, shape), emptied), cpu if shape.count else min(cpu, rest), memory
+        )
         if room > last:
             last = room
             yield at, num, room

@@ -385,7 +385,7 @@ class _Search:
                         freed &= ~(1 << slot)
                 room = host.cls.rooms(fit & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
-            cpu = host.cpu_free + sum(self.policy.shape_of(m.replica.job).cpu_milli for m in mine)
+            cpu = host.cpu_left(shape, (self.policy.shape_of(m.replica.job) for m in mine))
             room = min(room, cpu // shape.cpu_milli)
         if shape.memory_mib and host.memory_mib:
             memory = host.memory_free + sum(self.policy.shape_of(m.replica.job).memory_mib for m in mine)
