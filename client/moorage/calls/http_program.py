@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 HEALTH_S: Final = 0.1
 #: what one question may take
 HEALTH_S_MAX: Final = 10.0
+#: between two of these questions once it has been ready, and so many in a row that it fails end that
+LOOK_S: Final = 2.0
+LOOKS: Final = 3
 #: a part has at most so many bytes: half of what servers of NATS take by default
 PART_BYTES_MAX: Final = 512 * 1024
 #: an idle connection is closed sooner than servers do, which may then not be asked over it
@@ -60,7 +63,8 @@ log = logging.getLogger("moorage.calls")
 
 class HttpProgram:
     """A started server. `on_frame` gets the frames of its answers as those of a program, `on_failed` the status of each
-    answer of 500 or more; `on_over` is called once, with what happened, when it has ended."""
+    answer of 500 or more, `on_well` whether it is healthy, whenever that changes once it has been ready; `on_over` is
+    called once, with what happened, when it has ended."""
 
     def __init__(
         self,
@@ -69,12 +73,15 @@ class HttpProgram:
         on_over: Callable[[str], None],
         before_kill: BeforeKill | None = None,
         on_failed: Callable[[int, str], None] = lambda status, why: None,
+        on_well: Callable[[bool], None] = lambda is_well: None,
     ) -> None:
         self._spec = spec
         self._on_frame = on_frame
         self._on_over: Callable[[str], None] | None = on_over
         self._before_kill = before_kill
         self._on_failed = on_failed
+        self._on_well = on_well
+        self._heard_s = 0.0  # when it has sent a part of an answer last
         self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -118,7 +125,8 @@ class HttpProgram:
         self.pid = self._process.pid
 
     async def _watch(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
-        """Say when the server is ready, and when it has ended."""
+        """Say when the server is ready, while it is healthy, and when it has ended."""
+        looking: asyncio.Task[None] | None = None
         for _ in range(PORTS_MAX):
             assert self._process is not None
             ending = asyncio.create_task(self._process.wait())
@@ -126,6 +134,7 @@ class HttpProgram:
             await asyncio.wait((ending, getting_ready), return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 self._on_frame(FromProgram(ready=concurrency, endpoints=list(METHODS)), b"")
+                looking = asyncio.create_task(self._look_after())
                 break
             getting_ready.cancel()
             if self._process.returncode == 0 or not await _is_taken(self._port):
@@ -136,7 +145,31 @@ class HttpProgram:
             except OSError as error:
                 self._over(f"the server cannot be started: {error.strerror or error}")
                 return
-        self._over(f"the server ended {exit_words(await ending)}")
+        ended = await ending
+        if looking is not None:
+            looking.cancel()
+        self._over(f"the server ended {exit_words(ended)}")
+
+    async def _look_after(self) -> None:
+        """Tell when it is no longer healthy, and when it is again.
+
+        One that has calls, and sends parts of their answers, is at work: some are unhealthy while they take no more.
+        """
+        loop = asyncio.get_running_loop()
+        is_well, failed = True, 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await self._status(self._spec.health, b"", HEALTH_S_MAX) in range(200, 400):
+                failed = 0
+            else:
+                failed += 1
+            works = bool(self._calls) and loop.time() - self._heard_s < self._spec.idle_s
+            if (failed == 0 and not is_well) or (failed >= LOOKS and is_well and not works):
+                is_well = failed == 0
+                log.warning(
+                    "the server is healthy%s", " again" if is_well else f" no longer: {self._spec.health} says so"
+                )
+                self._on_well(is_well)
 
     async def _ready(self) -> None:
         """Return once the server is healthy, and has answered the request that warms it."""
@@ -198,6 +231,7 @@ class HttpProgram:
         import aiohttp
 
         number = head.call
+        self._heard_s = asyncio.get_running_loop().time()
         try:
             await self._forward(head, body)
         except asyncio.CancelledError:
@@ -278,7 +312,7 @@ class HttpProgram:
         if answer.status >= 500:
             self._on_failed(answer.status, answer.reason or "")
         begun = False
-        async for read in answer.content.iter_any():
+        async for read in self._reads(answer):
             for at in range(0, len(read), PART_BYTES_MAX):
                 self._on_frame(FromProgram(part=number, headers={} if begun else head), read[at : at + PART_BYTES_MAX])
                 begun = True
@@ -299,7 +333,7 @@ class HttpProgram:
             )
         elif kind.startswith("text/event-stream"):
             left = b""
-            async for read in answer.content.iter_any():
+            async for read in self._reads(answer):
                 events, end, left = (left + read).rpartition(b"\n\n")  # a caller gets whole events
                 if end:
                     self._on_frame(FromProgram(part=number, headers=headers), events + end)
@@ -310,6 +344,12 @@ class HttpProgram:
             self._on_frame(FromProgram(answer=number, in_parts=True, headers=headers), b"")
         else:
             self._on_frame(FromProgram(answer=number, headers=headers), await answer.read())
+
+    async def _reads(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        async for read in answer.content.iter_any():
+            self._heard_s = loop.time()
+            yield read
 
     def _url(self, target: str) -> Any:
         from yarl import URL

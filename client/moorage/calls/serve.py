@@ -91,6 +91,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     asked, over, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
     said: list[str] = []
+    ready_file = _ReadyFile(os.environ.get(READY_VARIABLE, ""))
     variables = dict(os.environ if environment is None else environment)
     held = variables.pop(HELD_VARIABLE, "")  # its own alone: a member that the program starts has another file
     places = serving.concurrency
@@ -146,7 +147,9 @@ async def serve(
             program = messenger.program = Program(on_frame, on_over, before_kill)
         else:
             failed = messenger.member.meter.failed
-            program = messenger.program = HttpProgram(serving.http, on_frame, on_over, before_kill, failed)
+            program = messenger.program = HttpProgram(
+                serving.http, on_frame, on_over, before_kill, failed, ready_file.show
+            )
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:
             answered = in_batches(messenger, program, Batches(serving.batch, places))
@@ -162,7 +165,7 @@ async def serve(
                     await messenger.take()
                     if on_ready is not None:
                         on_ready(messenger)
-                    with _ready_file():
+                    with ready_file:
                         await _first(asked, over)
                 if over.is_set():
                     log.error("%s%s", said[0], "" if ready.is_set() else " before it was ready")
@@ -178,20 +181,34 @@ async def serve(
                 await program.kill()
 
 
-@contextlib.contextmanager
-def _ready_file() -> Iterator[None]:
-    """Keep the file that tells the worker of this attempt that calls are taken, if it looks for one."""
-    path = os.environ.get(READY_VARIABLE)
-    if not path:
-        yield
-        return
-    with open(path, "wb"):
-        pass
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+class _ReadyFile:
+    """The file that tells the worker of this attempt that calls are taken, if it looks for one: there as long as this
+    is entered, and the program is well."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._is_well = True
+        self._is_entered = False
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+        self.show(self._is_well)
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+        self.show(self._is_well)
+
+    def show(self, is_well: bool) -> None:
+        """Say whether the program is well."""
+        self._is_well = is_well
+        if not self._path:
+            return
+        if is_well and self._is_entered:
+            with open(self._path, "wb"):
+                pass
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
 
 
 def _exit_code(code: int) -> int:

@@ -29,6 +29,9 @@ PORT: Final = "{port}"
 PATH_DEFAULT: Final = "/v1/chat/completions"
 PATHS_DEFAULT: Final = ("/v1/*",)
 PATHS_MAX: Final = 64
+#: some servers are unhealthy while all that they can run is running, and one answer may take minutes
+IDLE_S_DEFAULT: Final = 600.0
+IDLE_S_MAX: Final = 86_400.0
 TARGET_BYTES_MAX: Final = 8192
 MODELS_MAX: Final = 64
 MODEL_CHARS_MAX: Final = 256
@@ -58,6 +61,7 @@ class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     path: str = PATH_DEFAULT  # where a call goes that names no path
     paths: tuple[str, ...] = PATHS_DEFAULT  # what callers reach: paths, or beginnings of them with a final *
     warm: HttpRequest | None = None  # a request that has to be answered before the member is ready
+    idle_s: float = IDLE_S_DEFAULT  # an unhealthy one with calls is ready as long as an answer goes on within this time
 
     @property
     def trouble(self) -> Trouble | None:
@@ -73,6 +77,9 @@ class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
                 return Trouble("service.http.paths", message, quoted(path), "as /v1/* or /generate")
         if self.warm is not None and (why := target_trouble(self.warm.path)):
             return Trouble("service.http.warm", f"its path {why}", quoted(self.warm.path), "a path, as /v1/completions")
+        if not 1 <= self.idle_s <= IDLE_S_MAX:
+            message = "idle_s must be a number of seconds"
+            return Trouble("service.http.idle_s", message, f"{self.idle_s:g}", f"1..{IDLE_S_MAX:g}")
         return None
 
 

@@ -4,7 +4,7 @@
 
 It answers what OpenAI's API asks for, with made-up tokens: chat, completions, embeddings, models, streams with usage.
 The body's `max_tokens` and `delay_ms` say how many come and how fast, and `fail_at` where a stream breaks. `GET /stat`
-says what it has run, finished and given up.
+says what it has run, finished and given up. `POST /v1/health?status=503` makes it unhealthy.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class FakeEngine:
         self._ready_s = time.monotonic() + load_s
         self._load_s = load_s
         self._is_loaded = False
+        self._health_status = 200
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.router.add_get(self.habits.health, self._health)
         for path, answer in (("chat/completions", self._chat), ("completions", self._chat), ("responses", self._chat)):
@@ -65,13 +66,19 @@ class FakeEngine:
         self.app.router.add_get("/metrics", self._metrics)
         self.app.router.add_route("*", "/v1/echo{rest:.*}", self._echo)
         self.app.router.add_get("/v1/blob", self._blob)
+        self.app.router.add_post("/v1/health", self._set_health)
         self.app.router.add_post("/sleep", self._closed_door)
         self.app.router.add_post("/v2/models/{model}/infer", self._echo)
         self.app.router.add_post("/api/chat", self._chat)
 
     async def _health(self, _: web.Request) -> web.Response:
         is_ready = self.habits.loads_late or time.monotonic() >= self._ready_s
-        return web.json_response({"version": self.version}, status=200 if is_ready else 503)
+        self.counts["unhealthy"] += self._health_status != 200
+        return web.json_response({"version": self.version}, status=self._health_status if is_ready else 503)
+
+    async def _set_health(self, request: web.Request) -> web.Response:
+        self._health_status = int(request.query["status"])
+        return web.json_response({"status": self._health_status})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.ids[request.headers.get("X-Request-Id", "")] += 1
@@ -147,7 +154,7 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [row]})
 
     async def _stat(self, _: web.Request) -> web.Response:
-        counts = {name: self.counts[name] for name in ("running", "done", "aborted")}
+        counts = {name: self.counts[name] for name in ("running", "done", "aborted", "unhealthy")}
         twice = [each for each, times in self.ids.items() if each and times > 1]
         return web.json_response({**counts, "pid": os.getpid(), "version": self.version, "ran_twice": twice})
 

@@ -28,9 +28,14 @@ PATHS = ("--paths", "/v1/*", "--paths", "/stat")
 
 @contextlib.asynccontextmanager
 async def engine(
-    url: str, prefix: str, folder: Path, *words: str, options: tuple[str, ...] = ("--http", "/health")
+    url: str,
+    prefix: str,
+    folder: Path,
+    *words: str,
+    options: tuple[str, ...] = ("--http", "/health"),
+    env: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[MemberProcess, Service]]:
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})}
     serving = member(
         url, folder, *options, *PATHS, "--name", "chat", "--concurrency", "4", "--", *ENGINE, "{port}", *words,
         prefix=prefix, env=env,
@@ -135,6 +140,38 @@ async def test_one_that_loads_late_is_warmed_before_calls_come(nats_url: str, un
     async with engine(nats_url, unique, tmp_path, "--like", "ollama", "--load", "0.5", options=options) as (_, chat):
         assert (await stat(chat))["done"] == 1, "the request that warms it"
         await chat.call({"max_tokens": 1})
+
+
+async def test_one_that_is_healthy_no_longer_is_not_ready_unless_an_answer_goes_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    options, env = ("--http", "/health", "--idle", "1s"), {"MOORAGE_READY": str(ready)}
+    async with engine(nats_url, unique, tmp_path, options=options, env=env) as (one, chat):
+        await until(ready.exists, what="it is ready")
+
+        async def say(status: int) -> None:
+            headers = {"Http-Method": "POST", "Http-Path": f"/v1/health?status={status}"}
+            await Service(chat._client, chat._calls, "chat", headers=headers).call(b"")
+
+        await say(503)
+        await until(lambda: not ready.exists(), what="it is not ready")
+        await say(200)
+        await until(ready.exists, what="it is ready again")
+        assert "the server is healthy again" in one.said
+        stream = asyncio.create_task(_read(chat.stream({"max_tokens": 10_000, "stream": True}, timeout=600)))
+        await until(lambda: _runs(chat, 1), what="a stream goes on")
+        await say(503)
+        asked = (await stat(chat))["unhealthy"]
+
+        async def has_asked_again() -> bool:
+            return bool((await stat(chat))["unhealthy"] >= asked + 4)
+
+        await until(has_asked_again, what="it was unhealthy four times")
+        assert ready.exists(), "it works"
+        stream.cancel()
+        await asyncio.wait((stream,))
+        await until(lambda: not ready.exists(), what="it does nothing, and is unhealthy")
 
 
 async def test_a_server_that_cannot_start_ends_the_member(nats_url: str, unique: str, tmp_path: Path) -> None:

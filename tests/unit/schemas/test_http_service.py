@@ -90,6 +90,8 @@ def test_headers_of_one_connection_and_moorages_own_stay_here() -> None:
         HttpSpec("/health", paths=("v1/*",)),
         HttpSpec("/health", paths=("/v*/x",)),
         HttpSpec("/health", warm=HttpRequest("x")),
+        HttpSpec("/health", idle_s=0.5),
+        HttpSpec("/health", idle_s=float("nan")),
     ],
 )
 def test_a_wrong_field_is_named(spec: HttpSpec) -> None:

@@ -68,6 +68,14 @@ def serve(
             value="PATH[ JSON]",
         ),
     ] = None,
+    idle: Annotated[
+        str | None,
+        Parameter(
+            help="With --http: a server that fails its health and has calls is not ready once it has sent nothing of "
+            "an answer for this long. Default: 10m.",
+            value="DURATION",
+        ),
+    ] = None,
     queue: Annotated[
         str | None,
         Parameter(
@@ -106,6 +114,7 @@ def serve(
         made = serving_of(
             os.environ, function, command, name=name, concurrency=concurrency, batch=batch, queue=queue, grace=grace,
             tenant=tenant, prefix=prefix, nats=options.settled().nats, http=http, path=path, paths=paths, warm=warm,
+            idle=idle,
         )  # fmt: skip
         begin_log("INFO", "text")
 
@@ -142,6 +151,7 @@ def serving_of(
     path: str | None = None,
     paths: Sequence[str] | None = None,
     warm: str | None = None,
+    idle: str | None = None,
 ) -> Serving:
     """Return what is to be served: what the options say, else what the variables of a job do. Raises `Rejected`,
     BadContext."""
@@ -191,22 +201,28 @@ def serving_of(
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
             output_bytes=int(environment.get(OUTPUT_VARIABLE, OUTPUT_BYTES_DEFAULT)),
             queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
-            http=None if function else _http_of(environment, http, path, paths, warm),
+            http=None if function else _http_of(environment, http, path, paths, warm, idle),
         )
     except ValueError as error:
         raise rejected("invalid-argument", str(error), next="moorage serve --help") from None
 
 
 def _http_of(
-    environment: Mapping[str, str], http: str | None, path: str | None, paths: Sequence[str] | None, warm: str | None
+    environment: Mapping[str, str],
+    http: str | None,
+    path: str | None,
+    paths: Sequence[str] | None,
+    warm: str | None,
+    idle: str | None,
 ) -> HttpSpec | None:
     """Return how the program speaks HTTP: what the options say, else the request. Raises ValueError."""
     from moorage.schemas.http_service import HTTP_VARIABLE, HttpRequest, HttpSpec, http_of
 
     of_request = http_of(environment.get(HTTP_VARIABLE, ""))
     if http is None and of_request is None:
-        if path is not None or paths or warm is not None:
-            raise ValueError("--path, --paths and --warm are of an HTTP server: name its health with --http /health")
+        if path is not None or paths or warm is not None or idle is not None:
+            options = "--path, --paths, --warm and --idle"
+            raise ValueError(f"{options} are of an HTTP server: name its health with --http /health")
         return None
     spec = of_request or HttpSpec(http or "")
     said: dict[str, Any] = {}
@@ -220,6 +236,8 @@ def _http_of(
         at, _, body = warm.partition(" ")
         msgspec.json.decode(body or "null")
         said["warm"] = HttpRequest(at, body)
+    if idle is not None:
+        said["idle_s"] = seconds(idle)
     return msgspec.structs.replace(spec, **said)
 
 
