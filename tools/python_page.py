@@ -55,6 +55,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.forward",
         "moorage.schemas.frames.told",
     ),
+    "Functions": ("moorage.client.executor",),
     "Answers": (
         "moorage.client.answers",
         "moorage.schemas.answers.fleet",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.executor import AsyncExecutor, CallFuture, Executor
     from moorage.client.follow.job_history import Result
     from moorage.client.follow.watch import Watch
     from moorage.client.forward import Forward
@@ -88,11 +89,13 @@ __all__ = [
     "Answer",
     "AskedBack",
     "AsyncClient",
+    "AsyncExecutor",
     "Audit",
     "BadContext",
     "BatchRejected",
     "CallError",
     "CallFailed",
+    "CallFuture",
     "CallRefused",
     "Cancelled",
     "Change",
@@ -105,6 +108,7 @@ __all__ = [
     "Ending",
     "Event",
     "Executed",
+    "Executor",
     "Explanation",
     "FailedReplica",
     "Fits",
@@ -181,6 +185,7 @@ _HOME: Final = {
     "moorage.schemas.answers.fleet": ("Fits", "WorkerInfo"),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.command": ("Executed",),
+    "moorage.client.executor": ("AsyncExecutor", "CallFuture", "Executor"),
     "moorage.client.forward": ("Forward",),
     "moorage.client.errors": (
         "BadContext",

@@ -169,6 +169,10 @@ class LoopThread:
         except RuntimeError:  # closed, or of the parent of a fork
             work.close()
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, without waiting. Raises RuntimeError if the loop does not run."""
+        self._checked().call_soon_threadsafe(function)
+
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Yield the items of an asynchronous iterator, one call each. If the caller stops early, close the iterator."""
         refuse_inside_loop()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import os
 import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 
 from moorage.client import map_runner
+from moorage.client.by_value import copy_cloudpickle, pickled
 from moorage.client.changed import changed
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
@@ -36,7 +36,7 @@ from moorage.schemas.frames import Event
 from moorage.schemas.handler import result_object
 from moorage.schemas.job import SUCCEEDED, TERMINAL
 from moorage.schemas.names import JOB_CHARS_MAX, word_of
-from moorage.schemas.ranges import numbers_in, ranges_of
+from moorage.schemas.ranges import count_of, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -151,23 +151,8 @@ def _yields(function: Any) -> bool:
 
 
 def _pickle(function: Callable[[Any], Any], folder: Path) -> None:
-    try:
-        cloudpickle: Any = importlib.import_module("cloudpickle")
-    except ImportError:
-        from moorage.schemas.optional import pip_install
-
-        install = pip_install("cloudpickle")
-        raise rejected("failed-precondition", "cloudpickle is not installed here", next=install) from None
-    try:
-        (folder / map_runner.PICKLE).write_bytes(cloudpickle.dumps(function))
-    except Exception as error:  # of whatever the function refers to
-        raise rejected(
-            "invalid-argument", f"cloudpickle cannot pickle the function: {error}", found=repr(function)[:80],
-            next="open files, clients and locks inside the function",
-        ) from None  # fmt: skip
-    shutil.copytree(
-        Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    (folder / map_runner.PICKLE).write_bytes(pickled(function, "the function"))
+    copy_cloudpickle(folder)
 
 
 def _module_of(function: Callable[[Any], Any]) -> tuple[str, str, str]:
@@ -215,8 +200,27 @@ async def outcomes(
             "failed-precondition", f"job {job} calls no function, so it has no answers", job=job,
             next=f"moorage show {word_of(job)}",
         )  # fmt: skip
-    left = list(numbers_in(shown.numbers))
-    done, failed, of = 0, 0, len(left)
+    done, failed, of = 0, 0, count_of(shown.numbers)
+    async with contextlib.aclosing(rows_of(client, job, numbers_in(shown.numbers), changes)) as looks:
+        async for ended, _ in looks:
+            for some in batches_of(ended, READS_MAX):
+                answers = await asyncio.gather(*(_answer(client, job, row) for row in some))
+                for row, answer in zip(some, answers, strict=True):
+                    done, failed = done + 1, failed + isinstance(answer, ItemFailed)
+                    if on_progress is not None:
+                        text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
+                        on_progress(Progress(done / of, text, row.replica))
+                    yield row.replica, answer
+
+
+async def rows_of(
+    client: Connected, job: str, numbers: Iterable[int], changes: Callable[[], AsyncIterator[Event]]
+) -> AsyncGenerator[tuple[list[ReplicaInfo], list[ReplicaInfo]], None]:
+    """Yield the rows of replicas that have ended, each once, and of those that have not, until all have ended.
+
+    `changes` yields events of the job until its end. Raises what that raises.
+    """
+    left = list(numbers)
     async with changed(changes) as (event, listening):
         while left:
             over = listening.done()
@@ -229,15 +233,8 @@ async def outcomes(
                 ended = [rows.get(number) or ReplicaInfo(replica=number, state=shown.state) for number in asked]
             else:
                 ended = [row for row in rows.values() if row.state in TERMINAL]
-            for some in _batches(ended, READS_MAX):
-                answers = await asyncio.gather(*(_answer(client, job, row) for row in some))
-                for row, answer in zip(some, answers, strict=True):
-                    done, failed = done + 1, failed + isinstance(answer, ItemFailed)
-                    if on_progress is not None:
-                        text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
-                        on_progress(Progress(done / of, text, row.replica))
-                    yield row.replica, answer
             found = {row.replica for row in ended}
+            yield ended, [row for row in rows.values() if row.replica not in found]
             left = [number for number in left if number not in found]
             if left and not over:
                 if not ended:
@@ -256,7 +253,7 @@ async def in_order(pairs: AsyncIterator[tuple[int, Any]], numbers: Iterator[int]
             wanted = next(numbers, None)
 
 
-def _batches(rows: Sequence[ReplicaInfo], size: int) -> Iterator[list[ReplicaInfo]]:
+def batches_of(rows: Sequence[ReplicaInfo], size: int) -> Iterator[list[ReplicaInfo]]:
     left = iter(rows)
     while some := list(islice(left, size)):
         yield some
