@@ -14,9 +14,7 @@ from typing import Any
 
 import uvloop
 
-from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.settings import WorkerSettings
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 
 
 async def numbered(context: HandlerContext) -> dict[str, Any]:

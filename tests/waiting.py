@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import pytest
 
-    from moorage.client import Job
+    from moorage.client import AsyncJob
 
 #: a condition is looked at so soon again at first, and as a wait lasts ever later: a look may ask three processes
 _POLL_S: Final = 0.005
@@ -52,7 +52,7 @@ def skip_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(loop, "time", lambda: now_s() + seconds)
 
 
-async def until_state(job: Job, state: str, deadline_s: float = 60) -> None:
+async def until_state(job: AsyncJob, state: str, deadline_s: float = 60) -> None:
     """Until the scheduler shows the job in this state."""
 
     async def is_there() -> bool:

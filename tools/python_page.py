@@ -22,10 +22,8 @@ from tools.wire_types import default_of, table
 
 #: names of the worker's side that a user of the library meets, by module
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.worker.agent.embed": ("EmbeddedWorker",),
-    "moorage.worker.drivers.handler.context": ("HandlerContext", "HandlerCancelled"),
+    "moorage.worker": ("EmbeddedWorker", "HandlerContext", "HandlerCancelled", "WorkerSettings"),
     "moorage.bus.lend.client": ("borrow", "BorrowedLease", "LeaseRefused"),
-    "moorage.worker.settings": ("WorkerSettings",),
 }
 #: names for drivers and rankers of one's own, by module: the page `reference/extending.md`
 EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
@@ -37,20 +35,19 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: what an operator gives and gets, by module
 OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.client.fleet": ("Fleet",),
-    "moorage.client.admin": ("Admin",),
+    "moorage.client": ("AsyncFleet", "Fleet", "AsyncAdmin", "Admin"),
     "moorage.schemas.operate": ("Changed", "Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
 }
-STEPS: Final = "Steps of a job"
+EVENTS: Final = "Events and steps"
+SERVE: Final = "What a service's function imports"
 ERRORS: Final = "What it raises"
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
-    "The client": ("moorage.client.client", "moorage.client.sync"),
+    "The client": ("moorage.client.client",),
     "A job": (
         "moorage.client.job",
         "moorage.client.follow.job_history",
         "moorage.client.follow.watch",
-        "moorage.client.output",
         "moorage.client.command",
         "moorage.client.forward",
         "moorage.schemas.frames.told",
@@ -66,9 +63,10 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.schemas.frames.use",
     ),
     "Services": ("moorage.client.services", "moorage.schemas.served"),
+    SERVE: ("moorage.serve",),
     "Schedules": ("moorage.client.schedules", "moorage.schemas.schedules"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
-    STEPS: ("moorage.client.steps",),
+    EVENTS: ("moorage.client.events",),
     ERRORS: ("moorage.client.errors",),
     "For your tests": (
         "moorage.testing.sim_fleet",
@@ -78,7 +76,11 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
 }
 REST: Final = "Leases, handlers, GPUs"
 #: their methods are those of another class, without `await`
-TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch", "SyncForward": "Forward"}
+TWINS: Final = {
+    name: f"Async{name}"
+    for name in moorage.client.__all__
+    if getattr(getattr(moorage.client, name), "__module__", "") == "moorage.client.sync"
+}
 #: classes that a user makes objects of, whose fields are no table
 CONSTRUCTED: Final = frozenset({"AsyncClient", "CallError", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
@@ -99,8 +101,9 @@ OF_THE_SDK: Final = {"events": "`'tenant'`", "max_failed": "20, or 5 %"}
 FIELDS_ELSEWHERE: Final = {"WorkerSettings": "the keys of [`[worker]`](settings.md#worker)"}
 HEAD: Final = """# Python
 
-Names of the SDK are imported from `moorage.client`. Start with [`AsyncClient`](#asyncclient), or with
-[`Client`](#client) where there is no event loop. What a job asks for is said by name:
+Names of the SDK are imported from `moorage.client`, unless the line below their title says otherwise. Start with
+[`AsyncClient`](#asyncclient), or with [`Client`](#client) where there is no event loop. Each object of `Client` has the
+name of that of `AsyncClient`, less the `Async`. What a job asks for is said by name:
 [what `submit` takes](#what-submit-takes-by-name).
 """
 SUBMIT_TAKES: Final = "What submit takes by name"
@@ -113,11 +116,17 @@ What a service imports is on the page [Python](python.md).
 
 """
 
-#: the SDK's names that have a heading: steps and errors are rows of a table
+#: the public names of the SDK, of its events and for functions of services, with the module that a user imports
+_PUBLIC: Final = {
+    name: (module, getattr(import_module(module), name))
+    for module in ("moorage.serve", "moorage.client.events", "moorage.client")
+    for name in import_module(module).__all__
+}
+#: those that have a heading: steps and errors are rows of a table
 _HEADED: Final = frozenset(
     name
-    for name in moorage.client.__all__
-    if getattr(getattr(moorage.client, name), "__module__", "") not in ("moorage.client.steps", "moorage.client.errors")
+    for name, (_, public) in _PUBLIC.items()
+    if getattr(public, "__module__", "") not in ("moorage.client.steps", "moorage.client.errors")
     or name in ("Step", "ClientError")
 )
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
@@ -131,12 +140,16 @@ def python_api() -> str:
         parts.append(f"## {title}\n")
         if title == "A request":
             parts.append(_what_submit_takes())
-        if title == STEPS:
-            parts.append(_steps(public))
-        elif title == ERRORS:
+        if title == ERRORS:
             parts.append(_errors(public))
-        else:
-            parts += [_described(name, getattr(moorage.client, name)) for name in public]
+            continue
+        steps = [name for name in public if _is_step(name)]
+        for name in public:
+            if name not in steps:
+                module, found = _PUBLIC[name]
+                parts.append(_described(name, found, "" if module == "moorage.client" else module))
+        if steps:
+            parts.append(_steps(steps))
     for title, api in (("An operator's orders", OPERATOR_API), ("The worker's side", WORKER_API)):
         parts += [f"## {title}\n", *_of_modules(api)]
     return _page(parts)
@@ -159,8 +172,13 @@ def _of_modules(api: dict[str, tuple[str, ...]], *, level: int = 3) -> Iterator[
 
 def _steps(names: list[str]) -> str:
     """The common fields of all steps, then a table of their classes."""
-    rows = [(f"`{name}`", _doc(getattr(moorage.client, name))) for name in names if name != "Step"]
-    return _described("Step", moorage.client.Step) + "\n\n" + table([("class", "when"), *rows]) + "\n"
+    rows = [(f"`{name}`", _doc(_PUBLIC[name][1])) for name in names if name != "Step"]
+    module, base = _PUBLIC["Step"]
+    return _described("Step", base, module) + "\n\n" + table([("class", "when"), *rows]) + "\n"
+
+
+def _is_step(name: str) -> bool:
+    return getattr(_PUBLIC[name][1], "__module__", "") == "moorage.client.steps"
 
 
 def _errors(names: list[str]) -> str:
@@ -176,12 +194,17 @@ def _errors(names: list[str]) -> str:
 
 
 def client_groups() -> dict[str, list[str]]:
-    """The SDK's public names below the titles of `CLIENT_API`, by the module that defines them."""
+    """The SDK's public names below the titles of `CLIENT_API`, by the module that they are imported from or defined in.
+
+    An object without `await` stands beside the one that it is made of.
+    """
     groups: dict[str, list[str]] = {title: [] for title in CLIENT_API}
     title_of = {module: title for title, modules in CLIENT_API.items() for module in modules}
-    for name in moorage.client.__all__:
-        module = getattr(getattr(moorage.client, name), "__module__", "")
-        groups.setdefault(title_of.get(module, REST), []).append(name)
+    for name, (module, public) in _PUBLIC.items():
+        if name in OPERATOR_API["moorage.client"]:
+            continue
+        defined = getattr(_PUBLIC[TWINS[name]][1] if name in TWINS else public, "__module__", "")
+        groups.setdefault(title_of.get(module) or title_of.get(defined, REST), []).append(name)
     return groups
 
 

@@ -37,8 +37,8 @@ from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
 from moorage.client.follow.job_history import Result
-from moorage.client.follow.watch import Watch
-from moorage.client.job import Job, handles
+from moorage.client.follow.watch import AsyncWatch
+from moorage.client.job import AsyncJob, handles
 from moorage.client.loop_thread import called, entered, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
@@ -55,17 +55,17 @@ from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
-    from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.admin import AsyncAdmin  # noqa: F401  below in quotes
     from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList, JobRow
     from moorage.client.command import Executed
-    from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
-    from moorage.client.forward import Forward  # noqa: F401  below in quotes
+    from moorage.client.fleet import AsyncFleet  # noqa: F401  below in quotes
+    from moorage.client.forward import AsyncForward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import AsyncLease, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
-    from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
-    from moorage.client.services import Service  # noqa: F401  below in quotes
+    from moorage.client.schedules import AsyncSchedules  # noqa: F401  below in quotes
+    from moorage.client.services import AsyncService  # noqa: F401  below in quotes
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
@@ -85,21 +85,21 @@ class Twin(NamedTuple):
 
 TWINS: Final = (
     Twin(
-        '''class SyncJob(Handle[Job]):
-    """A handle on one job, as `Job`, without `await`."""
+        '''class Job(Handle[AsyncJob]):
+    """A handle on one job, as `AsyncJob`, without `await`."""
 
     def _ipython_display_(self) -> None:
         self._twin._display(repr(self), self._thread.begin)
 ''',
-        "Job",
-        (("job.py", "Job"),),
+        "AsyncJob",
+        (("job.py", "AsyncJob"),),
         {"job": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
     ),
     Twin(
-        '''class SyncWatch(Handle[Watch]):
-    """Events and output of one job, as `Watch`, without `await`. Open it before the submit to miss no output."""
+        '''class Watch(Handle[AsyncWatch]):
+    """Events and output of one job, as `AsyncWatch`, without `await`. Open it before the submit to miss no output."""
 
-    def __enter__(self) -> SyncWatch:
+    def __enter__(self) -> Watch:
         self.open()
         return self
 
@@ -109,37 +109,37 @@ TWINS: Final = (
     def __iter__(self) -> Iterator[Event | Piece]:
         return self.follow()
 ''',
-        "Watch",
-        (("follow/watch.py", "Watch"),),
+        "AsyncWatch",
+        (("follow/watch.py", "AsyncWatch"),),
         {"lost": "int"},
     ),
     Twin(
-        '''class SyncForward(Handle["Forward"]):
-    """A port here that leads to a port of a job, as `Forward`, without `await`."""
+        '''class Forward(Handle["AsyncForward"]):
+    """A port here that leads to a port of a job, as `AsyncForward`, without `await`."""
 
-    def __enter__(self) -> SyncForward:
+    def __enter__(self) -> Forward:
         self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 ''',
-        "Forward",
-        (("forward.py", "Forward"),),
+        "AsyncForward",
+        (("forward.py", "AsyncForward"),),
         {"port": "int"},
     ),
     Twin(
-        '''class SyncLease(Handle["Lease"]):
-    """Leased devices of this host, as `Lease`, without `await`: for a block, or until `give_back`."""
+        '''class Lease(Handle["AsyncLease"]):
+    """Leased devices of this host, as `AsyncLease`, without `await`: for a block, or until `give_back`."""
 
-    def __enter__(self) -> SyncLease:
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
 ''',
-        "Lease",
-        (("lease.py", "Lease"),),
+        "AsyncLease",
+        (("lease.py", "AsyncLease"),),
         {
             "worker": "str",
             "devices": "tuple[Device, ...]",
@@ -150,27 +150,29 @@ TWINS: Final = (
         },
     ),
     Twin(
-        'class SyncService(Handle["Service"]):\n    """A service of the tenant, as `Service`, without `await`."""\n',
-        "Service",
-        (("services.py", "Service"),),
+        '''class Service(Handle["AsyncService"]):
+    """A service of the tenant, as `AsyncService`, without `await`."""
+''',
+        "AsyncService",
+        (("services.py", "AsyncService"),),
         {"name": "str"},
     ),
     Twin(
-        'class SyncSchedules(Handle["Schedules"]):\n    """Schedules of the tenant, without `await`."""\n',
-        "Schedules",
-        (("schedules.py", "Schedules"),),
+        'class Schedules(Handle["AsyncSchedules"]):\n    """AsyncSchedules of the tenant, without `await`."""\n',
+        "AsyncSchedules",
+        (("schedules.py", "AsyncSchedules"),),
         {},
     ),
     Twin(
-        'class SyncFleet(Handle["Fleet"]):\n    """The workers of a fleet, as `Fleet`, without `await`."""\n',
-        "Fleet",
-        (("fleet.py", "Fleet"),),
+        'class Fleet(Handle["AsyncFleet"]):\n    """The workers of a fleet, as `AsyncFleet`, without `await`."""\n',
+        "AsyncFleet",
+        (("fleet.py", "AsyncFleet"),),
         {},
     ),
     Twin(
-        'class SyncAdmin(Handle["Admin"]):\n    """The orders of an operator, as `Admin`, without `await`."""\n',
-        "Admin",
-        (("admin.py", "Admin"),),
+        'class Admin(Handle["AsyncAdmin"]):\n    """The orders of an operator, as `AsyncAdmin`, without `await`."""\n',
+        "AsyncAdmin",
+        (("admin.py", "AsyncAdmin"),),
         {},
     ),
     Twin(
@@ -189,12 +191,12 @@ TWINS: Final = (
 )
 #: the handle that is made of what a member returns
 HANDLES: Final = {
-    "Job": "SyncJob",
-    "Admin": "SyncAdmin",
-    "Fleet": "SyncFleet",
-    "Forward": "SyncForward",
-    "Schedules": "SyncSchedules",
-    "Service": "SyncService",
+    "AsyncJob": "Job",
+    "AsyncAdmin": "Admin",
+    "AsyncFleet": "Fleet",
+    "AsyncForward": "Forward",
+    "AsyncSchedules": "Schedules",
+    "AsyncService": "Service",
 }
 #: by class and member, what is more than a call
 BODIES: Final[dict[str, str]] = {
@@ -203,16 +205,16 @@ BODIES: Final[dict[str, str]] = {
         try:
             accepted = self._thread.call(CALL)
         except BatchRejected as refused:
-            jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
+            jobs = [job and Job(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
-        return [SyncJob(self._thread, job) for job in accepted]
+        return [Job(self._thread, job) for job in accepted]
         """,
     "AsyncClient.map": """
         items = read_here(items)
         mapped = CALL
-        return SyncJob(self._thread, self._thread.call(mapped))
+        return Job(self._thread, self._thread.call(mapped))
         """,
-    "Service.map": """
+    "AsyncService.map": """
         more: dict[str, Any] = {
             "timeout": timeout,
             "start_within": start_within,
@@ -224,37 +226,37 @@ BODIES: Final[dict[str, str]] = {
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
         return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
         """,
-    "Job.again": """
+    "AsyncJob.again": """
         again = self._thread.call(CALL)
-        return SyncJob(self._thread, again)
+        return Job(self._thread, again)
         """,
     "AsyncClient.watch": """
         watch = called(lambda: CALL)
-        return SyncWatch(self._thread, self._thread.call(watch))
+        return Watch(self._thread, self._thread.call(watch))
         """,
     "AsyncClient.as_completed": """
-        given = {job.job: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, Job)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
             yield given[over.job]
         """,
     "AsyncClient.gather": """
-        twins = [job._twin for job in handles(jobs, SyncJob)]
+        twins = [job._twin for job in handles(jobs, Job)]
         return self._thread.call(self._twin.gather(*twins, wait=wait))
         """,
     "AsyncClient.wait": """
-        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], wait))
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, Job)], wait))
         """,
-    "Forward.open": """
+    "AsyncForward.open": """
         self._thread.call(CALL)
         return self
         """,
-    "Lease.give_back": """
+    "AsyncLease.give_back": """
         if self._thread.runs and not self._thread.is_of_parent:
             self._thread.call(CALL)
         """,
     "AsyncClient.lease": """
         lending = CALL
-        return SyncLease(self._thread, self._thread.call(entered(lending)))
+        return Lease(self._thread, self._thread.call(entered(lending)))
         """,
 }
 #: by class and member, the sentences that its docstring has beside those of the asynchronous one
@@ -264,9 +266,9 @@ NOTES: Final[dict[str, list[str]]] = {
         "The lease is taken at once, for a block or until `give_back`, and ends with the client.",
         "`on_asked_back` is called in the private thread.",
     ],
-    "AsyncClient.submit_many": ["The `jobs` of a `BatchRejected` are `SyncJob`s too."],
-    "Service.map": ["Items that are read one by one are read in this thread, which meanwhile yields no answers."],
-    "Job.result": ["`on_progress` is called in the private thread."],
+    "AsyncClient.submit_many": ["The `jobs` of a `BatchRejected` are `Job`s too."],
+    "AsyncService.map": ["Items that are read one by one are read in this thread, which meanwhile yields no answers."],
+    "AsyncJob.result": ["`on_progress` is called in the private thread."],
 }
 
 
@@ -285,15 +287,14 @@ def _class(twin: Twin) -> Iterator[str]:
         for node in defined.body:
             if isinstance(node, Function) and not node.name.startswith("_") and node.name not in twin.left_out:
                 is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
-                returned = _synced(_text(source, node.returns))
                 if is_property:
-                    yield _property(twin.of, node.name, returned, node)
+                    yield _property(twin.of, node.name, _text(source, node.returns), node)
                 else:
                     yield _method(twin.of, node, source)
 
 
 def _property(of: str, name: str, kind: str, node: Function | None = None) -> str:
-    value, returned = f"self._twin.{name}", kind
+    value, returned = f"self._twin.{name}", _synced(kind)
     if kind in HANDLES:
         returned = HANDLES[kind]
         value = f"{returned}(self._thread, {value})"
@@ -383,8 +384,8 @@ def _signature(name: str, parameters: list[str], returned: str) -> str:
 
 def _synced(annotation: str) -> str:
     """Return the type that the member without `await` has."""
-    text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "Lease")
-    return re.sub(r"\b(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
+    text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "AsyncLease")
+    return re.sub(r"\bAsync(Job|Watch|Lease|Service|Forward|Schedules|Fleet|Admin)\b", r"\1", text)
 
 
 def _text(source: str, node: ast.expr | None) -> str:

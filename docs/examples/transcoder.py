@@ -32,9 +32,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.settings import WorkerSettings
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 
 FRAMES_MAX: Final = 10_000
 SIDE_MAX: Final = 4096

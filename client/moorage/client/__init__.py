@@ -1,5 +1,8 @@
 """The SDK: submit, follow and operate from Python. `AsyncClient` is where to start, `Client` without asyncio.
 
+Each handle has both forms, too: `AsyncJob` and `Job`. What is told while jobs go on is in `moorage.client.events`, and
+what a service's function imports in `moorage.serve`.
+
 Names are imported when they are first used, so that `import moorage.client` costs next to nothing.
 """
 
@@ -11,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from moorage.bus.lend.client import AskedBack
+    from moorage.client.admin import AsyncAdmin
     from moorage.client.answers import (
         ActRow,
         ActsAnswer,
@@ -50,74 +53,61 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from moorage.client.executor import AsyncExecutor, CallFuture, Executor
+    from moorage.client.fleet import AsyncFleet
     from moorage.client.follow.job_history import Result
-    from moorage.client.follow.watch import Watch
-    from moorage.client.forward import Forward
+    from moorage.client.follow.watch import AsyncWatch
+    from moorage.client.forward import AsyncForward
     from moorage.client.gpus import Gpu
-    from moorage.client.handlers import Progress
-    from moorage.client.job import Job
-    from moorage.client.lease import Lease
-    from moorage.client.output import Piece
-    from moorage.client.schedules import Schedules
-    from moorage.client.services import Service
-    from moorage.client.steps import (
-        Claimed,
-        Ended,
-        Ending,
-        Frozen,
-        IsReady,
-        NotReady,
-        Placed,
-        Queued,
-        Running,
-        Step,
-        Submitted,
-    )
-    from moorage.client.sync import Client, SyncForward, SyncJob, SyncLease, SyncService, SyncWatch
+    from moorage.client.job import AsyncJob
+    from moorage.client.lease import AsyncLease
+    from moorage.client.schedules import AsyncSchedules
+    from moorage.client.services import AsyncService
+    from moorage.client.sync import Admin, Client, Fleet, Forward, Job, Lease, Schedules, Service, Watch
     from moorage.schemas.answers.fleet import Fits, WorkerInfo
-    from moorage.schemas.frames import Accepted, Change, Event, UseLine, UsePage
+    from moorage.schemas.frames import Accepted, UseLine, UsePage
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
     from moorage.schemas.plan import Plan
     from moorage.schemas.schedules import ScheduleRow
-    from moorage.schemas.served import Answer, CallError, endpoint
+    from moorage.schemas.served import Answer
 
 __all__ = [
     "Accepted",
     "ActRow",
     "ActsAnswer",
+    "Admin",
     "Answer",
-    "AskedBack",
+    "AsyncAdmin",
     "AsyncClient",
     "AsyncExecutor",
+    "AsyncFleet",
+    "AsyncForward",
+    "AsyncJob",
+    "AsyncLease",
+    "AsyncSchedules",
+    "AsyncService",
+    "AsyncWatch",
     "Audit",
     "BadContext",
     "BatchRejected",
-    "CallError",
     "CallFailed",
     "CallFuture",
     "CallRefused",
     "Cancelled",
-    "Change",
-    "Claimed",
     "Client",
     "ClientError",
     "Conflict",
     "Drift",
-    "Ended",
-    "Ending",
-    "Event",
     "Executed",
     "Executor",
     "Explanation",
     "FailedReplica",
     "Fits",
+    "Fleet",
     "FleetInfo",
     "Forward",
-    "Frozen",
     "Gpu",
     "GpuSpec",
-    "IsReady",
     "ItemFailed",
     "Job",
     "JobFailed",
@@ -130,33 +120,20 @@ __all__ = [
     "NoScheduler",
     "NotFound",
     "NotPermitted",
-    "NotReady",
     "Overloaded",
-    "Piece",
-    "Placed",
     "Plan",
-    "Progress",
     "QueueFull",
-    "Queued",
     "Rejected",
     "ReplicaInfo",
     "Request",
     "Resources",
     "Result",
     "Run",
-    "Running",
     "ScheduleRow",
     "Schedules",
     "Secret",
     "Service",
     "Share",
-    "Step",
-    "Submitted",
-    "SyncForward",
-    "SyncJob",
-    "SyncLease",
-    "SyncService",
-    "SyncWatch",
     "TimedOut",
     "Unreachable",
     "UseLine",
@@ -164,7 +141,6 @@ __all__ = [
     "Used",
     "Watch",
     "WorkerInfo",
-    "endpoint",
 ]
 
 _HOME: Final = {
@@ -183,10 +159,12 @@ _HOME: Final = {
         "Used",
     ),
     "moorage.schemas.answers.fleet": ("Fits", "WorkerInfo"),
+    "moorage.client.admin": ("AsyncAdmin",),
     "moorage.client.client": ("AsyncClient",),
+    "moorage.client.fleet": ("AsyncFleet",),
     "moorage.client.command": ("Executed",),
     "moorage.client.executor": ("AsyncExecutor", "CallFuture", "Executor"),
-    "moorage.client.forward": ("Forward",),
+    "moorage.client.forward": ("AsyncForward",),
     "moorage.client.errors": (
         "BadContext",
         "BatchRejected",
@@ -208,36 +186,20 @@ _HOME: Final = {
         "TimedOut",
         "Unreachable",
     ),
-    "moorage.client.handlers": ("Progress",),
-    "moorage.client.output": ("Piece",),
     "moorage.client.follow.job_history": ("Result",),
-    "moorage.client.follow.watch": ("Watch",),
-    "moorage.client.job": ("Job",),
-    "moorage.client.lease": ("Lease",),
-    "moorage.client.steps": (
-        "Claimed",
-        "Ended",
-        "Ending",
-        "Frozen",
-        "IsReady",
-        "NotReady",
-        "Placed",
-        "Queued",
-        "Running",
-        "Step",
-        "Submitted",
-    ),
-    "moorage.client.sync": ("Client", "SyncForward", "SyncJob", "SyncLease", "SyncService", "SyncWatch"),
-    "moorage.client.schedules": ("Schedules",),
-    "moorage.client.services": ("Service",),
+    "moorage.client.follow.watch": ("AsyncWatch",),
+    "moorage.client.job": ("AsyncJob",),
+    "moorage.client.lease": ("AsyncLease",),
+    "moorage.client.sync": ("Admin", "Client", "Fleet", "Forward", "Job", "Lease", "Schedules", "Service", "Watch"),
+    "moorage.client.schedules": ("AsyncSchedules",),
+    "moorage.client.services": ("AsyncService",),
     "moorage.client.gpus": ("Gpu",),
-    "moorage.schemas.frames": ("Accepted", "Change", "Event", "UseLine", "UsePage"),
+    "moorage.schemas.frames": ("Accepted", "UseLine", "UsePage"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
     "moorage.schemas.plan": ("Plan",),
     "moorage.schemas.schedules": ("ScheduleRow",),
-    "moorage.schemas.served": ("Answer", "CallError", "endpoint"),
-    "moorage.bus.lend.client": ("AskedBack",),
+    "moorage.schemas.served": ("Answer",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", Letter, LetterDone, LettersAnswer)
 
 
-class Admin:
+class AsyncAdmin:
     """The orders of an operator, sent through an open client. `tenant` defaults to the client's own.
 
     An order returns a `Done` once it is in the ledger. Repeating it changes nothing: `Done.changed` is then false.

@@ -40,7 +40,7 @@ from moorage.schemas.ranges import NUMBERS_MAX, format_ranges, parse_ranges
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
     from moorage.schemas.answers.jobs import ReplicaInfo
 
 #: fields that the calls themselves give
@@ -98,7 +98,7 @@ class Call:
         self.future = future
         self.on_running = on_running
         self.on_placed = on_placed
-        self.job: Job | None = None
+        self.job: AsyncJob | None = None
         self.number = 0
         self.is_over = False
 
@@ -134,7 +134,7 @@ class CallJobs:
         )
         self._waiting: deque[tuple[str, list[Call], bool]] = deque()  # name, calls, whether it is a map
         self._running: dict[asyncio.Task[None], tuple[list[Call], bool]] = {}
-        self._to_cancel: dict[str, tuple[Job, list[int]]] = {}
+        self._to_cancel: dict[str, tuple[AsyncJob, list[int]]] = {}
         self._cancelling: asyncio.Task[None] | None = None
         self._pumping: asyncio.Task[None] | None = None
         self._sent: tuple[float, dict[str, Any]] | None = None
@@ -256,7 +256,7 @@ class CallJobs:
                 if not call.is_over:
                     call.settle(error=error)
 
-    async def _submitted(self, name: str, calls: Sequence[Call], is_map: bool) -> Job:
+    async def _submitted(self, name: str, calls: Sequence[Call], is_map: bool) -> AsyncJob:
         blobs = [call.blobs for call in calls]
         items = [" ".join(base64.b64encode(blob).decode() for blob in call) for call in blobs]
         fields = {**self._fields, "replicas": len(calls), "keep": [call_runner.VALUE, *self._fields.get("keep", ())]}
@@ -294,7 +294,7 @@ class CallJobs:
 
     # ------------------------------------------------------------------------------------------------- to values
 
-    async def _follow(self, job: Job, calls: Sequence[Call]) -> None:
+    async def _follow(self, job: AsyncJob, calls: Sequence[Call]) -> None:
         wire = self._client._wire
         async with contextlib.aclosing(rows_of(wire, job.job, range(len(calls)), job.events)) as looks:
             async for ended, others in looks:

@@ -29,18 +29,18 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 
 if TYPE_CHECKING:
     from moorage.bus.contexts import Context
-    from moorage.client.admin import Admin
+    from moorage.client.admin import AsyncAdmin
     from moorage.client.answers import JobList
-    from moorage.client.fleet import Fleet
+    from moorage.client.fleet import AsyncFleet
     from moorage.client.follow.job_history import Result
-    from moorage.client.follow.watch import Watch
-    from moorage.client.job import Job
+    from moorage.client.follow.watch import AsyncWatch
+    from moorage.client.job import AsyncJob
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.mapping import Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.replicas import Which
-    from moorage.client.schedules import Schedules
-    from moorage.client.services import Calls, Service
+    from moorage.client.schedules import AsyncSchedules
+    from moorage.client.services import AsyncService, Calls
     from moorage.client.sweeps import Sweep
     from moorage.client.transport import ClientTransport
     from moorage.schemas.plan import Plan
@@ -56,11 +56,11 @@ T = TypeVar("T")
 
 
 @functools.cache
-def _job_class() -> type[Job]:
+def _job_class() -> type[AsyncJob]:
     """Return the class `Job`. Cached, because an import statement would slow down every submit."""
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
 
-    return Job
+    return AsyncJob
 
 
 def _with_files(fields: Mapping[str, Any], paths: Sequence[str]) -> list[str | os.PathLike[str]]:
@@ -171,7 +171,7 @@ class AsyncClient:
 
     async def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, job: str | None = None, **fields: Unpack[Fields]
-    ) -> Job:
+    ) -> AsyncJob:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger.
 
         `gpu` is a token such as `2xH100:80G`, a count or a spec. `job` is the job's id: a second submit with the same
@@ -186,7 +186,7 @@ class AsyncClient:
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
 
-    async def _submitted(self, id: str, request: Request, body: bytes) -> Job:
+    async def _submitted(self, id: str, request: Request, body: bytes) -> AsyncJob:
         history = self._wire._expect(id)
         accepted = await self._wire._ask("submit", body, decode_accepted)
         self._log_warnings(accepted)
@@ -204,7 +204,7 @@ class AsyncClient:
         python: str = "python3",
         check: bool = True,
         **fields: Unpack[Fields],
-    ) -> Job:
+    ) -> AsyncJob:
         """Submit one job that has a replica for each item: a text, a number, or a mapping of columns.
 
         Replica 7 has item 7, the first is 0: in its variables `MOORAGE_ITEM` and `MOORAGE_ITEM_<COLUMN>`, and in the
@@ -242,7 +242,7 @@ class AsyncClient:
         how: Travel,
         python: str,
         check: bool,
-    ) -> Job:
+    ) -> AsyncJob:
         from moorage.client.map_runner import VALUE
         from moorage.client.mapping import check_fields, check_of, listed, named, travelling
 
@@ -265,7 +265,7 @@ class AsyncClient:
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         **fields: Unpack[Fields],
-    ) -> Job:
+    ) -> AsyncJob:
         """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`).
 
         `input` is any value that JSON can hold, so no NaN and no infinity; the function reads it as `context.input`.
@@ -315,7 +315,7 @@ class AsyncClient:
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
-    ) -> list[Job]:
+    ) -> list[AsyncJob]:
         """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request order.
 
         Each request is accepted or refused on its own, malformed ones included. One that names another one in `after`
@@ -346,7 +346,7 @@ class AsyncClient:
         answers = await self._answers_to([sent[at][1] for at in order], one_by_one=is_chain)
         told = dict(zip(order, answers, strict=True))
         answered = zip(sent, (told[at] for at in range(len(sent))), histories, strict=True)
-        jobs: list[Job | None] = []
+        jobs: list[AsyncJob | None] = []
         problems: dict[int, Problem] = {}
         for at, one in enumerate(built):
             if isinstance(one, Problem):
@@ -423,7 +423,7 @@ class AsyncClient:
         """
         return RequestBuilder().build(what, gpu, job, fields)  # a new builder: `Client` calls this in any thread
 
-    def job(self, job: str) -> Job:
+    def job(self, job: str) -> AsyncJob:
         """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
         if not is_job(job):
             raise rejected(
@@ -445,7 +445,7 @@ class AsyncClient:
         tail: int | None = None,
         replica: Which = None,
         notes: bool = False,
-    ) -> Watch:
+    ) -> AsyncWatch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later.
 
         With `past` the output starts at its beginning, or at the last `tail` lines of the stored output; `tail` without
@@ -453,12 +453,14 @@ class AsyncClient:
         pieces without text: what the worker does before the start (`note`), and the addresses of a container's ports
         (`ports`). Notes may be lost. Raises `Rejected` for an invalid id.
         """
-        from moorage.client.follow.watch import Watch
+        from moorage.client.follow.watch import AsyncWatch
 
         histories = self._wire._histories
-        return Watch(histories, self.job(job).job, output=output, past=past, tail=tail, replica=replica, notes=notes)
+        return AsyncWatch(
+            histories, self.job(job).job, output=output, past=past, tail=tail, replica=replica, notes=notes
+        )
 
-    async def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> AsyncIterator[Job]:
+    async def as_completed(self, jobs: Iterable[AsyncJob], wait: Duration | None = None) -> AsyncIterator[AsyncJob]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
 
         One subscription serves all jobs. `wait` bounds the whole iteration and defaults to the client's. Raises
@@ -473,7 +475,7 @@ class AsyncClient:
             async for job in gathering.over(timeout_s):
                 yield job
 
-    def _own(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _own(self, jobs: Iterable[AsyncJob]) -> Iterator[AsyncJob]:
         """Yield these jobs. Raises `Rejected` for a job of another tenant: there the same id names another job."""
         for job in jobs:
             if job.tenant != self.tenant:
@@ -486,7 +488,7 @@ class AsyncClient:
                 )
             yield job
 
-    async def gather(self, *jobs: Job, wait: Duration | None = None) -> list[Result]:
+    async def gather(self, *jobs: AsyncJob, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given.
 
         Raises `JobFailed` without the job's output as soon as one job did not succeed (the others go on; `wait` returns
@@ -497,7 +499,7 @@ class AsyncClient:
             results[job.job] = await job.result()
         return [results[job.job] for job in jobs]
 
-    async def wait(self, jobs: Iterable[Job], wait: Duration | None = None) -> list[Result]:
+    async def wait(self, jobs: Iterable[AsyncJob], wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have ended. Return all results in the order given.
 
         A failed job has a result too. The results lack the return values of handlers; `Job.result` reads these.
@@ -659,39 +661,41 @@ class AsyncClient:
             data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
         )
 
-    def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
+    def service(
+        self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncService:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`.
 
         `priority`, 0..100, is that of its calls while they wait for a place; 50 without it. `headers` go with each
         call.
         """
-        from moorage.client.services import Calls, Service
+        from moorage.client.services import AsyncService, Calls
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return Service(self._wire, self._calls, name, priority, headers)
+        return AsyncService(self._wire, self._calls, name, priority, headers)
 
     # ------------------------------------------------------------------------------------------------- schedules
 
     @property
-    def schedules(self) -> Schedules:
+    def schedules(self) -> AsyncSchedules:
         """The tenant's schedules: requests that are submitted again and again; see `Schedules`."""
-        from moorage.client.schedules import Schedules
+        from moorage.client.schedules import AsyncSchedules
 
-        return Schedules(self._wire)
+        return AsyncSchedules(self._wire)
 
     # ------------------------------------------------------------------------------------------------- operators
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> AsyncFleet:
         """The workers: what they have, whether the ledger is right about them, drain and cordon; see `Fleet`."""
-        from moorage.client.fleet import Fleet
+        from moorage.client.fleet import AsyncFleet
 
-        return Fleet(self._wire)
+        return AsyncFleet(self._wire)
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> AsyncAdmin:
         """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
-        from moorage.client.admin import Admin
+        from moorage.client.admin import AsyncAdmin
 
-        return Admin(self._wire)
+        return AsyncAdmin(self._wire)

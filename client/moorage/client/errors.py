@@ -131,7 +131,7 @@ class BatchRejected(Rejected):
     """Some requests of `submit_many` were refused; the others are submitted.
 
     `problems` has the problem of each refused request, by its index from 0. The message has the first problem. `jobs`
-    has one entry per request: a handle of the client's own kind (`Job` or `SyncJob`), or None if the request was
+    has one entry per request: a handle of the client's own kind (`AsyncJob` or `Job`), or None if the request was
     refused. After pickling it has the jobs' ids in place of the handles.
     """
 

@@ -27,7 +27,7 @@ _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 _decode_event: Final[Decoder[FleetEvent]] = Decoder(FleetEvent)
 
 
-class Fleet:
+class AsyncFleet:
     """The workers, asked through an open client.
 
     All raise `NotPermitted`, `NoScheduler`, `Unreachable`.

@@ -24,7 +24,7 @@ PORT_MAX: Final = 65535
 _SAID_BYTES_MAX: Final = 64 * 1024
 
 
-class Forward:
+class AsyncForward:
     """A port here that leads to a port of a job, while the block runs: `async with job.forward(8888) as forward: …`.
 
     Made by `Job.forward`. It listens on 127.0.0.1 alone. `port` is the port here, 0 before the block.
@@ -57,7 +57,7 @@ class Forward:
         self._carrying: asyncio.Task[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Forward of {self._remote} of job {self._job} at {self.address}>"
+        return f"<{type(self).__name__} of {self._remote} of job {self._job} at {self.address}>"
 
     @property
     def address(self) -> str:

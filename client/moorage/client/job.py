@@ -17,7 +17,7 @@ from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import FailedReplica, ItemFailed, JobFailed, NotFound
 from moorage.client.fields import Fields
 from moorage.client.follow.job_history import LISTED_MAX, Result
-from moorage.client.follow.watch import Watch
+from moorage.client.follow.watch import AsyncWatch
 from moorage.client.output import Joiner, Piece, Tail, read_page
 from moorage.client.replicas import Which, field_of, replicas_of
 from moorage.client.steps import Step, step_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moorage.client.command import Executed
     from moorage.client.connected import Connected
     from moorage.client.follow.job_history import JobHistory
-    from moorage.client.forward import Forward
+    from moorage.client.forward import AsyncForward
     from moorage.client.handlers import Heard, OnProgress
     from moorage.client.mapping import Errors
     from moorage.schemas.frames import UsePage
@@ -54,7 +54,7 @@ CANCEL_S_MAX: Final = 5.0
 H = TypeVar("H")
 
 
-class Job:
+class AsyncJob:
     """A handle on one job, from `AsyncClient.submit` or, by the id alone, from `AsyncClient.job`.
 
     `accepted` is the scheduler's answer if this handle came from a submit, else None. `state`, `gpu` (the token of the
@@ -109,7 +109,7 @@ class Job:
             words.append(f"on {self.worker}")
         if self._began_s is not None:
             words.append(f"accepted {age((time.monotonic() - self._began_s) * 1000)} ago")
-        return f"<Job {' '.join(filter(None, words))}>"
+        return f"<{type(self).__name__} {' '.join(filter(None, words))}>"
 
     def _repr_html_(self) -> str:
         from moorage.client.notebook import table
@@ -159,7 +159,7 @@ class Job:
         the job waits, if this client follows fewer than 16 jobs. `wait` bounds the whole iteration. Raises `NotFound`,
         `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
-        async with Watch(self._client._histories, self.job, ahead=True, saw=self._saw) as watch:
+        async with AsyncWatch(self._client._histories, self.job, ahead=True, saw=self._saw) as watch:
             async for item in watch.follow(None if wait is None else seconds(wait)):
                 if isinstance(item, Event):
                     yield item
@@ -194,7 +194,7 @@ class Job:
         given = 0
         if follow and attempt is None:
             histories = self._client._histories
-            async with Watch(
+            async with AsyncWatch(
                 histories, self.job, past=True, tail=tail, replica=replica, ahead=True, saw=self._saw
             ) as watch:
                 async for item in watch.follow(None if wait is None else seconds(wait)):
@@ -230,7 +230,7 @@ class Job:
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         **fields: Unpack[Fields],
-    ) -> Job:
+    ) -> AsyncJob:
         """Submit the job's request once more, as a new job, and return its handle; with `failed` only the replicas that
         have not succeeded.
 
@@ -247,7 +247,7 @@ class Job:
         accepted, request = await run_again(self._client, name, gpu, job, fields, failed=failed, replica=replica)
         for warning in accepted.warnings:
             log.warning("job %s: %s", accepted.job, warning)
-        return Job(self._client, accepted.job, accepted, request)
+        return AsyncJob(self._client, accepted.job, accepted, request)
 
     async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job ends, and return its result. `wait` defaults to the client's.
@@ -280,7 +280,7 @@ class Job:
         if request is not None:  # the caller is likely to await the result of the next job of its own as well
             await histories.linger(results=can.returns_value)
         progress: Heard | None = None
-        async with Watch(
+        async with AsyncWatch(
             histories, self.job, output=output, heard=heard, driver=driver, ahead=True, at_end=not output, saw=self._saw
         ) as watch:
             if not output:
@@ -407,7 +407,7 @@ class Job:
         if not waits_for((await self.show()).asked, check):
             return
         with contextlib.suppress(NotFound):
-            job = Job(self._client, check)
+            job = AsyncJob(self._client, check)
             if (await job.show()).state in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
                 await job.result()
 
@@ -430,7 +430,7 @@ class Job:
         """Cancel a job whose answers nobody waits for any more; return whether that is confirmed soon."""
         try:
             async with asyncio.timeout(CANCEL_S_MAX):
-                await Job(self._client, job).cancel("the wait for its answers was interrupted")
+                await AsyncJob(self._client, job).cancel("the wait for its answers was interrupted")
         except NotFound:  # it has no check, or ended long ago
             return True
         except (MoorageError, RuntimeError, TimeoutError):  # whatever it is, the interruption goes on
@@ -562,16 +562,16 @@ class Job:
         timeout_s = None if wait is None else seconds(wait)
         return await executed(self._client, self.job, argv, given, timeout_s, replica=replica, by=by)
 
-    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> Forward:
+    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> AsyncForward:
         """Return a port of this machine that leads to a port of the running job, while its block runs.
 
         `async with job.forward(8888) as forward:` listens on `forward.port` of 127.0.0.1: `local`, or a free one. The
         job's `port` is a number, or a variable of the job that has one, as `"PORT"` of its `ports`. The connections go
         through NATS to a relay in the job, by the job's own python3. The block raises what `exec` raises.
         """
-        from moorage.client.forward import Forward
+        from moorage.client.forward import AsyncForward
 
-        return Forward(self._client, self.job, port, local, replica, by)
+        return AsyncForward(self._client, self.job, port, local, replica, by)
 
     async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""

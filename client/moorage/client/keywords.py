@@ -75,7 +75,7 @@ def no_attribute(of: object, name: str) -> AttributeError:
     """Return the error for an attribute that a job, a client or another object of the SDK lacks, with what has it."""
     kind = type(of).__name__
     told = ""
-    if kind in ("Job", "SyncJob"):
+    if kind in ("AsyncJob", "Job"):
         told = _OF_JOB.get(name, "")
     elif kind in ("AsyncClient", "Client") and not name.startswith("_"):
         told = _OF_CLIENT.get(name, "")

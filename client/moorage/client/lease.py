@@ -53,7 +53,7 @@ _NOT_PERMITTED: Final = (errno.EACCES, errno.EPERM)
 OnAskedBack = Callable[[AskedBack], None]
 
 
-class Lease:
+class AsyncLease:
     """Devices of this host, leased until they are given back. Made by `AsyncClient.lease`.
 
     `mode` is the sharing mode. `worker` is the worker that lends the devices. `simulated` says that they are not real.
@@ -72,7 +72,7 @@ class Lease:
         self.environment: Final[Mapping[str, str]] = borrowed.environment
 
     def __repr__(self) -> str:
-        return repr(self._borrowed).replace("<BorrowedLease", "<Lease", 1)
+        return repr(self._borrowed).replace("<BorrowedLease", "<AsyncLease", 1)
 
     def child_environment(self) -> dict[str, str]:
         """Return the whole environment (`env`) for a child process that uses the devices.
@@ -147,7 +147,7 @@ def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None
     return [*sorted(find_home(env).glob(f"{WORKERS_FOLDER}/*/{SOCKET_NAME}")), SYSTEM_SOCKET]
 
 
-class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
+class Lending(AbstractAsyncContextManager[AsyncLease], Awaitable[AsyncLease]):
     """A lease to be taken, made by `AsyncClient.lease`: `async with` takes it for a block, `await` until
     `Lease.give_back`."""
 
@@ -166,10 +166,10 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
         self._on_asked_back = on_asked_back
         self._held = AsyncExitStack()
 
-    def __await__(self) -> Generator[Any, None, Lease]:
+    def __await__(self) -> Generator[Any, None, AsyncLease]:
         return self.__aenter__().__await__()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> AsyncLease:
         spec = _spec_of_one(self._gpu)
         async with AsyncExitStack() as stack:
             try:
@@ -185,7 +185,7 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
                     next_step="wait longer, or submit it as a job, which may start on another host",
                 ) from None
             self._held = stack.pop_all()
-        return Lease(borrowed, self._held)
+        return AsyncLease(borrowed, self._held)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

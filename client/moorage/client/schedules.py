@@ -24,7 +24,7 @@ from moorage.schemas.schedules import Overlap, ScheduleAsked, ScheduleDone, Sche
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
 
 #: how long files stay that no schedule has (yet), in seconds
 LEFT_S: Final = 3600.0
@@ -33,7 +33,7 @@ _JOBS_MAX: Final = 1000
 T = TypeVar("T", ScheduleDone, ScheduleList, ScheduleRan, ScheduleRow)
 
 
-class Schedules:
+class AsyncSchedules:
     """The schedules of the client's tenant. nats-server counts their time, 2.14 or newer.
 
     All raise `NotFound`, `Rejected`, `NotPermitted`, `NoScheduler`, `Unreachable`.
@@ -119,15 +119,15 @@ class Schedules:
         """Undo `pause`. Runs that were left out are not made up."""
         return (await self._ask(ScheduleDone, "resume", name)).schedule
 
-    async def run_now(self, name: str) -> Job:
+    async def run_now(self, name: str) -> AsyncJob:
         """Make a run at once, also of a paused schedule, and return its job.
 
         Raises `Rejected` while the last run goes on, if the schedule's `overlap` is `skip`.
         """
-        from moorage.client.job import Job
+        from moorage.client.job import AsyncJob
 
         ran = await self._ask(ScheduleRan, "run-now", name, key=fresh_job_id())
-        return Job(self._client, ran.job)
+        return AsyncJob(self._client, ran.job)
 
     async def remove(self, name: str) -> ScheduleRow:
         """Forget a schedule, and return it as it was; the jobs that it made are not touched.

@@ -327,7 +327,7 @@ class _UnderWay:
         return value
 
 
-class Service:
+class AsyncService:
     """A service of the tenant, called through an open client: `client.service("embed")`. A method of one is called the
     same way, by both names: `client.service("text.embed")`.
 
@@ -383,7 +383,7 @@ class Service:
         self._attributes = {"moorage.tenant": client.tenant, "moorage.service": name}
 
     def __repr__(self) -> str:
-        return f"<Service {self.name} of {self._client.tenant}>"
+        return f"<{type(self).__name__} {self.name} of {self._client.tenant}>"
 
     async def call(
         self,

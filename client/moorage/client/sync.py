@@ -16,8 +16,8 @@ from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
 from moorage.client.follow.job_history import Result
-from moorage.client.follow.watch import Watch
-from moorage.client.job import Job, handles
+from moorage.client.follow.watch import AsyncWatch
+from moorage.client.job import AsyncJob, handles
 from moorage.client.loop_thread import called, entered, read_here
 from moorage.client.output import Piece
 from moorage.client.replicas import Which
@@ -34,47 +34,47 @@ from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
-    from moorage.client.admin import Admin  # noqa: F401  below in quotes
+    from moorage.client.admin import AsyncAdmin  # noqa: F401  below in quotes
     from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList, JobRow
     from moorage.client.command import Executed
-    from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
-    from moorage.client.forward import Forward  # noqa: F401  below in quotes
+    from moorage.client.fleet import AsyncFleet  # noqa: F401  below in quotes
+    from moorage.client.forward import AsyncForward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
-    from moorage.client.lease import Lease, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.lease import AsyncLease, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
-    from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
-    from moorage.client.services import Service  # noqa: F401  below in quotes
+    from moorage.client.schedules import AsyncSchedules  # noqa: F401  below in quotes
+    from moorage.client.services import AsyncService  # noqa: F401  below in quotes
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
     from moorage.schemas.served import Answer
 
 
-class SyncJob(Handle[Job]):
-    """A handle on one job, as `Job`, without `await`."""
+class Job(Handle[AsyncJob]):
+    """A handle on one job, as `AsyncJob`, without `await`."""
 
     def _ipython_display_(self) -> None:
         self._twin._display(repr(self), self._thread.begin)
 
     @property
     def job(self) -> str:
-        """Same as `Job.job`."""
+        """Same as `AsyncJob.job`."""
         return self._twin.job
 
     @property
     def state(self) -> str:
-        """Same as `Job.state`."""
+        """Same as `AsyncJob.state`."""
         return self._twin.state
 
     @property
     def worker(self) -> str:
-        """Same as `Job.worker`."""
+        """Same as `AsyncJob.worker`."""
         return self._twin.worker
 
     @property
     def accepted(self) -> Accepted | None:
-        """Same as `Job.accepted`."""
+        """Same as `AsyncJob.accepted`."""
         return self._twin.accepted
 
     @property
@@ -126,12 +126,12 @@ class SyncJob(Handle[Job]):
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         **fields: Unpack[Fields],
-    ) -> SyncJob:
+    ) -> Job:
         """Submit the job's request once more, as a new job, and return its handle; with `failed` only the replicas
         that have not succeeded.
         """
         again = self._thread.call(self._twin.again(failed, replica=replica, gpu=gpu, job=job, **fields))
-        return SyncJob(self._thread, again)
+        return Job(self._thread, again)
 
     def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job ends, and return its result. `wait` defaults to the client's. `on_progress` is called
@@ -220,19 +220,19 @@ class SyncJob(Handle[Job]):
         """Run a command in the running job, beside its program, and return its code and all that it wrote."""
         return self._thread.call(self._twin.exec(argv, input=input, replica=replica, wait=wait, by=by))
 
-    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> SyncForward:
+    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> Forward:
         """Return a port of this machine that leads to a port of the running job, while its block runs."""
-        return SyncForward(self._thread, self._twin.forward(port, local=local, replica=replica, by=by))
+        return Forward(self._thread, self._twin.forward(port, local=local, replica=replica, by=by))
 
     def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
         return self._thread.call(self._twin.explain())
 
 
-class SyncWatch(Handle[Watch]):
-    """Events and output of one job, as `Watch`, without `await`. Open it before the submit to miss no output."""
+class Watch(Handle[AsyncWatch]):
+    """Events and output of one job, as `AsyncWatch`, without `await`. Open it before the submit to miss no output."""
 
-    def __enter__(self) -> SyncWatch:
+    def __enter__(self) -> Watch:
         self.open()
         return self
 
@@ -244,7 +244,7 @@ class SyncWatch(Handle[Watch]):
 
     @property
     def lost(self) -> int:
-        """Same as `Watch.lost`."""
+        """Same as `AsyncWatch.lost`."""
         return self._twin.lost
 
     @property
@@ -279,10 +279,10 @@ class SyncWatch(Handle[Watch]):
         return self._thread.iterate(self._twin.follow(timeout_s))
 
 
-class SyncForward(Handle["Forward"]):
-    """A port here that leads to a port of a job, as `Forward`, without `await`."""
+class Forward(Handle["AsyncForward"]):
+    """A port here that leads to a port of a job, as `AsyncForward`, without `await`."""
 
-    def __enter__(self) -> SyncForward:
+    def __enter__(self) -> Forward:
         self.open()
         return self
 
@@ -291,7 +291,7 @@ class SyncForward(Handle["Forward"]):
 
     @property
     def port(self) -> int:
-        """Same as `Forward.port`."""
+        """Same as `AsyncForward.port`."""
         return self._twin.port
 
     @property
@@ -320,10 +320,10 @@ class SyncForward(Handle["Forward"]):
         return self._thread.call(self._twin.wait())
 
 
-class SyncLease(Handle["Lease"]):
-    """Leased devices of this host, as `Lease`, without `await`: for a block, or until `give_back`."""
+class Lease(Handle["AsyncLease"]):
+    """Leased devices of this host, as `AsyncLease`, without `await`: for a block, or until `give_back`."""
 
-    def __enter__(self) -> SyncLease:
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -331,32 +331,32 @@ class SyncLease(Handle["Lease"]):
 
     @property
     def worker(self) -> str:
-        """Same as `Lease.worker`."""
+        """Same as `AsyncLease.worker`."""
         return self._twin.worker
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Same as `Lease.devices`."""
+        """Same as `AsyncLease.devices`."""
         return self._twin.devices
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Same as `Lease.uuids`."""
+        """Same as `AsyncLease.uuids`."""
         return self._twin.uuids
 
     @property
     def mode(self) -> Sharing:
-        """Same as `Lease.mode`."""
+        """Same as `AsyncLease.mode`."""
         return self._twin.mode
 
     @property
     def simulated(self) -> bool:
-        """Same as `Lease.simulated`."""
+        """Same as `AsyncLease.simulated`."""
         return self._twin.simulated
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Same as `Lease.environment`."""
+        """Same as `AsyncLease.environment`."""
         return self._twin.environment
 
     def child_environment(self) -> dict[str, str]:
@@ -390,12 +390,12 @@ class SyncLease(Handle["Lease"]):
             self._thread.call(self._twin.give_back())
 
 
-class SyncService(Handle["Service"]):
-    """A service of the tenant, as `Service`, without `await`."""
+class Service(Handle["AsyncService"]):
+    """A service of the tenant, as `AsyncService`, without `await`."""
 
     @property
     def name(self) -> str:
-        """Same as `Service.name`."""
+        """Same as `AsyncService.name`."""
         return self._twin.name
 
     def call(
@@ -478,8 +478,8 @@ class SyncService(Handle["Service"]):
         )
 
 
-class SyncSchedules(Handle["Schedules"]):
-    """Schedules of the tenant, without `await`."""
+class Schedules(Handle["AsyncSchedules"]):
+    """AsyncSchedules of the tenant, without `await`."""
 
     def add(
         self,
@@ -521,17 +521,17 @@ class SyncSchedules(Handle["Schedules"]):
         """Undo `pause`. Runs that were left out are not made up."""
         return self._thread.call(self._twin.resume(name))
 
-    def run_now(self, name: str) -> SyncJob:
+    def run_now(self, name: str) -> Job:
         """Make a run at once, also of a paused schedule, and return its job."""
-        return SyncJob(self._thread, self._thread.call(self._twin.run_now(name)))
+        return Job(self._thread, self._thread.call(self._twin.run_now(name)))
 
     def remove(self, name: str) -> ScheduleRow:
         """Forget a schedule, and return it as it was; the jobs that it made are not touched."""
         return self._thread.call(self._twin.remove(name))
 
 
-class SyncFleet(Handle["Fleet"]):
-    """The workers of a fleet, as `Fleet`, without `await`."""
+class Fleet(Handle["AsyncFleet"]):
+    """The workers of a fleet, as `AsyncFleet`, without `await`."""
 
     def show(self) -> FleetInfo:
         """Return the fleet: `workers` in the order of their names, `fits_now`, and counts of jobs."""
@@ -570,8 +570,8 @@ class SyncFleet(Handle["Fleet"]):
         return self._thread.iterate(self._twin.frames())
 
 
-class SyncAdmin(Handle["Admin"]):
-    """The orders of an operator, as `Admin`, without `await`."""
+class Admin(Handle["AsyncAdmin"]):
+    """The orders of an operator, as `AsyncAdmin`, without `await`."""
 
     def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
         """Keep a job's waiting replicas from being placed; without `job`, the tenant's queue. Running ones go on."""
@@ -688,9 +688,9 @@ class Client(ClientBase):
 
     def submit(
         self, what: What, gpu: GpuSpec | str | int | None = None, job: str | None = None, **fields: Unpack[Fields]
-    ) -> SyncJob:
+    ) -> Job:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, job, **fields)))
+        return Job(self._thread, self._thread.call(self._twin.submit(what, gpu, job, **fields)))
 
     def map(
         self,
@@ -704,11 +704,11 @@ class Client(ClientBase):
         python: str = "python3",
         check: bool = True,
         **fields: Unpack[Fields],
-    ) -> SyncJob:
+    ) -> Job:
         """Submit one job that has a replica for each item: a text, a number, or a mapping of columns."""
         items = read_here(items)
         mapped = self._twin.map(what, items, gpu, job, how=how, python=python, check=check, **fields)
-        return SyncJob(self._thread, self._thread.call(mapped))
+        return Job(self._thread, self._thread.call(mapped))
 
     def submit_handler(
         self,
@@ -717,9 +717,9 @@ class Client(ClientBase):
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         **fields: Unpack[Fields],
-    ) -> SyncJob:
+    ) -> Job:
         """Submit a call of the handler `name`, a function that a service offers (see `EmbeddedWorker`)."""
-        return SyncJob(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, job, **fields)))
+        return Job(self._thread, self._thread.call(self._twin.submit_handler(name, input, gpu, job, **fields)))
 
     def run(
         self,
@@ -734,17 +734,17 @@ class Client(ClientBase):
 
     def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
-    ) -> list[SyncJob]:
+    ) -> list[Job]:
         """Submit many requests in one frame (several beyond 10,000 requests or 900 KiB). Return jobs in request
-        order. The `jobs` of a `BatchRejected` are `SyncJob`s too.
+        order. The `jobs` of a `BatchRejected` are `Job`s too.
         """
         many = read_here(many)
         try:
             accepted = self._thread.call(self._twin.submit_many(many, gpu, **fields))
         except BatchRejected as refused:
-            jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
+            jobs = [job and Job(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
-        return [SyncJob(self._thread, job) for job in accepted]
+        return [Job(self._thread, job) for job in accepted]
 
     def send_files(self, files: Paths) -> str:
         """Send files and folders into the tenant's bucket. Return their address, which a request can have as
@@ -762,9 +762,9 @@ class Client(ClientBase):
         """Return a checked request with its job id; nothing is sent. Raises `Rejected`."""
         return self._twin.request(what, gpu, job, fields)
 
-    def job(self, job: str) -> SyncJob:
+    def job(self, job: str) -> Job:
         """Return a handle on the job with this id; the scheduler is not asked. Raises `Rejected` for an invalid id."""
-        return SyncJob(self._thread, self._twin.job(job))
+        return Job(self._thread, self._twin.job(job))
 
     def watch(
         self,
@@ -775,27 +775,27 @@ class Client(ClientBase):
         tail: int | None = None,
         replica: Which = None,
         notes: bool = False,
-    ) -> SyncWatch:
+    ) -> Watch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later."""
         watch = called(lambda: self._twin.watch(job, output=output, past=past, tail=tail, replica=replica, notes=notes))
-        return SyncWatch(self._thread, self._thread.call(watch))
+        return Watch(self._thread, self._thread.call(watch))
 
-    def as_completed(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> Iterator[SyncJob]:
+    def as_completed(self, jobs: Iterable[Job], wait: Duration | None = None) -> Iterator[Job]:
         """Yield each of these jobs of this tenant once, when it ends; `job.result()` then does not wait for the job.
         The handles are those that were given.
         """
-        given = {job.job: job for job in handles(jobs, SyncJob)}
+        given = {job.job: job for job in handles(jobs, Job)}
         for over in self._thread.iterate(self._twin.as_completed([job._twin for job in given.values()], wait)):
             yield given[over.job]
 
-    def gather(self, *jobs: SyncJob, wait: Duration | None = None) -> list[Result]:
+    def gather(self, *jobs: Job, wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have succeeded. Return their results in the order given."""
-        twins = [job._twin for job in handles(jobs, SyncJob)]
+        twins = [job._twin for job in handles(jobs, Job)]
         return self._thread.call(self._twin.gather(*twins, wait=wait))
 
-    def wait(self, jobs: Iterable[SyncJob], wait: Duration | None = None) -> list[Result]:
+    def wait(self, jobs: Iterable[Job], wait: Duration | None = None) -> list[Result]:
         """Wait until all of these jobs of this tenant have ended. Return all results in the order given."""
-        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, SyncJob)], wait))
+        return self._thread.call(self._twin.wait([job._twin for job in handles(jobs, Job)], wait))
 
     def events(self) -> Iterator[Event]:
         """Yield every transition of the tenant's jobs from now on, without end."""
@@ -842,12 +842,12 @@ class Client(ClientBase):
         wait: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
-    ) -> SyncLease:
+    ) -> Lease:
         """Borrow GPUs of this host for code that runs here. The lease is taken at once, for a block or until
         `give_back`, and ends with the client. `on_asked_back` is called in the private thread.
         """
         lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
-        return SyncLease(self._thread, self._thread.call(entered(lending)))
+        return Lease(self._thread, self._thread.call(entered(lending)))
 
     def call(
         self,
@@ -875,23 +875,21 @@ class Client(ClientBase):
             )
         )
 
-    def service(
-        self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> SyncService:
+    def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
-        return SyncService(self._thread, self._twin.service(name, priority=priority, headers=headers))
+        return Service(self._thread, self._twin.service(name, priority=priority, headers=headers))
 
     @property
-    def schedules(self) -> SyncSchedules:
+    def schedules(self) -> Schedules:
         """The tenant's schedules: requests that are submitted again and again; see `Schedules`."""
-        return SyncSchedules(self._thread, self._twin.schedules)
+        return Schedules(self._thread, self._twin.schedules)
 
     @property
-    def fleet(self) -> SyncFleet:
+    def fleet(self) -> Fleet:
         """The workers: what they have, whether the ledger is right about them, drain and cordon; see `Fleet`."""
-        return SyncFleet(self._thread, self._twin.fleet)
+        return Fleet(self._thread, self._twin.fleet)
 
     @property
-    def admin(self) -> SyncAdmin:
+    def admin(self) -> Admin:
         """The orders of an operator: hold, release, requeue, freeze, priority, limit, share and so on; see `Admin`."""
-        return SyncAdmin(self._thread, self._twin.admin)
+        return Admin(self._thread, self._twin.admin)

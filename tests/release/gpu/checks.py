@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.client.job import Job
+from moorage.client.job import AsyncJob
 from moorage.schemas.answers.operators import Drift
 from moorage.schemas.gpu import GpuSpec
 from moorage.system.device_environment import MPS_LOG_DIRECTORY, MPS_PIPE_DIRECTORY
@@ -312,7 +312,7 @@ def _huge_pages() -> str:
         return "none"
 
 
-async def _ordered(rig: Rig, order: Callable[[str], Awaitable[object]], job: Job, state: str) -> float:
+async def _ordered(rig: Rig, order: Callable[[str], Awaitable[object]], job: AsyncJob, state: str) -> float:
     """Give an operator's order; return after how many seconds the job is in this state."""
     began_s = asyncio.get_running_loop().time()
     await order(job.job)
@@ -328,7 +328,7 @@ async def _state(rig: Rig, job: str, wanted: str) -> bool:
     return shown.state == wanted
 
 
-async def _look(rig: Rig, pid: int, job: Job, file: Path) -> Any:
+async def _look(rig: Rig, pid: int, job: AsyncJob, file: Path) -> Any:
     """Have a job look at what it holds; return what it wrote."""
     os.kill(pid, signal.SIGUSR1)
     looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from moorage.client.answers import JobInfo
 from moorage.client.client import AsyncClient
-from moorage.client.job import Job
+from moorage.client.job import AsyncJob
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import TERMINAL
 from tests.ports import free_ports
@@ -75,7 +75,7 @@ class Rig:
         before: tuple[str, ...] = (),
         program: str = HOLD,
         **fields: Any,
-    ) -> tuple[Job, Path]:
+    ) -> tuple[AsyncJob, Path]:
         """Run hold_memory.py, or this program, as a job; return it, and the file that it writes."""
         self._count += 1
         file = self.folder / f"{what}-{self._count}"
@@ -86,7 +86,7 @@ class Rig:
         job = await self.client.submit(argv, gpu=gpu, env=env, **{"grace_s": 2.0, **fields})
         return job, file
 
-    async def wrote(self, job: Job, file: Path, limit_s: float = WRITE_S) -> Any:
+    async def wrote(self, job: AsyncJob, file: Path, limit_s: float = WRITE_S) -> Any:
         """Return what the job wrote, once it has. Raises Failed if it ends without, or takes too long."""
         ends_s = asyncio.get_running_loop().time() + limit_s
         while not file.exists():
@@ -98,12 +98,12 @@ class Rig:
             await asyncio.sleep(LOOK_S)
         return json.loads(file.read_text())
 
-    async def answer(self, what: str, *more: str, **how: Any) -> tuple[Any, Job]:
+    async def answer(self, what: str, *more: str, **how: Any) -> tuple[Any, AsyncJob]:
         """Run hold_memory.py, or another program, to its end; return what it wrote."""
         job, file = await self.start(what, *more, **how)
         return await self.wrote(job, file), job
 
-    async def output(self, job: Job) -> str:
+    async def output(self, job: AsyncJob) -> str:
         text = ""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(5):
@@ -121,7 +121,7 @@ class Rig:
             await asyncio.sleep(LOOK_S)
         return found, loop.time() - began_s
 
-    async def ended(self, job: Job, limit_s: float = WRITE_S) -> JobInfo:
+    async def ended(self, job: AsyncJob, limit_s: float = WRITE_S) -> JobInfo:
         """Return the job once it has ended, however it has."""
 
         async def over() -> JobInfo | None:
@@ -132,7 +132,7 @@ class Rig:
         ended: JobInfo = found
         return ended
 
-    async def leased(self, job: Job) -> list[str]:
+    async def leased(self, job: AsyncJob) -> list[str]:
         """Return the uuids of the GPUs that the job was placed on."""
         changes = (await job.show()).changes
         return next((list(change.gpus) for change in reversed(changes) if change.gpus), [])

@@ -20,7 +20,7 @@ from moorage.bus.embedded import find_binary
 from moorage.cli.doctor import bundle, checks_fleet, checks_host, checks_nats
 from moorage.client import AsyncClient, FleetInfo
 from moorage.client.errors import NoScheduler, NotPermitted, Rejected
-from moorage.client.fleet import Fleet
+from moorage.client.fleet import AsyncFleet
 from moorage.client.view.checks import Check
 from moorage.schemas.errors import Problem
 from moorage.system.build import build
@@ -87,10 +87,10 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
 async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
     node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, raised: Exception, verdict: str, found: str
 ) -> None:
-    async def show(fleet: Fleet) -> FleetInfo:
+    async def show(fleet: AsyncFleet) -> FleetInfo:
         raise raised
 
-    monkeypatch.setattr(Fleet, "show", show)
+    monkeypatch.setattr(AsyncFleet, "show", show)
     async with AsyncClient(node.url, tenant=unique) as client:
         told = {check.name: check async for check in checks_fleet._of_operators(client, 7)}
     assert told["leader"].found.endswith("last ledger record 7")

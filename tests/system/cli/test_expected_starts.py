@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorage.client import AsyncClient, Job
+from moorage.client import AsyncClient, AsyncJob
 from tests.system.cli.node import Lines, Node, start
 from tests.waiting import until_state
 
@@ -24,7 +24,7 @@ async def learn(client: AsyncClient) -> None:
     assert [result.state for result in results] == ["SUCCEEDED"] * 3
 
 
-async def fill(client: AsyncClient) -> list[Job]:
+async def fill(client: AsyncClient) -> list[AsyncJob]:
     """The whole fleet taken."""
     jobs = [await client.submit(["sleep", str(RUNS_S)], gpu="1xH100") for _ in range(GPUS)]
     await asyncio.gather(*(until_state(job, "RUNNING") for job in jobs))

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from moorage.client import AsyncClient, Job
+from moorage.client import AsyncClient, AsyncJob
 from moorage.client.errors import Rejected
 from tests.system.cli.node import Node
 
@@ -108,7 +108,7 @@ async def test_a_wish_that_only_waits_is_kept(node: Node, unique: str) -> None:
 
 async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
-        jobs: list[Job] = []
+        jobs: list[AsyncJob] = []
         while not jobs:  # what an earlier test left may still be written
             seq = (await client.plan(["sleep", "60"], gpu="4xH100")).ledger
             with contextlib.suppress(Rejected):
@@ -128,7 +128,7 @@ async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, uniqu
 async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as one, AsyncClient(node.url, tenant=f"{unique}-b") as other:
         clients = [client for client in (one, other) for _ in range(4)]
-        taken: list[Job] = []
+        taken: list[AsyncJob] = []
         while not taken:  # the fleet is everybody's: what somebody else did since then may make all of them late
             planned = await one.plan(["true"], gpu="1xH100", quota={f"{unique}-b": 4}, share={unique: (3, 2)})
             if planned.starts != "now":
@@ -136,7 +136,7 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
             racing = [client.submit(["true"], gpu="1xH100", if_seq=planned.ledger) for client in clients]
             outcomes = await asyncio.gather(*racing, return_exceptions=True)
             lost = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
-            taken = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+            taken = [outcome for outcome in outcomes if isinstance(outcome, AsyncJob)]
             assert len(lost) + len(taken) == 8
             assert {error.code for error in lost} == {"moved-on"}
             assert len(taken) <= 1, outcomes

@@ -13,7 +13,7 @@ from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.schedule import _next
 from moorage.cli.jobs.show import _draw
 from moorage.client import AsyncClient, Conflict, JobFailed, NotFound, Rejected
-from moorage.client.schedules import Schedules
+from moorage.client.schedules import AsyncSchedules
 from moorage.client.sending import bucket_of_schedules
 from moorage.schemas.job import Request
 from moorage.schemas.schedules import ScheduleRow
@@ -163,15 +163,15 @@ async def test_files_that_another_removes_before_the_schedule_is_added_are_sent_
     (tmp_path / "a.txt").write_text(f"{unique}\n")
     async with AsyncClient(node.url, tenant=unique) as client:
         schedules, bucket = client.schedules, bucket_of_schedules(client._wire)
-        add = Schedules.add_request
+        add = AsyncSchedules.add_request
 
-        async def late(self: Schedules, name: str, cron: str, request: Request, **more: Any) -> ScheduleRow:
+        async def late(self: AsyncSchedules, name: str, cron: str, request: Request, **more: Any) -> ScheduleRow:
             info = await bucket.find(request.workload.files or "")
             assert info is not None
             await bucket.forget(bucket.subject(info.nuid))
             return await add(self, name, cron, request, **more)
 
-        monkeypatch.setattr(Schedules, "add_request", late)
+        monkeypatch.setattr(AsyncSchedules, "add_request", late)
         row = await schedules.add("one", "@yearly", ["true"], files=tmp_path / "a.txt")
         assert await bucket.find((await schedules.show(row.name)).request["run"]["files"]) is not None  # type: ignore[index]
 

@@ -176,7 +176,7 @@ async def test_jobs_to_wait_for_are_handles(nats_url: str, unique: str) -> None:
         with Client(nats_url, tenant=unique) as client:
             ids: list[Any] = ["train-42"]
             for wait in (client.wait, lambda jobs: client.gather(*jobs), lambda jobs: list(client.as_completed(jobs))):
-                with pytest.raises(TypeError, match="'train-42' is no SyncJob"):
+                with pytest.raises(TypeError, match="'train-42' is no Job"):
                     wait(ids)
 
     await asyncio.to_thread(waits)

@@ -18,7 +18,7 @@ import pytest
 
 import moorage
 from moorage.bus.embedded import EmbeddedServer
-from moorage.client import AsyncClient, Job
+from moorage.client import AsyncClient, AsyncJob
 from moorage.schemas.job import TERMINAL
 from tests.system.live.stack import QUICK, RealProcess, Stack, stack
 from tests.waiting import until
@@ -74,7 +74,7 @@ async def _is_up(client: AsyncClient) -> bool:
     return [row.state for row in (await client.fleet.show()).workers] == ["up"]
 
 
-async def followed(job: Job, seen: list[int]) -> list[str]:
+async def followed(job: AsyncJob, seen: list[int]) -> list[str]:
     """The states of a job from its first to its last, each revision exactly once; returns because the job is over."""
     states: list[str] = []
     async for event in job.events("200s"):

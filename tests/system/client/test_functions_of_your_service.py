@@ -16,11 +16,10 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.client import AsyncClient, JobFailed, Progress, Rejected
+from moorage.client import AsyncClient, JobFailed, Rejected
+from moorage.client.events import Progress
 from moorage.schemas.handler import INLINE_BYTES_MAX, result_bucket
-from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.settings import WorkerSettings
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 from tests.system.live.stack import QUICK, Stack, stack
 from tests.waiting import until
 

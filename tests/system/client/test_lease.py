@@ -22,7 +22,7 @@ import moorage
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
-from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, SyncLease, TimedOut
+from moorage.client import AsyncClient, Client, Gpu, Lease, NoAgent, NotPermitted, Rejected, TimedOut
 from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, torch_device
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
@@ -260,7 +260,7 @@ async def test_a_lease_of_the_client_without_await_is_held_from_cell_to_cell_too
     """In a notebook a block cannot span cells. It was not taken at all there, and nothing said so."""
     async with world(nats_server, unique) as w:
 
-        def cells() -> SyncLease:
+        def cells() -> Lease:
             client = Client(w.made.url, prefix=unique).open()
             first = client.lease(wait="60s", socket=w.socket)
             gc.collect()

@@ -15,7 +15,7 @@ import pytest
 
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
-from moorage.client import AsyncClient, Job, JobFailed, Result, TimedOut
+from moorage.client import AsyncClient, AsyncJob, JobFailed, Result, TimedOut
 from moorage.client.follow.follower import CROWD
 from moorage.schemas.frames import Accepted, Answer, Change, LogPage
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown
@@ -32,7 +32,7 @@ class Loop:
         self.scheduler = scheduler
         self.client = client
 
-    async def submit(self, name: str, *, duplicate: bool = False) -> Job:
+    async def submit(self, name: str, *, duplicate: bool = False) -> AsyncJob:
         self.scheduler.will("submit", Accepted(name, 9, "QUEUED", duplicate=duplicate))
         self.scheduler.will_show(shown(name, "SUCCEEDED", *HISTORY))
         return await self.client.submit(["x"], job=name, driver="noop")
@@ -221,7 +221,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
 async def test_of_a_handle_that_is_dropped_nothing_is_kept(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         kept = loop.client._wire._histories._expected
-        job: Job | None = await loop.submit("j")
+        job: AsyncJob | None = await loop.submit("j")
         assert list(kept) == ["j"]
         assert job is not None
         job = None

@@ -17,30 +17,33 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from moorage.client import (
+    Admin,
+    AsyncAdmin,
     AsyncClient,
+    AsyncFleet,
+    AsyncForward,
+    AsyncJob,
+    AsyncLease,
+    AsyncSchedules,
+    AsyncService,
+    AsyncWatch,
     BatchRejected,
     Client,
     ClientError,
-    Event,
+    Fleet,
     Forward,
     Job,
     JobFailed,
     Lease,
     NotFound,
     Rejected,
+    Schedules,
     Service,
-    SyncForward,
-    SyncJob,
-    SyncLease,
-    SyncService,
-    SyncWatch,
     TimedOut,
     Watch,
 )
-from moorage.client.admin import Admin
-from moorage.client.fleet import Fleet
+from moorage.client.events import Event
 from moorage.client.loop_thread import LoopThread
-from moorage.client.sync import SyncAdmin, SyncFleet
 from moorage.testing import Ran, SimFleet, Task
 
 
@@ -55,21 +58,22 @@ def _public(kind: type) -> dict[str, inspect.Signature]:
 def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
-    text = text.replace("Lending", "Lease")
-    return re.sub(r"\b(?<!Sync)(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
+    text = text.replace("Lending", "AsyncLease")
+    return re.sub(r"\bAsync(Job|Watch|Lease|Service|Forward|Schedules|Fleet|Admin)\b", r"\1", text)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         (Client, AsyncClient),
-        (SyncJob, Job),
-        (SyncWatch, Watch),
-        (SyncForward, Forward),
-        (SyncAdmin, Admin),
-        (SyncFleet, Fleet),
-        (SyncLease, Lease),
-        (SyncService, Service),
+        (Job, AsyncJob),
+        (Watch, AsyncWatch),
+        (Forward, AsyncForward),
+        (Admin, AsyncAdmin),
+        (Fleet, AsyncFleet),
+        (Lease, AsyncLease),
+        (Service, AsyncService),
+        (Schedules, AsyncSchedules),
     ],
 )
 def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
@@ -90,7 +94,7 @@ def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) ->
 
 
 def test_no_method_of_the_twin_is_awaited() -> None:
-    for kind in (Client, SyncJob, SyncWatch, SyncForward, SyncAdmin, SyncFleet, SyncLease, SyncService):
+    for kind in (Client, Job, Watch, Forward, Admin, Fleet, Lease, Service, Schedules):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
             assert not inspect.iscoroutinefunction(member), name
             assert not inspect.isasyncgenfunction(member), name
@@ -114,7 +118,7 @@ def test_client_run_returns_stdout_and_submit_follows_and_ends_jobs(client: Clie
     states = [change.state for event in job.events("60s") for change in event.changes]
     assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
     assert job.result().state == "SUCCEEDED"
-    assert re.fullmatch(r"<SyncJob one of sync SUCCEEDED 1xany on sim-\d+ accepted \d+m?s ago>", repr(job))
+    assert re.fullmatch(r"<Job one of sync SUCCEEDED 1xany on sim-\d+ accepted \d+m?s ago>", repr(job))
     with pytest.raises(JobFailed) as failed:
         client.submit(["exit", "7"]).result("60s")
     assert failed.value.exit_code == 7
@@ -133,7 +137,7 @@ def test_many_are_waited_for_by_their_own_handles(client: Client) -> None:
     assert [result.code for result in client.wait(jobs)] == [0, 3, 0]
     with pytest.raises(BatchRejected) as refused:
         client.submit_many([{"job": "a", "run": {"argv": ["x"]}}, {"job": "a", "run": {"argv": ["y"]}}])
-    assert [type(job) for job in refused.value.jobs] == [SyncJob, type(None)]
+    assert [type(job) for job in refused.value.jobs] == [Job, type(None)]
 
 
 def test_a_watch_hears_all_of_a_job_that_comes_later(client: Client) -> None:

@@ -183,8 +183,7 @@ def test_what_the_fix_installs_is_the_extra_and_nothing_in_place_of_what_is_ther
     [
         (
             "from pathlib import Path\n"
-            "from moorage.worker.agent.embed import EmbeddedWorker\n"
-            "from moorage.worker.settings import WorkerSettings\n"
+            "from moorage.worker import EmbeddedWorker, WorkerSettings\n"
             "EmbeddedWorker(None, WorkerSettings(Path('state'), 'w1'))",
             "EmbeddedWorker",
         ),

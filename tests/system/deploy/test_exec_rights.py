@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.client.job import Job
+from moorage.client.job import AsyncJob
 from tests.sites import running
 from tests.system.cli.node import moorage
 from tests.system.deploy.rights import wrong_rights
@@ -68,7 +68,7 @@ async def test_a_tenant_with_the_right_runs_commands_and_another_is_told_how_to_
             async with made.client(f"submitter.{tenant}", tenant) as client:
                 job = await client.submit(["sleep", "600"], job="j", gpu="1")
 
-                async def runs(job: Job = job) -> bool:
+                async def runs(job: AsyncJob = job) -> bool:
                     return (await job.show()).state == "RUNNING"
 
                 await until(runs, 90.0, "the job runs")

@@ -13,7 +13,7 @@ from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store
 from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import results_bucket
 from moorage.cli.fleet.nats_config import ACCOUNTS
-from moorage.client import AsyncClient, Job
+from moorage.client import AsyncClient, AsyncJob
 from moorage.schemas.handler import checkpoint_object, kept_object, rescued_object, result_object
 from moorage.schemas.subjects import Subjects
 from tests.system.deploy.test_files_by_keys import brings_and_keeps, has_buckets, until_running
@@ -31,7 +31,7 @@ def buckets(worker: Connection) -> tuple[ObjectStore, ObjectStore, ObjectStore]:
     )
 
 
-async def names_of(job: Job) -> dict[str, list[str]]:
+async def names_of(job: AsyncJob) -> dict[str, list[str]]:
     """The names below which anything of the job's only replica is found, by the number of the bucket."""
     shown = await job.show()
     [row] = shown.replica_states

@@ -17,7 +17,8 @@ import pytest
 
 import moorage
 from moorage.bus.embedded import EmbeddedServer
-from moorage.client import AsyncClient, JobFailed, Progress
+from moorage.client import AsyncClient, JobFailed
+from moorage.client.events import Progress
 from moorage.schemas.handler import result_bucket
 from tests.system.live.stack import Stack, caller, stack
 

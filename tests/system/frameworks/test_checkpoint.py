@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from moorage.client import AsyncClient, Job
+from moorage.client import AsyncClient, AsyncJob
 from tests.system.cli.node import Node
 from tests.system.frameworks.gangs import from_page, variables
 from tests.waiting import until, until_state
@@ -48,7 +48,7 @@ LAUNCHERS: Final = {
 }
 
 
-async def train(client: AsyncClient, folder: Path, command: str, venv: str, program: str, save_s: float) -> Job:
+async def train(client: AsyncClient, folder: Path, command: str, venv: str, program: str, save_s: float) -> AsyncJob:
     """Start a training without an end, whose rank 1 saves slowly, and return once all its ranks train."""
     for old, new in {
         "while step < 30:": "Path('training').touch()\nwhile True:",

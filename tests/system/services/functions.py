@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from moorage.client import Answer, CallError, endpoint
+from moorage.serve import Answer, CallError, endpoint
 
 
 def echo(data: Any) -> Any:

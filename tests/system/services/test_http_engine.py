@@ -16,7 +16,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.client import CallFailed
-from moorage.client.services import Service
+from moorage.client.services import AsyncService
 from tests.system.services.members import MemberProcess, error_of, member
 from tests.system.services.test_calling import client
 from tests.waiting import until
@@ -34,7 +34,7 @@ async def engine(
     *words: str,
     options: tuple[str, ...] = ("--http", "/health"),
     env: dict[str, str] | None = None,
-) -> AsyncIterator[tuple[MemberProcess, Service]]:
+) -> AsyncIterator[tuple[MemberProcess, AsyncService]]:
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})}
     serving = member(
         url, folder, *options, *PATHS, "--name", "chat", "--concurrency", "4", "--", *ENGINE, "{port}", *words,
@@ -45,9 +45,9 @@ async def engine(
         yield one, moorage.service("chat")
 
 
-async def stat(service: Service) -> dict[str, Any]:
+async def stat(service: AsyncService) -> dict[str, Any]:
     asked = service._client, service._calls, "chat"
-    answers = Service(*asked, headers={"Http-Method": "GET", "Http-Path": "/stat"}).answers(raw=True)
+    answers = AsyncService(*asked, headers={"Http-Method": "GET", "Http-Path": "/stat"}).answers(raw=True)
     found: dict[str, Any] = json.loads(b"".join([each.value async for each in answers]))
     return found
 
@@ -65,9 +65,9 @@ async def test_a_call_is_one_request_and_what_the_server_says_is_its_answer(
             await chat.call({"model": "nosuch"})
         assert unknown.value.status == 404
 
-        def raw(method: str, path: str, **more: str) -> Service:
+        def raw(method: str, path: str, **more: str) -> AsyncService:
             headers = {"Http-Method": method, "Http-Path": path, **more}
-            return Service(chat._client, chat._calls, "chat", headers=headers)
+            return AsyncService(chat._client, chat._calls, "chat", headers=headers)
 
         first, *rest = [
             each async for each in raw("PUT", "/v1/echo/a%2Fb?x=1", **{"X-Own": "1"}).answers(b"ab", raw=True)
@@ -114,7 +114,7 @@ async def _read(stream: AsyncIterator[Any]) -> None:
         continue
 
 
-async def _runs(chat: Service, number: int) -> bool:
+async def _runs(chat: AsyncService, number: int) -> bool:
     return bool((await stat(chat))["running"] == number)
 
 
@@ -152,7 +152,7 @@ async def test_one_that_is_healthy_no_longer_is_not_ready_unless_an_answer_goes_
 
         async def say(status: int) -> None:
             headers = {"Http-Method": "POST", "Http-Path": f"/v1/health?status={status}"}
-            await Service(chat._client, chat._calls, "chat", headers=headers).call(b"")
+            await AsyncService(chat._client, chat._calls, "chat", headers=headers).call(b"")
 
         await say(503)
         await until(lambda: not ready.exists(), what="it is not ready")

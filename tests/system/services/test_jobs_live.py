@@ -19,7 +19,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, NoResponders, PermissionRefused
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, JobFailed, Rejected
-from moorage.client.job import Job
+from moorage.client.job import AsyncJob
 from moorage.schemas.held_calls import HELD_FILE, HeldCall, held_in
 from tests.sites import settled
 from tests.system.deploy.test_roles_live import everybody
@@ -34,7 +34,7 @@ SITES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-async def serving(client: AsyncClient, function: str, **fields: Any) -> Job:
+async def serving(client: AsyncClient, function: str, **fields: Any) -> AsyncJob:
     """Submit a job that serves with a function of the tests."""
     argv = [sys.executable, "-m", "moorage.cli", "serve", f"functions:{function}"]
     env: Mapping[str, str] = {"PYTHONPATH": ":".join(filter(None, sys.path))}
@@ -42,7 +42,7 @@ async def serving(client: AsyncClient, function: str, **fields: Any) -> Job:
     return await client.submit(body, job=f"s-{function}")
 
 
-async def end_of(job: Job) -> tuple[str, str]:
+async def end_of(job: AsyncJob) -> tuple[str, str]:
     """Its last state and the reason."""
     try:
         result = await job.result(wait=ANSWER_S)
@@ -51,7 +51,7 @@ async def end_of(job: Job) -> tuple[str, str]:
     return result.state, result.why
 
 
-async def answers(caller: Connection, subject: str, data: bytes, job: Job) -> Delivery:
+async def answers(caller: Connection, subject: str, data: bytes, job: AsyncJob) -> Delivery:
     """The first answer, once a member of the job is there. Without one, what became of the job is printed."""
     got: list[Delivery] = []
 
@@ -167,7 +167,7 @@ async def test_a_service_loses_no_call_while_one_job_replaces_the_other() -> Non
     ):
         subject, told, stop = "moorage.call.acme.nap", Counter[str](), False
 
-        async def members(number: int) -> Job:
+        async def members(number: int) -> AsyncJob:
             argv = [sys.executable, "-m", "moorage.cli", "serve", "functions:nap"]
             env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
             run = {"argv": argv, "cwd": str(FUNCTIONS.parent), "env": env, "ready": {"call": True}, "restart": "always"}

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from moorage.client import AsyncClient, JobFailed
-from moorage.client.job import Job
+from moorage.client.job import AsyncJob
 from moorage.schemas.frames import Change
 from tests.system.deploy.test_roles_live import everybody
 from tests.system.services.members import FUNCTIONS
@@ -47,12 +47,12 @@ async def get(address: str, path: str = "/") -> str:
 class Following:
     """The changes of one job, in their order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: AsyncJob) -> None:
         self._changes = self._of(job)
         self.words: list[str] = []
 
     @staticmethod
-    async def _of(job: Job) -> AsyncIterator[Change]:
+    async def _of(job: AsyncJob) -> AsyncIterator[Change]:
         async for event in job.events():
             for change in event.changes:
                 yield change
@@ -67,7 +67,7 @@ class Following:
         raise AssertionError(f"it ended: {self.words}")
 
 
-async def server(client: AsyncClient, **run: Any) -> Job:
+async def server(client: AsyncClient, **run: Any) -> AsyncJob:
     return await client.submit(
         {
             "run": {

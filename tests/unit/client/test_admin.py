@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from moorage.client.admin import Admin
+from moorage.client.admin import AsyncAdmin
 from moorage.client.connected import Connected
 from moorage.client.errors import Rejected
 from moorage.schemas.operate import DlqAct
@@ -29,13 +29,13 @@ class Pages:
 
 async def test_dead_letters_are_listed_over_all_pages() -> None:
     pages = Pages(5)
-    admin = Admin(cast(Connected, pages))
+    admin = AsyncAdmin(cast(Connected, pages))
     assert [row.sequence async for row in admin.dead_letters()] == [1, 2, 3, 4, 5]
     assert pages.asked == [0, 2, 4]
 
 
 async def test_a_number_or_a_reason_that_no_dead_letter_takes_is_rejected_like_any_other_mistake() -> None:
-    admin = Admin(cast(Connected, Pages(1)))
+    admin = AsyncAdmin(cast(Connected, Pages(1)))
     for wrong in (0, -1, 2**60):
         with pytest.raises(Rejected, match="sequence must be"):
             await admin.dead_letter(wrong)

@@ -182,16 +182,16 @@ async def test_a_job_of_another_tenant_is_not_taken_for_one_of_its_name() -> Non
 @in_virtual_time
 async def test_a_handle_says_what_is_known_of_it() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_words), tenant="vision") as moorage:
-        assert repr(moorage.job("a")) == "<Job a of vision not asked yet>"
+        assert repr(moorage.job("a")) == "<AsyncJob a of vision not asked yet>"
         job = await moorage.submit(["0", "100"], gpu="2xH100:80G", job="a")
-        assert repr(job) == "<Job a of vision QUEUED 2xH100:80G accepted 0ms ago>"
+        assert repr(job) == "<AsyncJob a of vision QUEUED 2xH100:80G accepted 0ms ago>"
         await asyncio.sleep(92)
         await asyncio.sleep(3)  # an age is that of the newest record: the first question after idle time has an old one
         other = moorage.job("a")
         await other.show()
-        assert repr(other).startswith("<Job a of vision RUNNING 2xH100:80G on sim-0000 accepted 1m3")
+        assert repr(other).startswith("<AsyncJob a of vision RUNNING 2xH100:80G on sim-0000 accepted 1m3")
         await job.result()
-        assert repr(job).startswith("<Job a of vision SUCCEEDED 2xH100:80G on sim-0000 accepted 1m4")
+        assert repr(job).startswith("<AsyncJob a of vision SUCCEEDED 2xH100:80G on sim-0000 accepted 1m4")
 
 
 async def test_an_end_whose_decision_was_not_heard_is_asked_for(nats_url: str, unique: str) -> None:

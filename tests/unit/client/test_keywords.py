@@ -140,7 +140,7 @@ def test_a_name_that_a_job_or_a_client_lacks_is_told_with_what_has_it() -> None:
         (AsyncClient(), "jobs", "client.ls() lists the jobs"),
         (Client(), "cancel", "with job = client.job('ID'), it is job.cancel(…)"),
         (Client(), "status", "with job = client.job('ID'), job.show().state says how it is"),
-        (Client().fleet, "nodes", "'SyncFleet' object has no attribute 'nodes'"),
+        (Client().fleet, "nodes", "'Fleet' object has no attribute 'nodes'"),
     ):
         with pytest.raises(AttributeError) as caught:
             getattr(of, name)

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from moorage.bus.jetstream import JetStream
-from moorage.client import AsyncClient, ItemFailed, Job, Rejected, Unreachable, map_runner
+from moorage.client import AsyncClient, AsyncJob, ItemFailed, Rejected, Unreachable, map_runner
 from moorage.client.answers import JobInfo
 from moorage.client.connected import Connected
 from moorage.client.mapping import _module_of, in_order, named, travelling
@@ -277,13 +277,13 @@ def test_the_check_of_a_cancelled_job_is_looked_at_once_and_only_if_it_has_one(m
 def test_an_interruption_goes_on_whether_or_not_the_cancel_is_heard(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_heard: bool
 ) -> None:
-    async def unheard(job: Job, _: str) -> None:
+    async def unheard(job: AsyncJob, _: str) -> None:
         if job.job.endswith("-check"):
             raise Unreachable(Problem("unreachable", "the connection is down"))
         await asyncio.Event().wait()
 
     if not is_heard:
-        monkeypatch.setattr(Job, "cancel", unheard)
+        monkeypatch.setattr(AsyncJob, "cancel", unheard)
 
     @in_virtual_time
     async def scene() -> None:

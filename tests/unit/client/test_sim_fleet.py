@@ -15,26 +15,8 @@ import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.client import (
-    AsyncClient,
-    Change,
-    Claimed,
-    Ended,
-    Gpu,
-    GpuSpec,
-    Job,
-    JobFailed,
-    JobInfo,
-    NoScheduler,
-    Placed,
-    Progress,
-    Queued,
-    Rejected,
-    Running,
-    Step,
-    Submitted,
-    TimedOut,
-)
+from moorage.client import AsyncClient, AsyncJob, Gpu, GpuSpec, JobFailed, JobInfo, NoScheduler, Rejected, TimedOut
+from moorage.client.events import Change, Claimed, Ended, Placed, Progress, Queued, Running, Step, Submitted
 from moorage.client.fleet import FLEET_FRAMES_MAX
 from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
@@ -43,8 +25,8 @@ from moorage.schemas.frames import Hello
 from moorage.schemas.job import STATES
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import FaultyNetwork
+from moorage.worker import HandlerContext
 from moorage.worker.drivers.handler.call import Handler
-from moorage.worker.drivers.handler.context import HandlerContext
 from tests.scenes import in_virtual_time
 from tests.waiting import until, until_state
 
@@ -215,7 +197,7 @@ async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler()
         assert len(changes) == 1 + 64 * 8
 
 
-async def _compacted(job: Job) -> JobInfo | None:
+async def _compacted(job: AsyncJob) -> JobInfo | None:
     shown = await job.show()
     return shown if shown.compacted else None
 

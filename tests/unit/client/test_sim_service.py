@@ -12,7 +12,8 @@ import pytest
 from moorage.bus.transport import Delivery
 from moorage.calls.function import Context
 from moorage.calls.messenger import LISTENS_S
-from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, endpoint, services
+from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, services
+from moorage.serve import endpoint
 from moorage.testing import SimFleet
 from moorage.testing.bus.bus import SimulatedConnection
 from tests.scenes import in_virtual_time

@@ -13,8 +13,8 @@ from moorage.client.follow.follower import REPAIR_S
 from moorage.scheduler.core.config import Config
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults, FaultyNetwork, Stalled
+from moorage.worker import HandlerContext
 from moorage.worker.drivers.handler.call import Handler
-from moorage.worker.drivers.handler.context import HandlerContext
 from tests.scenes import in_virtual_time
 from tests.waiting import until, until_state
 

@@ -19,7 +19,7 @@ from moorage.client import AsyncClient
 from moorage.client import output as capturing
 from moorage.client.errors import JobFailed, NoOutput, Overloaded
 from moorage.client.follow.follower import Budget, Histories
-from moorage.client.follow.watch import Watch
+from moorage.client.follow.watch import AsyncWatch
 from moorage.client.output import REPLICAS_AHEAD, SPARE_BYTES, Captured, Joiner, Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event, LogPage, LogsAsked, ReadLog
@@ -243,7 +243,7 @@ async def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Keeping(b"")
-    watch = Watch(Histories(AsyncClient()._wire), "j")
+    watch = AsyncWatch(Histories(AsyncClient()._wire), "j")
     watch.joiner = joiner_on(source)
     source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
     _ = [each async for each in watch.joiner.kept(0, 1)]
@@ -381,7 +381,7 @@ def test_who_follows_a_job_on_a_silent_worker_is_told_so_at_once(monkeypatch: py
     async def scenario() -> None:
         monkeypatch.setattr(run, "SILENT_SAID_S", 0)
         source = Keeping(b"")
-        watch, progress = Watch(Histories(AsyncClient()._wire), "j"), Progress("j")
+        watch, progress = AsyncWatch(Histories(AsyncClient()._wire), "j"), Progress("j")
         progress.event(Event("t", "j", 2, "RUNNING", 1, [Change(2, 0, 0, 1, "RUNNING", "w1")]))
         watch.joiner = joiner_on(source)
         source.refusals = [NoOutput(problem("worker-lost", "it ran on w1, which does not answer now"))] * 2

@@ -17,7 +17,7 @@ from moorage.schemas.items import Format, ItemsFile
 from moorage.schemas.job import Request
 from moorage.system.item_files import items_in
 from moorage.testing import Ran, SimFleet, Task
-from moorage.worker.drivers.handler.context import HandlerContext
+from moorage.worker import HandlerContext
 from tests.scenes import in_virtual_time
 
 

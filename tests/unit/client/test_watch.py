@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from moorage.cli.jobs.progress import Progress
-from moorage.client import AsyncClient, Event, JobFailed, NotFound, Rejected, TimedOut
+from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
+from moorage.client.events import Event
 from moorage.client.follow import follower
 from moorage.client.follow.follower import CROWD
-from moorage.client.follow.watch import Watch
+from moorage.client.follow.watch import AsyncWatch
 from moorage.client.output import Piece
 from moorage.client.request_builder import build_request
 from moorage.schemas.codec import encode
@@ -27,7 +28,7 @@ from tests.waiting import skip_time, until
 class Following:
     """A watch whose items a test takes one by one."""
 
-    def __init__(self, watch: Watch, client: AsyncClient) -> None:
+    def __init__(self, watch: AsyncWatch, client: AsyncClient) -> None:
         self.watch = watch
         self.client = client
         self._items = watch.follow(90)
@@ -329,7 +330,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         for events in ("job", "tenant"):
             request = client.request(["x"], job="j", fields={"driver": "noop", "events": events})
-            async with Watch(client._wire._histories, "j", to_submit=request) as watch:
+            async with AsyncWatch(client._wire._histories, "j", to_submit=request) as watch:
                 following = Following(watch, client)
                 history = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
                 for changes in history:
@@ -343,7 +344,7 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
         assert scheduler.asked == []
         scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
         again = client.request(["x"], job="j")
-        async with Watch(client._wire._histories, "j", to_submit=again) as watch:
+        async with AsyncWatch(client._wire._histories, "j", to_submit=again) as watch:
             following = Following(watch, client)
             await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
@@ -463,7 +464,7 @@ async def test_the_end_of_the_output_is_waited_for_where_the_driver_tells_that_i
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
         scheduler.will_show(shown("j", "RUNNING", change(1), **OWN, **can))
         for _ in range(2):  # the second time the driver is known
-            async with Watch(client._wire._histories, "j", to_submit=submitted, output=True) as watch:
+            async with AsyncWatch(client._wire._histories, "j", to_submit=submitted, output=True) as watch:
                 following = Following(watch, client)
                 await scheduler.say("j", "RUNNING", change(1))
                 assert await following.revisions() == ("RUNNING", [1])

@@ -22,7 +22,7 @@ from moorage.schemas.names import exactly
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
     from moorage.schemas.answers.jobs import Explained
     from moorage.schemas.job import Request
 
@@ -96,7 +96,7 @@ def print_unread_stdin() -> None:
         print_err("warning[stdin]: stdin is not passed on to the job: bring data as a file, with --with")
 
 
-def print_accepted(job: Job, request: Request) -> None:
+def print_accepted(job: AsyncJob, request: Request) -> None:
     """Print what the scheduler answered, and how to follow the job."""
     accepted = job.accepted
     assert accepted is not None

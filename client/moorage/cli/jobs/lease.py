@@ -17,7 +17,7 @@ from moorage.cli.local.mps_ends import announce_end
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from moorage.client.lease import Lease
+    from moorage.client.lease import AsyncLease
 
 
 def lease(
@@ -86,7 +86,7 @@ async def _held(gpu: str, command: tuple[str, ...], purpose: str, within_s: floa
         return 128 - code if code < 0 else code
 
 
-async def _started(command: tuple[str, ...], held: Lease) -> Process | int:
+async def _started(command: tuple[str, ...], held: AsyncLease) -> Process | int:
     """Start the program with these GPUs; it ends with this process. Return the exit code if it cannot be run, and say
     why."""
     from moorage.system.parentage import die_with_parent
@@ -122,7 +122,7 @@ class _Signals:
                 self._process.send_signal(number)
 
 
-async def _end_once_asked(process: Process, held: Lease, grace_s: float) -> None:
+async def _end_once_asked(process: Process, held: AsyncLease, grace_s: float) -> None:
     """End the program once the worker asks for the GPUs, or the lease is lost: SIGTERM, and later SIGKILL."""
     asked = await held.wait_asked_back()
     left_s = grace_s if held.lost else asked.left_s

@@ -38,7 +38,7 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.follow.job_history import Result
-    from moorage.client.follow.watch import Watch
+    from moorage.client.follow.watch import AsyncWatch
     from moorage.client.output import Joiner, Piece
     from moorage.schemas.job import Request
 
@@ -473,7 +473,7 @@ async def _limits(client: AsyncClient, result: Result) -> Request | None:
     return None
 
 
-def print_missing(watch: Watch, *, asked_for: bool) -> None:
+def print_missing(watch: AsyncWatch, *, asked_for: bool) -> None:
     """Print which output is missing and why; it is an error if the user asked for the output alone."""
     if watch.lost:
         print_err(
@@ -511,7 +511,7 @@ def print_cuts(joiner: Joiner) -> None:
             )
 
 
-async def _print_silent(watch: Watch, progress: Progress) -> None:
+async def _print_silent(watch: AsyncWatch, progress: Progress) -> None:
     """Print once that stored output cannot be read now, if the job goes on for a while after that was found."""
     joiner = watch.joiner
     if joiner is None:
@@ -530,7 +530,7 @@ async def _tick(progress: Progress) -> None:
         progress.tick()
 
 
-async def _print_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
+async def _print_why(client: AsyncClient, job: str, watch: AsyncWatch, progress: Progress) -> None:
     """While the job waits, ask every WHY_AGAIN_S why, and show the answer. Never returns: cancel it."""
     from moorage.schemas.job import QUEUED
 

@@ -30,7 +30,7 @@ from moorage.schemas.names import REPLACED_BY
 if TYPE_CHECKING:
     from moorage.cli.jobs.instead import Change
     from moorage.client.client import AsyncClient
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
     from moorage.schemas.job import Request
 
 
@@ -272,7 +272,7 @@ async def _many(
 ) -> int | None:
     """Submit several requests, each accepted or refused by itself, and print the answers in their order, then how to
     `follow` those that were accepted. `check` is as in `print_interrupted`."""
-    jobs: list[Job | None] = []
+    jobs: list[AsyncJob | None] = []
     problems = {}
     try:
         jobs += await accepted(client, client.submit_many(requests, **fields), ids, check)

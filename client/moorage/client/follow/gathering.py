@@ -14,7 +14,7 @@ from moorage.schemas.frames import Change, Event
 from moorage.schemas.job import REJECTED, TERMINAL
 
 if TYPE_CHECKING:
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
     from moorage.schemas.answers.jobs import JobRow
 
 #: a crowd is asked for after its first silence of QUIET_S, in which most jobs may end; after FIRST_ASK_S at the latest
@@ -28,13 +28,13 @@ class Gathering(Follower):
     """Waits for many jobs of one tenant: an async context manager. `over` yields the jobs in the order in which they
     end. Only the end of a job matters here: an earlier gap is not repaired."""
 
-    def __init__(self, histories: Histories, jobs: Iterable[Job]) -> None:
+    def __init__(self, histories: Histories, jobs: Iterable[AsyncJob]) -> None:
         self._jobs = {job.job: job for job in jobs}
         self._ended = deque(job for job in self._jobs.values() if job.known_result is not None)
         waited = (JobHistory(name) for name, job in self._jobs.items() if job.known_result is None)
         super().__init__(histories, waited, asks_first=True)
 
-    async def over(self, timeout_s: float) -> AsyncIterator[Job]:
+    async def over(self, timeout_s: float) -> AsyncIterator[AsyncJob]:
         """Yield each job as it ends. Raises `TimedOut` (jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
         self._ends_after(timeout_s)
         self._refresh()

@@ -55,7 +55,7 @@ _decode_event: Final[Decoder[Event]] = Decoder(Event, from_leader=True)
 _decode_output: Final[Decoder[Output]] = Decoder(Output, from_leader=True)
 
 
-class Watch(Follower):
+class AsyncWatch(Follower):
     """An async context manager and iterator over a job's events (`Event`) and output (`Piece`). It ends with the job.
 
     Made by `AsyncClient.watch`. With `output` it yields new output. With `past` it first yields the output that the
@@ -373,13 +373,13 @@ async def run(
     Raises as `AsyncClient.run`.
     """
     captured, tail = Captured(histories.budget), Tail()
-    watch = Watch(histories, job, to_submit=asked, ahead=True, at_end=True, past=True)
+    watch = AsyncWatch(histories, job, to_submit=asked, ahead=True, at_end=True, past=True)
     await watch.open()
     try:
         await submit()
         if asked.events == "tenant" and histories.is_refused:  # a watch that asks first turns on the job's subject
             await watch.close()
-            watch = Watch(histories, job, ahead=True, past=True)
+            watch = AsyncWatch(histories, job, ahead=True, past=True)
             await watch.open()
         async for item in watch.follow(timeout_s):
             if isinstance(item, Piece):

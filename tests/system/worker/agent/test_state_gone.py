@@ -16,14 +16,13 @@ from moorage.schemas.frames import End
 from moorage.system import record_file
 from moorage.system.proctree import boottime_s
 from moorage.testing.conformance.leader import ScriptedLeader
+from moorage.worker import EmbeddedWorker, WorkerSettings
 from moorage.worker.agent.agent import Agent
-from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import Journal, JournalUnwritable, is_in_use
 from moorage.worker.agent.leader_link import STATE_GONE
 from moorage.worker.agent.run import WORKERS_FOLDER, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.settings import WorkerSettings
 from tests.system.worker.agent.test_agent_process import body, name_of, place, settings_of, state_folder
 from tests.waiting import until
 

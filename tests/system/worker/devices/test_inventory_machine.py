@@ -11,8 +11,8 @@ import pytest
 
 from moorage.schemas.errors import Refused
 from moorage.system.simulated_hosts import simulated_hosts
+from moorage.worker import EmbeddedWorker, WorkerSettings
 from moorage.worker.agent import embed
-from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers import GROUP
@@ -20,7 +20,6 @@ from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.devices.readers.nvml import NvmlUnavailable
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.system.worker.no_inventory import NoInventory
 from tests.unit.docs.markdown import DOCS, page

@@ -23,13 +23,11 @@ from moorage.schemas.job import Request
 from moorage.system.cgroup import cgroup_of
 from moorage.testing.conformance import CHECKS, DriverChecks
 from moorage.testing.conformance.bench import AgentProcess, Bench
-from moorage.worker.agent.embed import EmbeddedWorker
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, ReportEvent
 from moorage.worker.drivers.execution import Execution, Take
-from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.attempt_messages import Ended, Started
-from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartAttempt
 from tests.clusters import NODE, WORKER, cluster, why_no_cluster
 from tests.engines import DockerEngine, engine, why_no_dockerd

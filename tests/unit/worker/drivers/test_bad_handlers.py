@@ -14,9 +14,7 @@ import pytest
 
 from moorage.schemas.handler import result_bucket
 from moorage.testing.conformance.leader import ScriptedLeader
-from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.settings import WorkerSettings
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 from tests.unit.worker.drivers.test_handler import body, name_of, place
 from tests.waiting import until
 

@@ -27,10 +27,8 @@ from moorage.schemas.frames import End, Place, result_of
 from moorage.schemas.handler import INLINE_BYTES_MAX, decode_result, result_bucket, result_object
 from moorage.schemas.job import Request
 from moorage.testing.conformance.leader import ScriptedLeader
-from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
+from moorage.worker import EmbeddedWorker, HandlerCancelled, HandlerContext, WorkerSettings
 from moorage.worker.drivers.handler.driver import HandlerDriver
-from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 
 

@@ -18,10 +18,8 @@ from moorage.bus.results import CHUNK_BYTES, ResultStore
 from moorage.schemas.frames import Report, Results, result_of
 from moorage.schemas.handler import TOGETHER_BYTES_MAX, Result, decode_result, line_of, result_bucket, result_object
 from moorage.testing.conformance.leader import ScriptedLeader
-from moorage.worker.agent.embed import EmbeddedWorker
+from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
 from moorage.worker.drivers.handler import driver as handler
-from moorage.worker.drivers.handler.context import HandlerContext
-from moorage.worker.settings import WorkerSettings
 from tests.unit.worker.drivers.test_handler import body, name_of, place
 from tests.waiting import until
 
