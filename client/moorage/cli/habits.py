@@ -92,7 +92,7 @@ _ELSEWHERE: Final = {
     "-e": "--env NAME=VALUE",
     "--tag": "--label KEY=VALUE",
     **dict.fromkeys(("--depends", "--depends-on", "--needs"), "--after JOB"),
-    **dict.fromkeys(("--retry", "--max-retries"), "--retries 2"),
+    "--max-retries": "--retries 2",
     **dict.fromkeys(("--runtime-env", "--pip"), "--setup CMD prepares each worker once; --env NAME=VALUE; --with PATH"),
     "--cron": "moorage schedule add NAME --cron '0 3 * * *' -- COMMAND",
     **dict.fromkeys(

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol, TypedDict
 from moorage.client.durations import Duration
 from moorage.schemas.items import ItemsFile
 from moorage.schemas.job import After, FilesOf, Resources, Secret
+from moorage.schemas.retrying import Retry
 from moorage.schemas.service import Scale, ServiceSpec
 from moorage.schemas.staying import Ready
 
@@ -73,6 +74,7 @@ class Fields(_RunFields, total=False):
     start_within_s: float
     retries: int
     retries_on_lost: int
+    retry: Sequence[Retry | Mapping[str, Any]]
     on_partition: Literal["kill", "keep"]
     on_no_match: Literal["wait", "reject"]
     if_seq: int

@@ -16,6 +16,7 @@ from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.items import ItemsFile, item_of, missing, no_column
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
+from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import Trouble, quoted
@@ -552,6 +553,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: seconds from its acceptance during which it is in no queue; `deadline_s` counts meanwhile, `start_within_s` not
     start_after_s: float | None = None
     again_of: str | None = None  # the job of which it is a run again, as the verb `again` answers it; a note
+    #: how often it is tried again by how an attempt ended, at most 16 rows, in place of `retries` and
+    #: `retries_on_lost`. The first row that fits counts: one that names the cause before one that names its exit code.
+    #: Without a row that fits, a failure is the end, and a lost attempt is followed by another one three times.
+    #: Attempts that were drained or preempted count for nothing
+    retry: list[Retry] = []
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):
@@ -710,6 +716,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or self._service_trouble
             or self._instead_trouble
             or self._staying_trouble
+            or self._retry_trouble
             or self._scale_trouble
             or self._length_trouble
             or self._time_trouble
@@ -924,6 +931,22 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run.ready is None:
             return None
         return run.ready.trouble(run.ports, serves=self.service is not None)
+
+    @property
+    def _retry_trouble(self) -> Trouble | None:
+        """What is wrong with its rows of `retry`; None if nothing is."""
+        if not self.retry:
+            return None
+        if len(self.retry) > RULES_MAX:
+            return Trouble("retry", f"retry has at most {RULES_MAX} rows", len(self.retry), f"0..{RULES_MAX}")
+        for name, value, usual in (("retries", self.retries, 0), ("retries_on_lost", self.retries_on_lost, 3)):
+            if value != usual:
+                message = f"retry says by cause what {name} says of all: send one of them"
+                return Trouble("retry", message, f"{name} {value}", f"{name} {usual}, or no retry")
+        if self.workload.stays:
+            message = f"retry allows further attempts that restart {self.workload.restart} has without it"
+            return Trouble("retry", message, "restart and retry", "none with restart; max_restarts bounds it")
+        return None
 
     @property
     def blocks(self) -> dict[str, Any]:

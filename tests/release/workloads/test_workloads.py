@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.ceilings import BOUNDS, without_history, worlds_with
-from tests.levels import NEXT, know_next
+from tests.levels import NEXT, know_next, raise_level
 from tests.release.workloads import new_leader
 from tests.release.workloads.__main__ import failure, made, shrink, world_of
+from tests.release.workloads.asks import ASKS_FROM, Asks
 from tests.release.workloads.crowds import CROWDS_FROM, Crowds
 from tests.release.workloads.many import Passed
 from tests.release.workloads.plan import Step
@@ -127,6 +128,15 @@ def test_members_of_services_move_one_by_one_and_no_fewer_serve(
     if level == NEXT:
         know_next(monkeypatch)
     Services(seed).run()
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, ASKS_FROM))
+def test_what_teams_ask_of_a_queue_holds_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
+    asks = Asks(seed)
+    raise_level(asks)
+    asks.run()
+    assert len(asks.ends) > 1, "a world in which nothing ends shows nothing"
 
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SCHEDULES_FROM))

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from moorage.cli.jobs import show
+from moorage.cli.jobs.flag_values import retry
 from moorage.cli.jobs.instead import changed
 from moorage.cli.jobs.job_flags import NO_FLAGS
 from moorage.cli.page.draw import facts_of
@@ -102,6 +103,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "start_within_s": ("starts within", seconds),
     "retries": ("retries", int),
     "retries_on_lost": ("retries if lost", int),
+    "retry": ("retry", lambda text: retry(text.split())),
     "on_partition": ("if cut off", str),
     "on_no_match": ("if none fits", lambda text: "wait" if text == "waits" else text),
     "labels": ("labels", pairs),

@@ -46,6 +46,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("starts after", _time(request.get("start_after_s"))),
         ("retries", request.get("retries")),
         ("retries if lost", request.get("retries_on_lost")),
+        ("retry", _retry(request.get("retry") or ())),
         ("restart", _restart(run)),
         ("files", brought or run.get("files")),
         ("keeps", words(run.get("keep") or ())),
@@ -144,6 +145,15 @@ def _gpu_words(gpu: Mapping[str, Any]) -> str:
         + [f"{name} kept {enforce[name]}" for name in ("memory", "compute") if enforce.get(name)]
         + [f"ranks meet by {backend} on port {port}"] * (ranks is not None)
     )
+
+
+def _retry(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows of `retry` as `--retry` takes them."""
+    found = []
+    for row in rows:
+        causes = row["on"] if isinstance(row["on"], str) else ",".join(row["on"])
+        found.append(f"{causes}:{row['times']}" + (f",pause={exact(row['pause_s'])}" if "pause_s" in row else ""))
+    return " ".join(found)
 
 
 def _restart(run: Mapping[str, Any]) -> str | None:

@@ -161,6 +161,40 @@ def ready(text: str) -> dict[str, Any]:
     return found
 
 
+def retry(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of --retry. Raises `Rejected`."""
+    rows = []
+    for text in texts:
+        said, comma, pause = text.partition(",pause=")
+        causes, colon, times = said.rpartition(":")
+        if not colon or not causes or not (times.isascii() and times.isdecimal()) or causes == "exit":
+            raise rejected(
+                "invalid-argument", "--retry: causes must stand before a colon, and behind it how many times",
+                field="$.retry", found=text, allowed="CAUSE[,CAUSE…]:TIMES[,pause=DURATION]",
+                next="for example --retry oom:2 --retry exit:137,lost:5,pause=30s; --retries 3 for any failure",
+            )  # fmt: skip
+        row: dict[str, Any] = {"on": causes.split(","), "times": int(times[:8])}
+        if comma:
+            row["pause_s"] = _pause(pause)
+        rows.append(row)
+    return rows
+
+
+def _pause(text: str) -> float:
+    try:
+        if lacks_unit(text):
+            raise rejected("invalid-argument", f"a duration without a unit: {text}", next=f"write {text}s")
+        return seconds(text)
+    except Rejected as refused:
+        raise of_option("--retry", refused) from None
+
+
+def no_retry(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the row of `retry` of --no-retry-on, whose numbers are exit codes."""
+    causes = [word for text in texts for word in text.split(",")]
+    return {"on": [f"exit:{word}" if word.isdecimal() else word for word in causes], "times": 0}
+
+
 def seconds_to(moment: str) -> float:
     """Return the seconds from now until the moment of --at. Raises `Rejected`."""
     from datetime import datetime

@@ -17,11 +17,13 @@ from moorage.cli.jobs.flag_values import (
     max_failed,
     mebibytes,
     milli_cores,
+    no_retry,
     of_option,
     pairs,
     ready,
     replicas,
     required,
+    retry,
     seconds_to,
     service,
     warn_of_decimal,
@@ -298,6 +300,19 @@ class JobFlags:
         Flag(help="What to do with a stalled attempt: say so once, or end it as a failure."),
     ] = None
     retries: Annotated[int | None, Flag(help="How many further attempts are made after a failure.")] = None
+    retry: Annotated[
+        list[str] | None,
+        Flag(
+            help="So many further attempts after these ends alone: oom, lost, signal, setup, start, exit:N, or failure "
+            "for any other; with ,pause=30s before each.",
+            value="CAUSE[,CAUSE…]:TIMES",
+            reads=retry,
+        ),
+    ] = None
+    no_retry_on: Annotated[
+        list[str] | None,
+        Parameter(help="No further attempt after these, first of all: an exit code, or a cause.", value="CODE"),
+    ] = None
     restart: Annotated[
         Literal["never", "on-failure", "always"] | None,
         Flag(
@@ -587,6 +602,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
                 "invalid-argument", "--array NUMBERS%N and --max-running say the same", found=flags.array,
                 next="take one of them",
             )  # fmt: skip
+    if flags.no_retry_on:
+        fields["retry"] = [no_retry(flags.no_retry_on), *fields.get("retry", ())]
     if flags.hosts is not None:
         fields["replicas"] = _ranks(flags, flags.hosts)
     if flags.service is not None:

@@ -279,6 +279,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("ready", ready_words(shown)),
             ("address", address_words(shown)),
             ("restarts", restarts_words(shown)),
+            ("tried again", tries_words(shown)),
             ("from", began_words(shown)),
             ("stored", stored_words(shown)),
             ("use", use_words(shown.use)),
@@ -453,6 +454,16 @@ def restarts_words(shown: JobInfo) -> str:
     count = sum(row.restarts for row in shown.replica_states)
     most = shown.run.get("max_restarts")
     return "" if not count else f"{count}" if most is None else f"{count}, at most {most} of each replica"
+
+
+def tries_words(shown: JobInfo) -> str:
+    """Return how often a job was tried again by its rows of `retry`, of several replicas the most of one; "" for
+    none."""
+    most: dict[str, list[int]] = {}
+    for row in shown.replica_states:
+        for causes, (count, times) in row.tries.items():
+            most[causes] = max(most.get(causes, [0, times]), [count, times])
+    return "; ".join(f"{causes}: {count} of {times}" for causes, (count, times) in most.items() if count)
 
 
 def idle_words(seconds: int, ends_s: int) -> str:

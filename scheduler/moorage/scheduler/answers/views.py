@@ -55,6 +55,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
+from moorage.scheduler.core.lifecycle.retrying import words_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
@@ -531,9 +532,11 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
         refusals=replica.refusals,
         restarts=replica.restarts,
     )
+    request = engine.reader.request_of(replica.job)
+    if request.retry and not IS_TERMINAL[replica.state]:
+        row = msgspec.structs.replace(sent(row), tries=words_of(request, replica))
     if attempt is None:
         return row
-    request = engine.reader.request_of(replica.job)
     host = engine.fleet.hosts.get(attempt.worker.num)
     return msgspec.structs.replace(
         sent(row, gpus=gpu_names(attempt.worker, attempt.mask, attempt.fence)),

@@ -42,11 +42,12 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
+from moorage.scheduler.core.lifecycle.retrying import row_after
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.request_reader import later_words
 from moorage.scheduler.core.schedule.preempt import leaving_for
-from moorage.schemas import reasons
+from moorage.schemas import errors, reasons
 from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.always import sending, sent
 from moorage.schemas.answers.jobs import Explained, Fix, Holders, Leave
@@ -246,10 +247,33 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         )
     last = _last_why(job)
     if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
-        told = sent(told, because=last or _last_end(job))
+        by_row = _row_used(engine, job, replica)
+        told = sent(told, because=(last or _last_end(job)) + by_row)
     if reason is reasons.BUSY and not told.because:
         told = replace(told, because=View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX]))
     return told
+
+
+def _row_used(engine: Engine, job: Job, replica: Replica) -> str:
+    """Return which row of `retry` allows the attempt after the last one, and how often it has; "" for none."""
+    request, ended = engine.reader.request_of(job), replica.ended
+    if not request.retry or ended is None:
+        return ""
+    lost = not ended.by_worker or errors.reason_of(ended.why) in ("lost", "fence")
+    row = row_after(request, ended.code, ended.why, lost=lost)
+    number = 0 if row is None else request.retry.index(row) + 1
+    return f"; attempt {replica.tries_of(number)} of {row.times} after {', '.join(row.causes)}" if row else ""
+
+
+def _rows_used_up(engine: Engine, job: Job, code: int, why: str) -> str:
+    """Return what the rows of `retry` say of the end of a job that failed; "" without them."""
+    request = engine.reader.request_of(job)
+    if not request.retry or job.state != "FAILED":
+        return ""
+    fits = row_after(request, code, why, lost=errors.reason_of(why) in ("lost", "fence"))
+    if fits is None:
+        return "no row of its retry is for such an end; --retry adds one"
+    return f"its retry allows {many(fits.times, 'more attempt')} after {', '.join(fits.causes)}"
 
 
 def _explained(job: Job, reason: Reason, because: str) -> Explained:
@@ -287,6 +311,7 @@ def _ended(engine: Engine, job: Job, told: Explained) -> Explained:
     """Add the exit code and the reason of the end; without a reason, the job ended by itself."""
     row = summary(engine, job)
     why = row.why or (f"it ended by itself, {exit_words(row.code)}" if row.code else "")
+    why = "; ".join(filter(None, (why, _rows_used_up(engine, job, row.code or 0, row.why))))
     return replace(sent(told, code=row.code, why=why), fixes=_behind_rerun(engine, job, why))
 
 

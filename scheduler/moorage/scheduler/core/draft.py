@@ -16,6 +16,8 @@ from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
+    COUNT_BITS,
+    KIND,
     NO_JOB,
     STEP_WIDTH,
     Op,
@@ -492,7 +494,9 @@ class Draft:
         return bool(moved)
 
     def backoff(self, replica: Replica, not_before: int, count: int, streak: int = 0) -> None:
-        self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count, streak)
+        """Write a pause: `count` as `lifecycle.retrying` makes it; `streak` is that of a restart."""
+        kind, row = count & KIND, count >> COUNT_BITS
+        self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, kind, -row if row else streak)
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
         self.step(Op.GANG, job.num, 0, phase, after, count)

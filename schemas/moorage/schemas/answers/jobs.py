@@ -115,6 +115,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     losses: int = 0
     refusals: int = 0
     restarts: int = 0  # how often a job that stays has started again
+    #: of a request with `retry`, by the causes of each row: how many further attempts it has allowed, and at most
+    tries: dict[str, list[int]] = {}
     worker: str = ""
     gpus: list[str] = []  # uuids of its GPUs
     waits_for: list[str] = []  # uuids of the GPUs for which a frozen attempt waits

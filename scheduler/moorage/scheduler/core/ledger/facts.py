@@ -149,6 +149,7 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
         replica.ended = ended.get((replica.index, replica.fence))
         replica.deaths = deaths.get(replica.index, 0)
         replica.stored, replica.saved, replica.untold = (), (), replica.attempt_no  # no history has that
+        replica.tries = ()  # nor which row allowed an attempt: then each counts for all rows
     for attempt in job.attempts:
         run = runs.get((attempt.replica.index, attempt.fence), _Run(oldest_ms))
         attempt.began_ms, attempt.ever_ready, attempt.has_frozen = run.began_ms, run.ever_ready, run.has_frozen

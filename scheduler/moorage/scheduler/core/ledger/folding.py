@@ -579,10 +579,12 @@ class Folding:
 
     def _backoff(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         replica.not_before = a
-        if b == Count.RETRY:
-            replica.retries += 1
-        elif b == Count.LOSS:
-            replica.losses += 1
+        if b in (Count.RETRY, Count.LOSS):
+            replica.retries += b == Count.RETRY
+            replica.losses += b == Count.LOSS
+            if c < 0:
+                tries = dict(replica.tries)
+                replica.tries = tuple(sorted((tries | {-c: tries.get(-c, 0) + 1}).items()))
         elif b == Count.REFUSAL:
             replica.refusals += 1
         elif b == Count.RESTART:

@@ -44,8 +44,10 @@ class Op(IntEnum):
     FREE = 7  #: the devices of an attempt that is over (see `packed`) were seen free
     END = 8  #: a ENDING or CANCELLING, b next state and above it a notice (see `ending`), c note
     MOVE = 9  #: a new state of a replica without an attempt, b code, c note
-    BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row
-    GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
+    #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row; below 0: minus the
+    #: number of the row of `retry` that allows it
+    BACKOFF = 10
+    GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end, and above it a row of `retry`
     QUARANTINE = 12  #: an attempt that is over (see `packed`), b slot mask: these devices did not become free
     FREEZE = 16  #: a FROZEN, without devices from now on, or RUNNING, as its worker reports
     RESUME = 17  #: a 1: a frozen attempt's devices are leased to it again; 0: its worker does not give them, c note
@@ -155,6 +157,11 @@ def placing(mode: int, rate_milli: int) -> int:
     The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `PREEMPTIBLE`.
     """
     return rate_milli << MODE_BITS | mode
+
+
+#: bits of a `Count`; above them stands the number of a row of `retry`
+COUNT_BITS: Final = 3
+KIND: Final = (1 << COUNT_BITS) - 1
 
 
 class Count(IntEnum):

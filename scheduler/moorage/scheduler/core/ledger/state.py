@@ -624,6 +624,8 @@ class Replica:
     untold: int = 0
     #: of the newest of `stored`, by attempt: the ledger ms at which its worker told it, and its step, -1 for unknown
     saved: tuple[tuple[int, int, int], ...] = ()
+    #: how many of `retries` and `losses` each row of its request's `retry` has allowed, by the row's number from 1
+    tries: tuple[tuple[int, int], ...] = ()
     row: int = 0
 
     LASTING: ClassVar = Lasting(
@@ -637,6 +639,7 @@ class Replica:
             2: {
                 "ended": (Ended | None, None), "deaths": (int, 0), "stored": (tuple[tuple[int, str], ...], ()),
                 "untold": (int, 0), "saved": (tuple[tuple[int, int, int], ...], ()),
+                "tries": (tuple[tuple[int, int], ...], ()),
             }
         },
     )  # fmt: skip
@@ -661,7 +664,14 @@ class Replica:
             return row
         row = number_of((row, "facts", self.ended, self.deaths))
         row = number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
-        return number_of((row, "saved", self.saved)) if self.saved else row
+        row = number_of((row, "saved", self.saved)) if self.saved else row
+        return number_of((row, "tries", self.tries)) if self.tries else row
+
+    def tries_of(self, number: int) -> int:
+        """Return how many further attempts a row of `retry` has allowed. What no row is known of counts for each: a
+        scheduler that began below the level from which they last knows no more."""
+        untold = self.retries + self.losses - sum(count for _, count in self.tries)
+        return dict(self.tries).get(number, 0) + max(untold, 0)
 
     def note_checkpoint(self, attempt: int, digest: str, time_ms: int, step: int = -1) -> None:
         """Note which checkpoint an attempt has stored last, and when, "" for none. The oldest of `STORED_MAX` is

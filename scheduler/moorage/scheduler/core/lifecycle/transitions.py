@@ -14,7 +14,16 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Used
-from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RAN_MS_MAX, WITH_SUPERVISOR, Count, GangPhase, Op
+from moorage.scheduler.core.ledger.records import (
+    COUNT_BITS,
+    KIND,
+    NOTICE_S_MAX,
+    RAN_MS_MAX,
+    WITH_SUPERVISOR,
+    Count,
+    GangPhase,
+    Op,
+)
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_PLACED,
@@ -47,6 +56,7 @@ from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
 from moorage.scheduler.core.lifecycle.refusals import every_slot
+from moorage.scheduler.core.lifecycle.retrying import row_in, with_row
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
@@ -235,6 +245,10 @@ class Lifecycle:
         code = said if why.startswith((CANNOT_RUN, SETUP_FAILED)) else 0
         if report.code or why.startswith(START_FAILED):
             self.starts.failed(draft, attempt, why)
+        count = self._count_of_setup(attempt, said, why)
+        if count != Count.REFUSAL:
+            self._never_ran(draft, Op.REFUSE, replica, attempt, state, why, count)
+            return
         if not why.startswith(ABOUT_THE_JOB):
             self._mark_busy(attempt)
         elif not code:
@@ -248,6 +262,15 @@ class Lifecycle:
         self._never_ran(draft, Op.REFUSE, replica, attempt, state, why, Count.REFUSAL, code)
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
             self._end_waiting(draft, replica.job, FAILED, why, code)
+
+    def _count_of_setup(self, attempt: Attempt, code: int, why: str) -> int:
+        """Return what a refusal counts as: a failure if its setup failed, and `retry` allows another attempt for it."""
+        job = attempt.replica.job
+        if not why.startswith(SETUP_FAILED) or not self.request_of(job).retry:
+            return Count.REFUSAL
+        count = with_row(self.request_of(job), Count.RETRY, code, why)
+        replica = _first(job) if job.gang else attempt.replica
+        return count if self._next_after(replica, count) == QUEUED else Count.REFUSAL
 
     def _claimed(self, draft: Draft, replica: Replica, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
@@ -287,6 +310,7 @@ class Lifecycle:
         if attempt in self._with_supervisor:
             why = WITH_SUPERVISOR
             cause = Count.LOSS if attempt in self._charged else Count.NONE
+        cause = with_row(self.request_of(job), cause, code, detail) if not well else cause
         if state == PLACED:
             self._claimed(draft, replica, "")
             state = CLAIMED
@@ -360,8 +384,10 @@ class Lifecycle:
         """
         if replica.not_before:
             return Count.NONE
-        stays = count in (Count.RETRY, Count.LOSS) and self.request_of(replica.job).workload.stays
-        return Count.RESTART if stays else count
+        if count not in (Count.RETRY, Count.LOSS):
+            return count
+        request = self.request_of(replica.job)
+        return Count.RESTART if request.workload.stays else with_row(request, count)
 
     def _next_after(self, replica: Replica, count: int, else_to: int = FAILED) -> int:
         """Return QUEUED while the request allows another try of this kind, else the state `else_to`.
@@ -369,6 +395,10 @@ class Lifecycle:
         Only RETRY, LOSS and RESTART are limited: a refusal is never fatal.
         """
         request, count = self.request_of(replica.job), self._counted(replica, count)
+        row = row_in(request, count)
+        if row is not None:
+            return QUEUED if replica.tries_of(count >> COUNT_BITS) < row.times else else_to
+        count &= KIND
         if count == Count.RETRY:
             return QUEUED if replica.retries < request.retries else else_to
         if count == Count.LOSS:
@@ -392,8 +422,12 @@ class Lifecycle:
         draft.backoff(replica, not_before, count, streak + 1 if count == Count.RESTART else 0)
         self.requeue(replica, not_before)
 
-    @staticmethod
-    def _wait_ms(replica: Replica, count: int, streak: int = 0) -> int:
+    def _wait_ms(self, replica: Replica, count: int, streak: int = 0) -> int:
+        if count >> COUNT_BITS:
+            row = row_in(self.request_of(replica.job), count)
+            if row is not None and row.pause_s is not None:
+                return round(row.pause_s * 1000)
+            count &= KIND
         if count == Count.RESTART:
             return backoff_ms(RESTART_BACKOFF_MS, streak, RESTART_BACKOFF_MS_MAX)
         if count == Count.RETRY:
@@ -419,8 +453,9 @@ class Lifecycle:
     def _fail_gang(self, draft: Draft, replica: Replica, op: int, code: int, why: str, count: int) -> None:
         """End a whole gang: the first attempt that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, _first(replica.job)
-        if count == Count.LOSS and job.gang == GangPhase.HOLDING:
+        if count & KIND == Count.LOSS and job.gang == GangPhase.HOLDING:
             count = Count.REFUSAL  # no rank was started yet, so no work was lost
+        count = with_row(self.request_of(job), count)
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
         if op == Op.REFUSE and code:
             after = FAILED
@@ -584,6 +619,7 @@ class Lifecycle:
         replica, job = attempt.replica, attempt.replica.job
         if job.gang == GangPhase.HOLDING:
             count = Count.NONE
+        count = with_row(self.request_of(job), count)
         notice_s = min(self.notice_s(job) if notice_s is None else notice_s, NOTICE_S_MAX)
         after = self._next_after(_first(job) if job.gang else replica, count)
         if job.gang in (GangPhase.HOLDING, GangPhase.STARTED):
