@@ -90,6 +90,7 @@ TABLES = {
 FIXED = {
     "Replica.stored",  # one for each stream of its checkpoint; no worker here stores one
     "Replica.saved",  # as many as SAVED_MAX, of its checkpoints
+    "Replica.tries",  # one for each row of its request's `retry`; no request here has one
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
     "Job.shape",
     "Attempt.name",
