@@ -238,6 +238,18 @@ BUSY: Final = add(
     "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     cures=_REQUEST,
 )
+FRAGMENTED: Final = add(
+    "fragmented",
+    "as many GPUs as it needs are free, and no host has them together",
+    "wait, or ask for fewer GPUs per replica; a gang's replicas may be on several hosts (--gpu 2x4xH100 --gang)",
+    cures=_REQUEST,
+)
+OVERTAKEN: Final = add(
+    "overtaken",
+    "jobs that came after it lease the GPUs that it needs",
+    "wait, or ask an operator for a higher priority or share: moorage explain names the right by which they passed",
+    cures=_REQUEST,
+)
 FROZEN_HERE: Final = add(
     "frozen-here",
     "unleased GPUs could run it, but frozen jobs wait for them: until those have ended, only preemptible jobs get them",

@@ -12,6 +12,8 @@ from tests.release.workloads.reference import Waiting, World, could_ever, reserv
 #: what `explain` may say of a job that the fleet could run, and for which there is no room
 NO_ROOM: Final = {
     "busy",
+    "fragmented",
+    "overtaken",
     "sick",
     "foreign",
     "lent",

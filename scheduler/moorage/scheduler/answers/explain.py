@@ -7,7 +7,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import Host, apart, size_of_largest, too_few_lent
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host, apart, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
@@ -188,6 +188,8 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     missing = shape.count - max(_free(host, shape).bit_count() for host in hosts)
     unleased = [host for host in hosts if host.cls.rooms(_but_for_health(host, shape), shape)]
     if not unleased:
+        if because := _fragmented(hosts, shape):
+            return Explanation(reasons.FRAGMENTED, counts, hosts, missing, because=because)
         because = "a GPU that would do is shared by jobs of another user" if _is_anothers(hosts, shape) else ""
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
     awaited = [host for host in unleased if host.cls.rooms(host.free & ~host.shut & host.cls.fit(shape).mask, shape)]
@@ -205,6 +207,14 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     # the workers whose other devices are leased: those would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
+
+
+def _fragmented(hosts: list[Host], shape: Shape) -> str:
+    """Return how many GPUs are free on how many hosts, if they would be enough on one; "" if they are too few."""
+    free = [count for host in hosts if (count := _free(host, shape).bit_count())]
+    if shape.mode > EXCLUSIVE or sum(free) < shape.count:
+        return ""
+    return f"{many(sum(free), 'GPU')} are free on {many(len(free), 'host')}, and none of these has {shape.count}"
 
 
 def _frozen_on(hosts: list[Host]) -> str:

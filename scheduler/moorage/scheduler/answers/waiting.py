@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from moorage.scheduler.answers.awaited import waits_for_others, why_not_queued
 from moorage.scheduler.answers.explain import HOLDERS_MAX, Explanation, explain, holders
+from moorage.scheduler.answers.overtaken import overtaken
 from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.views import (
@@ -250,7 +251,10 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         by_row = _row_used(engine, job, replica)
         told = sent(told, because=(last or _last_end(job)) + by_row)
     if reason is reasons.BUSY and not told.because:
-        told = replace(told, because=View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX]))
+        because = View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX])
+        if passed := overtaken(engine, job, found.held_on):
+            told = replace(told, reason=reasons.OVERTAKEN.name, means=reasons.OVERTAKEN.means)
+        told = replace(told, because="; ".join(filter(None, (passed, because))))
     return told
 
 
