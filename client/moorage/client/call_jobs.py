@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import os
 import pickle
 import re
 import shutil
@@ -281,16 +282,7 @@ class CallJobs:
         return self._sent[1]
 
     async def _brought(self, content: bytes | None) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as stage:
-            folder = Path(stage, call_runner.FOLDER)
-            folder.mkdir()
-            shutil.copyfile(call_runner.__file__, folder / call_runner.RUNNER)
-            copy_cloudpickle(folder)
-            if content is not None:
-                await asyncio.to_thread((folder / call_runner.CALLS).write_bytes, content)
-            fields: Any = {"files": [*self._files, stage]}
-            await self._client._bring(fields)
-        return dict(fields)
+        return await brought(self._client, self._files, content)
 
     # ------------------------------------------------------------------------------------------------- to values
 
@@ -322,7 +314,7 @@ class CallJobs:
             except MoorageError as error:  # it may be there, and cannot be read
                 call.settle(error=error)
                 return
-        call.settle(**_outcome(job, row, content))
+        call.settle(**outcome_of(job, row, content))
 
     async def _cancel(self) -> None:
         while self._to_cancel:
@@ -334,7 +326,7 @@ class CallJobs:
                 log.warning("replicas %s of job %s are not cancelled: %s", which, job.job, error)
 
 
-def _outcome(job: str, row: ReplicaInfo, content: bytes | None) -> dict[str, Any]:
+def outcome_of(job: str, row: ReplicaInfo, content: bytes | None) -> dict[str, Any]:
     """Return the `value` or the `error` of a call from what its replica has kept."""
     number, state, code = row.replica, row.state, row.code
     if content is None:
@@ -361,6 +353,28 @@ def _outcome(job: str, row: ReplicaInfo, content: bytes | None) -> dict[str, Any
         found.add_note(f"in replica {number} of job {job}")
         return {"error": found}
     return {"error": ItemFailed(job, number, state, code, head.message, kind=head.kind, text=head.traceback)}
+
+
+def listed_files(files: Any) -> Sequence[Any]:
+    """Return the paths of a field `files`, which may be one path."""
+    return [files] if isinstance(files, str | os.PathLike) else list(files)
+
+
+async def brought(
+    client: AsyncClient, files: Sequence[Any], content: bytes | None, *, stays: bool = False
+) -> dict[str, Any]:
+    """Send the runner, cloudpickle, the calls of one job if there are any, and the caller's `files`; return the fields
+    of a request with these. `stays` is for a process that answers many calls."""
+    with tempfile.TemporaryDirectory() as stage:
+        folder = Path(stage, call_runner.FOLDER)
+        folder.mkdir()
+        shutil.copyfile(call_runner.__file__, (Path(stage) if stays else folder) / call_runner.RUNNER)
+        copy_cloudpickle(folder)
+        if content is not None:
+            await asyncio.to_thread((folder / call_runner.CALLS).write_bytes, content)
+        fields: Any = {"files": [*files, stage]}
+        await client._bring(fields)
+    return dict(fields)
 
 
 def label_of(function: Any) -> str:

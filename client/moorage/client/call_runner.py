@@ -2,7 +2,8 @@
 
 It needs Python 3.8 and nothing else: moorage may not be installed on the host. It is run as
 `python3 moorage-calls/moorage_call_runner.py VERSION`, where VERSION is the Python that pickled the calls. It exits
-with 1 if the call raised, and with `CODE_NOT_LOADED` if the call cannot be loaded here.
+with 1 if the call raised, and with `CODE_NOT_LOADED` if the call cannot be loaded here. Of an executor that keeps its
+processes, `moorage serve` has the function `answered` here answer calls.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import inspect
+import io
 import json
 import os
 import pickle
+import signal
 import struct
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, Sequence  # noqa: UP035 - of Python 3.8
@@ -32,6 +37,8 @@ ITEM = "MOORAGE_ITEM"
 VALUE = ".moorage-value.pickle"
 #: bytes of a pickled value
 VALUE_BYTES_MAX = 1 << 30
+#: the variable of the seconds without a call after which a process that answers calls ends
+IDLE = "EXECUTOR_IDLE_S"
 #: as EX_CONFIG of sysexits.h
 CODE_NOT_LOADED = 78
 
@@ -116,26 +123,92 @@ def _text(error: Exception) -> str:
         return f"its text raises {type(broken).__name__}"
 
 
+def answered(data: bytes) -> bytes:
+    """Return what became of a call that `moorage serve` has received: the Python that pickled it, and the call."""
+    _life.begin()
+    try:
+        folder = str(Path(__file__).resolve().parent / FOLDER)
+        if folder not in sys.path:
+            sys.path.insert(1, folder)
+        version, _, content = data.partition(b"\n")
+        try:
+            _check(version.decode())
+            function, arguments = call_at(io.BytesIO(content), 0)
+            loaded, given = _loaded(function), pickle.loads(arguments)
+        except Exception as error:
+            return kept(error=_not_loaded(error))
+        try:
+            return kept(done(loaded, given))
+        except Exception as error:
+            traceback.print_exc()
+            return kept(error=error)
+    finally:
+        _life.end()
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(function: bytes) -> Any:
+    return pickle.loads(function)  # once: what it keeps in its module or in itself is there for the next call
+
+
+class _Life:
+    """Has this process asked to end once it had no call for some time: who submitted it may be gone."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._turn = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        with self._turn:
+            self._running += 1
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def end(self) -> None:
+        with self._turn:
+            self._running -= 1
+            if not self._running:
+                self._timer = threading.Timer(float(os.environ[IDLE]), _leave)
+                self._timer.daemon = True
+                self._timer.start()
+
+
+def _leave() -> None:
+    os.kill(os.getppid(), signal.SIGTERM)  # `moorage serve`, which then ends this process
+
+
+_life = _Life()
+
+
+def _check(version: str) -> None:
+    here = "{}.{}".format(*sys.version_info)
+    if here != version:
+        raise RuntimeError(
+            f"the call was pickled by Python {version}, and {sys.executable} is Python {here}: name another python="
+        )
+
+
+def _not_loaded(error: Exception) -> Exception:
+    if not isinstance(error, ImportError):
+        return error
+    return RuntimeError(
+        f"{error}: {sys.executable} of this host loads the call; python= names a Python that has it, files= brings"
+        " files"
+    )
+
+
 def main(words: Sequence[str], root: Path) -> int:
     """Run the call of this replica, in the job's folder `root`, and return the exit code."""
     sys.path[0] = str(root)  # instead of this file's folder: the job's files are found as by `python3 FILE`
     sys.path.insert(1, str(root / FOLDER))  # cloudpickle travels, too
-    here = "{}.{}".format(*sys.version_info)
     try:
-        if here != words[0]:
-            raise RuntimeError(
-                f"the call was pickled by Python {words[0]}, and {sys.executable} is Python {here}:"
-                " name another python="
-            )
+        _check(words[0])
         function, arguments = map(pickle.loads, _call_of_here(root))
     except Exception as error:
         traceback.print_exc()
-        if isinstance(error, ImportError):
-            error = RuntimeError(
-                f"{error}: {sys.executable} of this host loads the call; python= names a Python that has it, files="
-                " brings files"
-            )
-        (root / VALUE).write_bytes(kept(error=error))
+        (root / VALUE).write_bytes(kept(error=_not_loaded(error)))
         return CODE_NOT_LOADED
     try:
         written, code = kept(done(function, arguments)), 0

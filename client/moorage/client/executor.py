@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 from moorage.client.by_value import pickled
 from moorage.client.call_jobs import NOT_OF_CALLS, Call, CallJobs, chunks_of, label_of
 from moorage.client.client import AsyncClient
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import rejected
 from moorage.client.fields import FIELDS, Fields
 from moorage.client.keywords import check_keywords
 from moorage.client.loop_thread import called
 from moorage.client.sync import Client
+from moorage.client.warm_calls import WarmCalls
 
 if TYPE_CHECKING:
     from moorage.bus.contexts import Context
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: for how long a process of a warm executor waits for a call, in seconds
+IDLE_S: Final = 300.0
 _OVER: Final = "cannot schedule new futures after shutdown"
 #: executors that were not shut down
 _open: Final[weakref.WeakSet[Executor]] = weakref.WeakSet()
@@ -53,6 +57,20 @@ def _checked(max_workers: int | None, chunksize: int, fields: Mapping[str, Any])
     for name, value in (("max_workers", max_workers), ("chunksize", chunksize)):
         if value is not None and value < 1:
             raise rejected("invalid-argument", f"{name} is at least 1", found=value)
+
+
+def _jobs_of(
+    client: AsyncClient,
+    gpu: GpuSpec | str | int | None,
+    max_workers: int | None,
+    python: str,
+    idle: Duration,
+    fields: Mapping[str, Any],
+    warm: bool,
+) -> CallJobs | WarmCalls:
+    if warm:
+        return WarmCalls(client, gpu, max_workers, python, seconds(idle), fields)
+    return CallJobs(client, gpu, max_workers, python, fields)
 
 
 def _calls_of(
@@ -97,6 +115,11 @@ class Executor(concurrent.futures.Executor):
     the host, by default the path of this one: it has to be of the same version (3.11, as it may be), and needs the
     packages that the calls use. Functions and classes of modules that are not installed travel with the call.
 
+    With `warm` there are `max_workers` processes, one without it, that answer one call after another: a call takes
+    milliseconds, and what a function keeps in its module stays. Their `python` needs moorage. They end with the
+    executor, and after `idle` without a call, 5 minutes by default; the next call starts others. A call of a process
+    that dies raises `CallFailed` and is not run again, and to cancel one that runs does not end it.
+
     `client` is an open client to use; without it the executor opens one, with `target` and `tenant` as `Client` has
     them, and raises what `Client.open` raises. A block that is left by an exception cancels what has not ended.
     """
@@ -106,6 +129,8 @@ class Executor(concurrent.futures.Executor):
         gpu: GpuSpec | str | int | None = None,
         *,
         max_workers: int | None = None,
+        warm: bool = False,
+        idle: Duration = IDLE_S,
         python: str = sys.executable,
         client: Client | None = None,
         target: Context | str | None = None,
@@ -120,7 +145,7 @@ class Executor(concurrent.futures.Executor):
         self._thread = self._client._thread
         with self._closing as until_made:
             twin = self._client._twin
-            self._jobs = self._thread.call(called(lambda: CallJobs(twin, gpu, max_workers, python, fields)))
+            self._jobs = self._thread.call(called(lambda: _jobs_of(twin, gpu, max_workers, python, idle, fields, warm)))
             self._closing = until_made.pop_all()
         self._turn = threading.Lock()
         self._is_over = False
@@ -267,6 +292,8 @@ class AsyncExecutor:
         gpu: GpuSpec | str | int | None = None,
         *,
         max_workers: int | None = None,
+        warm: bool = False,
+        idle: Duration = IDLE_S,
         python: str = sys.executable,
         client: AsyncClient | None = None,
         target: Context | str | None = None,
@@ -277,7 +304,7 @@ class AsyncExecutor:
         self._closing = contextlib.AsyncExitStack()
         self._is_own = client is None
         self._client = AsyncClient(target, tenant=tenant) if client is None else client
-        self._jobs = CallJobs(self._client, gpu, max_workers, python, fields)
+        self._jobs = _jobs_of(self._client, gpu, max_workers, python, idle, fields, warm)
         self._is_open = False
 
     @property

@@ -15,8 +15,18 @@ from typing import Any
 import numpy
 import pytest
 
-from moorage.client import AsyncClient, AsyncExecutor, Client, Executor, ItemFailed, Rejected
-from moorage.schemas.job import CANCELLED, RUNNING, TERMINAL
+from moorage.client import (
+    AsyncClient,
+    AsyncExecutor,
+    CallFailed,
+    CallRefused,
+    Client,
+    Executor,
+    ItemFailed,
+    JobFailed,
+    Rejected,
+)
+from moorage.schemas.job import CANCELLED, RUNNING, SUCCEEDED, TERMINAL
 from tests.system.cli.node import Node
 
 WAIT_S = 100.0
@@ -179,6 +189,52 @@ async def test_an_async_executor_is_awaited_and_cancelled_by_the_loop(node: Node
             last = event.state
         assert last == CANCELLED
     assert all(row.state in TERMINAL for row in (await _list(node, unique)))
+
+
+def counted(number: int) -> tuple[int, int]:
+    """Return its process and how many calls that has had."""
+    seen = vars(sys).setdefault("_seen", [])
+    seen.append(number)
+    return os.getpid(), len(seen)
+
+
+def test_a_warm_executor_keeps_its_process_and_has_another_one_if_that_dies(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    with Executor(target=node.url, tenant=unique, warm=True) as ex:
+        first, _ = ex.submit(counted, 1).result(WAIT_S)
+        assert list(ex.map(counted, range(3))) == [(first, 2), (first, 3), (first, 4)]
+        with pytest.raises(ValueError, match="no such kind") as raised:
+            ex.submit(fails, "value").result(WAIT_S)
+        assert "in fails" in str(raised.value.__cause__)
+        with pytest.raises(CallFailed, match="ended during the call"):
+            ex.submit(fails, "exit").result(WAIT_S)
+        other, count = ex.submit(counted, 1).result(WAIT_S)
+        assert (other != first, count) == (True, 1)
+        [job] = ex.jobs
+    with Client(node.url, tenant=unique) as client, pytest.raises(JobFailed, match="its executor was shut down"):
+        client.job(job).result(WAIT_S)
+    with pytest.raises(TypeError, match="limit"):
+        Executor(target=node.url, warm=True, limit="1m")
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    with (
+        Executor(target=node.url, tenant=unique, warm=True, python=str(bare)) as ex,
+        pytest.raises(CallRefused, match="FAILED"),
+    ):
+        ex.submit(counted, 1).result(WAIT_S)
+
+
+def test_processes_without_calls_end_and_the_next_call_starts_others(node: Node, unique: str) -> None:
+    with (
+        Client(node.url, tenant=unique) as client,
+        Executor(client=client, warm=True, idle=0.01) as ex,
+    ):
+        first, _ = ex.submit(counted, 1).result(WAIT_S)
+        assert client.job(ex.jobs[0]).result(WAIT_S).state == SUCCEEDED
+        assert ex.submit(counted, 1).result(WAIT_S)[0] != first
+        assert len(ex.jobs) == 2
 
 
 async def _list(node: Node, tenant: str) -> list[Any]:
