@@ -20,7 +20,7 @@ import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.bus.server_users import EXPORTS, RIGHTS, SYSTEM_ACCOUNT
-from moorage.schemas.names import TENANT, WORKER
+from moorage.schemas.names import PERSON, TENANT, WORKER
 from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, rights
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
@@ -56,7 +56,7 @@ TENANT_LIMITS: Final = (
 
 
 class Identity(NamedTuple):
-    """A user: its role and name. `key` is the name of its files."""
+    """A user: its role and name. `key` is the name of its files. A person of a tenant is a submitter, TENANT.NAME."""
 
     role: Role | Literal["ledger", "system"]
     name: str
@@ -64,6 +64,17 @@ class Identity(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.role}.{self.name}"
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of a submitter, caller or service: what stands before the dot, of those with a name of their
+        own."""
+        return self.name.partition(".")[0]
+
+    @property
+    def person(self) -> str:
+        """The name of the person whose key a submitter's is; "" for the tenant's own key, and for other roles."""
+        return self.name.partition(".")[2] if self.role == "submitter" else ""
 
     @property
     def subject(self) -> str:
@@ -107,7 +118,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
-    run commands in their running jobs. `callers` are TENANT.NAME: they call that tenant's services alone, and those of
+    run commands in their running jobs. `persons` are TENANT.NAME: each has a key with all rights of the tenant's own.
+    `callers` are TENANT.NAME: they call that tenant's services alone, and those of
     a tenant have an account of their own, in which no reply subject leads to what the tenant may do. `serves` has
     the tenants of those workers that write for some alone. With `monitor`, each server answers monitoring on loopback,
     to every user of its machine.
@@ -119,6 +131,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[str, ...] = ()
     observers: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    persons: tuple[str, ...] = ()
     servers: tuple[Server, ...] = (Server("127.0.0.1"),)
     prefix: str = PREFIX_DEFAULT
     auth: Auth = "nkey"
@@ -148,6 +161,15 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             tenant, _, own = caller.partition(".")
             if tenant not in self.tenants or not WORKER.fullmatch(own) or self.callers.count(caller) > 1:
                 raise ValueError(f"a caller is TENANT.NAME, each once, of a tenant of the site: found {caller[:80]!r}")
+        for person in self.persons:
+            tenant, _, own = person.partition(".")
+            if tenant not in self.tenants or not PERSON.fullmatch(own) or self.persons.count(person) > 1:
+                raise ValueError(
+                    f"a person is TENANT/NAME, each once, of a tenant of the site, the name as {PERSON.pattern}: found"
+                    f" {person.replace('.', '/', 1)[:80]!r}"
+                )
+        if self.persons and self.shared:
+            raise ValueError("no server proves who sent what where all tenants share one account, so it has no persons")
         if unknown := sorted(set(self.execs) - set(self.tenants)):
             raise ValueError(f"execs names tenants of the site, found {unknown[0][:80]!r}, which is none")
         for worker, served in self.serves.items():
@@ -202,6 +224,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     def identities(self) -> list[Identity]:
         """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
+        found += [Identity("submitter", name) for name in self.persons]
         found += [Identity("service", name) for name in self.tenants]
         found += [Identity("caller", name) for name in self.callers]
         found += [Identity("worker", name) for name in self.workers]
@@ -225,7 +248,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             queue=self.queue,
             results_of=results_of,
             queues_of=queues_of,
-            execs=identity.name in self.execs,
+            execs=identity.tenant in self.execs,
             callers=self.callers,
             serves=self.serves.get(identity.name) if identity.role == "worker" else None,
         )
@@ -239,7 +262,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         if self.shared or identity.role not in ("submitter", "caller", "service"):
             return upper
         kind = "CALLERS" if identity.role == "caller" else "TENANT"
-        return f"{upper}_{kind}_{identity.name.partition('.')[0]}"
+        return f"{upper}_{kind}_{identity.tenant}"
 
 
 # --------------------------------------------------------------------------------------------------------- accounts
@@ -262,7 +285,10 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
             lines.append("    jetstream: enabled")
         lines.append("    users: [")
         for identity in by_account[account]:
-            lines += _user(identity, site.rights_of(identity), site.auth, credentials.get(identity, ""))
+            may = site.rights_of(identity)
+            if may is not None and identity.role == "scheduler":
+                may = may._replace(publish=(*may.publish, *_persons(site, credentials)))
+            lines += _user(identity, may, site.auth, credentials.get(identity, ""))
         lines.append("    ]")
         if account in tenants:
             lines.append(f"    limits: {{ {TENANT_LIMITS} }}")
@@ -289,13 +315,27 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -> list[str]:
+def _persons(site: Site, credentials: dict[Identity, str]) -> list[str]:
+    """Return the rights by which schedulers know whose keys are persons'."""
+    persons = [each for each in site.identities if each.person]
+    return [
+        site.subjects.person(each.tenant, each.person, _name(each, site.auth, credentials.get(each, "")))
+        for each in persons
+    ]
+
+
+def _name(identity: Identity, auth: Auth, credential: str) -> str:
+    """Return what nats-server calls a user."""
     if auth == "nkey":
-        who = f"nkey: {credential}"
-    elif auth == "mtls":
-        who = f"user: {quoted(identity.subject)}"
-    else:
-        who = f"user: {quoted(identity.key)}, password: ${identity.variable}"
+        return credential
+    return identity.subject if auth == "mtls" else identity.key
+
+
+def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -> list[str]:
+    name = _name(identity, auth, credential)
+    who = f"nkey: {name}" if auth == "nkey" else f"user: {quoted(name)}"
+    if auth == "env":
+        who += f", password: ${identity.variable}"
     head = f"      # {identity.role} {identity.name}"
     if may is None:
         return [head, f"      {{ {who} }}"]

@@ -15,6 +15,7 @@ from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.schemas.errors import refuse
 from moorage.schemas.names import JOB, is_job
 from moorage.schemas.ranges import Ranges, count_of, parse_ranges
+from moorage.schemas.ways import person_of
 
 REASON_CHARS_MAX: Final = 200
 #: those of `ls`, `again`, `logs`, `use`, `plan`, `dlq` and of orders are known by their types
@@ -80,17 +81,17 @@ def check_fields(verb: str, arguments: Mapping[str, Any]) -> None:
 
 
 def cancel_of(
-    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
+    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0, came: str = ""
 ) -> Cancel:
     """Return the cancel that these arguments ask for: `job`, and optionally `reason`, `by`, the caller's name, and
-    `before`.
+    `before`. `came` is the way of the request.
 
     Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
     """
     check_fields("cancel", arguments)
     job = check_job("cancel", arguments.get("job"))
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
-    by = actor(by_tenant(tenant), arguments.get("by"))
+    by = actor(by_tenant(tenant, person_of(came, tenant)), arguments.get("by"))
     only, before = replicas_asked(arguments), arguments.get("before", False)
     if not isinstance(before, bool):
         raise refuse(

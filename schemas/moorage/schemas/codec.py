@@ -179,7 +179,8 @@ def canonical(request: Request) -> bytes:
 def identity(request: Request) -> bytes:
     """Return the canonical form of what a request asks for.
 
-    It leaves out `events`, which says where events are sent, and `on_no_match`, which is about the fleet of that time.
+    It leaves out `events`, which says where events are sent, `on_no_match`, which is about the fleet of that time, and
+    `person`, who sent it.
     """
     return canonical(_identified(request))
 
@@ -225,9 +226,9 @@ def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def _identified(request: Request) -> Request:
-    if request.events == "job" and request.on_no_match == "wait":
+    if request.events == "job" and request.on_no_match == "wait" and request.person is None:
         return request
-    return msgspec.structs.replace(request, events="job", on_no_match="wait")
+    return msgspec.structs.replace(request, events="job", on_no_match="wait", person=None)
 
 
 def split_array(payload: bytes) -> list[msgspec.Raw]:

@@ -14,7 +14,7 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, image_trouble, is_id, takes_image
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
 from moorage.schemas.items import ItemsFile, item_of, missing, no_column
-from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
+from moorage.schemas.names import ENV_NAME, LABEL_KEY, PERSON, SECRET_WORDS, is_files, is_job, is_person, is_secret
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
 from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
@@ -558,12 +558,17 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: Without a row that fits, a failure is the end, and a lost attempt is followed by another one three times.
     #: Attempts that were drained or preempted count for nothing
     retry: list[Retry] = []
+    #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
+    #: it. It stays the last field: see `signed`
+    person: str | None = None
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):
             raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
         if self.again_of is not None and not is_job(self.again_of):
             raise ValueError(f"again_of must be the id of a job, found {self.again_of[:80]!r}")
+        if self.person is not None and not is_person(self.person):
+            raise ValueError(f"person must match {PERSON.pattern}, found {self.person[:80]!r}")
         if self.replicas != 1 and not 1 <= self.copies <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
         if self.indices is not None:

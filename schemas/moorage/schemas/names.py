@@ -9,6 +9,8 @@ TENANT: Final = re.compile(r"[a-z0-9-]{1,32}")
 JOB_CHARS_MAX: Final = 64
 JOB: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{JOB_CHARS_MAX}}}")
 WORKER: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: a person of a tenant, who has a key
+PERSON: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: a service that answers calls: the last word of their subject
 SERVICE: Final = re.compile(r"[a-z0-9_-]{1,48}")
 LABEL_KEY: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
@@ -36,6 +38,7 @@ is_job = JOB.fullmatch
 #: the reason of the end of a job that another one replaces: with the other one's id
 REPLACED_BY: Final = "replaced by job {}"
 is_worker = WORKER.fullmatch
+is_person = PERSON.fullmatch
 is_service = SERVICE.fullmatch
 
 

@@ -77,7 +77,9 @@ def names(cell: str) -> set[str]:
 
 def inbox(role: Role, name: str) -> str:
     """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it; only that of a
-    caller, whose name is TENANT.NAME, is below its tenant's."""
+    caller, whose name is TENANT.NAME, is below its tenant's, and persons, named so too, have their tenant's."""
+    if role == "submitter":
+        name = name.partition(".")[0]
     if role == "caller":
         tenant, _, own = name.partition(".")
         return f"{INBOX}.submitter.{tenant}.{CALLER_INBOX}{own}"
@@ -108,7 +110,7 @@ def rights(
     callers: Iterable[str] = (),
 ) -> Rights:
     """Return what one user may do. `name` is the tenant of a submitter or service, TENANT.NAME of a
-    caller, a worker's id, or else the user's own name.
+    caller or person, a worker's id, or else the user's own name.
 
     `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results, files and
     checkpoints exist: their functions' results are written by workers and read by the tenant, their jobs' files are
@@ -121,6 +123,8 @@ def rights(
     `callers` are those of the site, TENANT.NAME: a submitter hears no inbox of theirs, though it is below its own.
     """
     words = set(ROLES[role][1])
+    if role == "submitter":
+        name = name.partition(".")[0]
     if role == "submitter" and execs:
         words.add(MAY_EXEC)
     rows = [row for row in subjects.table() if row.kind != "ledger"]

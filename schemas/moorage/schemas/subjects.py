@@ -114,6 +114,7 @@ class Subjects:
         self.scheduled_all = f"{prefix}.scheduled.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
         self.history_all = f"{prefix}.history.*"
+        self.persons = f"{prefix}.person."
         self._upper = upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
@@ -198,6 +199,13 @@ class Subjects:
     def schedules_bucket(self, tenant: str) -> str:
         """Return the tenant's bucket for files of its schedules; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_SCHEDULES_{tenant}"
+
+    def person(self, tenant: str, name: str, user: str) -> str:
+        """Return the right of a scheduler that says which person a tenant's user is, as nats-server names the user.
+
+        Nobody publishes there: nats-server tells a scheduler its rights, and so who is who.
+        """
+        return f"{self.persons}{tenant}.{name}.{user}"
 
     def call(self, tenant: str, service: str) -> str:
         """Return the subject of a service's calls, which its members answer."""

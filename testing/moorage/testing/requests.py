@@ -311,6 +311,7 @@ FIELDS: Final = (
         (one(-1.0, "yesterday noon"), one("soon", "soon"), *unsaid(math.nan)),
     ),
     Field("again_of", "", unsaid("first"), unsaid("a b")),
+    Field("person", "", unsaid("lena"), unsaid("a b")),
     Field(
         "run.driver",
         "driver",

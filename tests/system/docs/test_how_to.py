@@ -22,7 +22,7 @@ NOT_RUN: Final = {
     "docs/how-to/bring-a-python-environment.md": 3,  # pip, uv and conda, with packages of the reader's own
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
     "docs/how-to/from-python.md": 1,  # the installation
-    "docs/how-to/give-everybody-a-key.md": 7,  # the nats command, and what needs several machines
+    "docs/how-to/give-everybody-a-key.md": 8,  # the nats command, and what needs several machines
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
     "docs/how-to/many-models-on-few-gpus.md": 1,  # a model on a GPU
     "docs/how-to/open-an-http-door.md": 2,  # a certificate, a proxy

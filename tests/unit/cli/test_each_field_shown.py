@@ -141,6 +141,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "qos": ("qos", str),
     "start_after_s": ("starts after", seconds),
     "again_of": ("again of", str),
+    "person": ("person", str),
     "run.driver": ("driver", str),
     "run.argv": ("command", split),
     "run.env": ("env", pairs),

@@ -138,7 +138,7 @@ OF_PROGRAMS: Final[Mapping[str, Door]] = {
     "wire": by_wire,
 }
 #: fields that the keywords of `submit` do not have
-NO_KEYWORD: Final = ("again_of", "resource_requirements", "template", "run.stdin", "gpu.")
+NO_KEYWORD: Final = ("again_of", "person", "resource_requirements", "template", "run.stdin", "gpu.")
 
 
 def doors_of(asked: Drawn) -> dict[str, Door]:

@@ -497,7 +497,7 @@ def test_the_table_of_usage_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     shown = Terminal()
     monkeypatch.setattr("sys.stdout", shown)
-    sums = {"gpu_s": 36e5, "memory_mib_s": 3.6e12, "used_gpu_s": 36e5, "used_memory_mib_s": 3.6e12}
+    sums: dict[str, Any] = {"gpu_s": 36e5, "memory_mib_s": 3.6e12, "used_gpu_s": 36e5, "used_memory_mib_s": 3.6e12}
     row = UsageRow(tenant="a-tenant-of-some-length", model="NVIDIA H100 80GB HBM3", hour_ms=0, **sums)
     for by in (["tenant", "model"], ["tenant", "model", "hour"]):
         shown.seek(0)

@@ -444,6 +444,7 @@ class Driving:
         position: int = 0,
         trace: str = "",
         reply: str | None = None,
+        came: str = "",
         **fields: Any,
     ) -> str:
         fields.setdefault("run", {"driver": "noop"})
@@ -453,7 +454,8 @@ class Driving:
         if sequence or batch is not None:
             name = ""
         engine = self.engine
-        engine.offer(engine.submitted(tenant, data, lambda: job, name, True, sequence, trace, batch, position))
+        submit = engine.submitted(tenant, data, lambda: job, name, True, sequence, trace, batch, position, came)
+        engine.offer(submit)
         return name
 
     def submit(self, job: str, **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from moorage.schemas.ways import NO_REPLY, OPEN, QUEUE, STAMP, SUBJECT, proves, way, words
+from moorage.schemas.ways import NO_REPLY, OPEN, QUEUE, STAMP, SUBJECT, person_of, proves, way, words
 
 REPLY = "_R_.x.y"
 
@@ -48,3 +48,34 @@ def test_an_order_for_whose_answer_nobody_waits_is_marked() -> None:
     assert [way(None, reply, has_keys=True) for reply in (REPLY, "")] == [SUBJECT, NO_REPLY]
     assert [proves(each) for each in (SUBJECT, NO_REPLY, QUEUE, OPEN, "")] == [True, *[False] * 4]
     assert words("") == "not recorded: unproven"
+
+
+def test_a_key_of_a_person_has_the_name_behind_it_and_counts_for_the_own_tenant_alone() -> None:
+    persons = {"ULENA": "acme/lena"}
+    came = way(stamped(acc="MOORAGE_TENANT_acme", user="ULENA"), REPLY, has_keys=True, persons=persons)
+    assert came == "import MOORAGE_TENANT_acme ULENA acme/lena"
+    assert [person_of(came, tenant) for tenant in ("acme", "beta")] == ["lena", ""]
+    assert proves(came)
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        "",
+        OPEN,
+        QUEUE,
+        SUBJECT,
+        "import acme/lena",
+        "import A acme/lena",
+        "import A acme/lena x/y",
+        "subject a b acme/x",
+    ],
+)
+def test_no_other_way_has_a_person(came: str) -> None:
+    assert person_of(came, "acme") == ""
+
+
+@pytest.mark.parametrize("reply", ["", "_INBOX.submitter.acme.x"])
+def test_a_forged_stamp_names_nobody(reply: str) -> None:
+    found = way(stamped(acc="A", user="ULENA"), reply, has_keys=True, persons={"ULENA": "acme/lena"})
+    assert person_of(found, "acme") == ""

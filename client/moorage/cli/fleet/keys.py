@@ -156,7 +156,7 @@ def rows_of(issued: Mapping[str, Issued], seen: Sequence[Seen], now_ms: float) -
                 key=key.key,
                 role=role,
                 name=name,
-                person=name if role in _OF_PERSONS else "",
+                person=name if role in _OF_PERSONS else name.partition(".")[2] if role == "submitter" else "",
                 since_ms=int(key.since_s * 1000),
                 seen_ms=int(last_ms),
                 connected=len(live),

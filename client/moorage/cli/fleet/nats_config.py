@@ -63,6 +63,13 @@ def nats_config(
         ),
     ] = None,
     operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
+    person: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A person of a tenant, with a key of their own and the tenant's rights; may be repeated.",
+            value="TENANT/NAME",
+        ),
+    ] = None,
     caller: Annotated[
         list[str] | None,
         Parameter(
@@ -140,8 +147,9 @@ def nats_config(
 
     With --auth mtls each has a certificate in place of a key; with --auth env, a variable for its password and no
     context. Run it again with all names, the old and the new: configuration and contexts are written again, keys and
-    certificates are kept, and a user that is not named loses access. Each tenant has an account, and the ledger has one
-    that only schedulers use. The permissions come from the same table as docs/reference/permissions.md. With several
+    certificates are kept, and a user that is not named loses access. Each person of --person has a key beside their
+    tenant's, with its rights: so jobs tell who submitted them. Each tenant has an account, and the ledger has one that
+    only schedulers use. The permissions come from the same table as docs/reference/permissions.md. With several
     servers it also writes the schedulers' settings, moorage.toml, if there is no such file: a copy of the ledger on
     each server.
 
@@ -171,6 +179,7 @@ def nats_config(
                 schedulers=tuple(scheduler or ("main",)),
                 operators=tuple(operator or ()),
                 observers=tuple(observer or ()),
+                persons=tuple(map(_person, person or ())),
                 callers=tuple(caller or ()),
                 servers=tuple(map(_server, server or ["127.0.0.1:4222"])),
                 prefix=prefix,
@@ -345,6 +354,14 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
     else:
         fields |= {"cert": str(folder / TLS / f"{identity.key}.pem"), "key": str(folder / TLS / f"{identity.key}.key")}
     return fields
+
+
+def _person(text: str) -> str:
+    """Return TENANT.NAME of `vision/lena`. Raises ValueError."""
+    tenant, sign, name = text.partition("/")
+    if not sign or "." in tenant or "." in name:
+        raise ValueError(f"a person is TENANT/NAME, as vision/lena: found {text[:80]!r}")
+    return f"{tenant}.{name}"
 
 
 def _worker(text: str) -> tuple[str, tuple[str, ...] | None]:

@@ -1,4 +1,4 @@
-"""`moorage usage`: GPU time and memory by tenant, model and hour."""
+"""`moorage usage`: GPU time and memory by tenant, person, model and hour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIB: Final = 1024
 def usage(
     *,
     since: Annotated[str, Parameter(help="How far back to begin, in whole hours.", value="DURATION")] = SINCE_DEFAULT,
-    by: Annotated[str, Parameter(help="What to sum by: some of tenant, model, hour.", value="WORDS")] = BY_DEFAULT,
+    by: Annotated[str, Parameter(help="Some of tenant, person, model, hour, to sum by.", value="WORDS")] = BY_DEFAULT,
     all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,
@@ -37,8 +37,8 @@ def usage(
     """Show the GPU time and memory that jobs were granted, and what they used of it, in whole hours of UTC.
 
     Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. Used is what
-    the worker measured, once an attempt is over. Kept are 80,000 sums, each of one hour, tenant and model; the oldest
-    go first.
+    the worker measured, once an attempt is over. Kept are 80,000 sums, each of one hour, tenant, person and model; the
+    oldest go first. A person is who submitted the job, where tenants have a key for each person.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -80,7 +80,8 @@ def _write_csv(by: list[str], rows: list[UsageRow]) -> None:
 
 
 def _names(by: list[str], row: UsageRow) -> list[str]:
-    parts = {"tenant": row.tenant, "model": row.model, "hour": None if row.hour_ms is None else utc(row.hour_ms)}
+    hour = None if row.hour_ms is None else utc(row.hour_ms)
+    parts = {"tenant": row.tenant, "person": row.person, "model": row.model, "hour": hour}
     return [parts[word] or "" for word in by]
 
 
@@ -99,6 +100,6 @@ def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
         ]
         for row in rows
     ]
-    shortened = [name for name in ("MODEL", "TENANT") if name in header]
+    shortened = [name for name in ("MODEL", "PERSON", "TENANT") if name in header]
     print_out(table(header, cells, numbers=header[len(by) :], optional=("GIB-H", "USED-GPU-H"), shortened=shortened))
     print_err(f"since {utc(from_ms)}")

@@ -24,6 +24,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
     """
     run, gpu = request.get("run") or {}, request.get("gpu") or {}
     return [
+        ("person", request.get("person")),
         ("hosts", "one for each replica" if gpu.get("distinct_hosts") else None),
         ("gpu also", _gpu_words(gpu)),
         ("numbers", request.get("indices")),

@@ -222,7 +222,7 @@ class HistoryReader:
 
     async def _of_parts(self, job: Job, after: int, limit: int) -> HistoryAnswer:
         """Return the answer for a job in memory whose older transitions are in the stream."""
-        begin = [accepted(job.tenant, job.accepted_ms)]
+        begin = [accepted(job.tenant, job.accepted_ms, job.body)]
         parts, _ = await self._where(job.tenant, job.name)
         before, whole = await self._parts(job.tenant, job.name, parts, after, limit)
         if not whole:
@@ -235,7 +235,7 @@ class HistoryReader:
         last = found[-1]
         before, whole = await self._parts(tenant, name, last.parts, after, limit)
         rest = [change for history in found for change in changes_in(read.frame, history)] if whole else []
-        changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
+        changes = _merged(([accepted(tenant, last.accepted_ms, bytes(last.request))], before, rest), after)
         of_many = last.revs is not None
         data = _page(tenant, name, last.state, last.rev, changes, after, limit, of_many=of_many)
         return msgspec.structs.replace(data, kept_until_ms=self._kept_until(read))
@@ -252,7 +252,7 @@ class HistoryReader:
         last = found[-1]
         changes = [change for history in found for change in changes_in(read.frame, history)]
         if not last.parts:
-            changes.insert(0, accepted(tenant, last.accepted_ms))
+            changes.insert(0, accepted(tenant, last.accepted_ms, bytes(last.request)))
         shown = views.show_history(self._engine, read.frame, last, changes, row)
         return msgspec.structs.replace(shown, kept_until_ms=self._kept_until(read))
 

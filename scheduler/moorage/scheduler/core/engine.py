@@ -89,6 +89,7 @@ from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_A_RECORD, LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.victims import Preemption
+from moorage.schemas import signed
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained, Woken
 from moorage.schemas.codec import encode, named_twice
@@ -97,6 +98,7 @@ from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew,
 from moorage.schemas.ranges import ONE
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.ways import person_of
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
@@ -254,15 +256,22 @@ class Engine:
     ) -> Submit:  # fmt: skip
         """Return a request as the event to offer; `unnamed` makes the job's id if the body has none.
 
-        Raises Refused if it is not a valid request, has a key twice, or asks for TFLOPS: `tflops.resolved` puts percent
-        in their place.
+        The body then has the person who sent it, as far as the way it `came` proves that; without a way, it keeps what
+        it has. Raises Refused if it is not a valid request, has a key twice, names a person itself, or asks for TFLOPS:
+        `tflops.resolved` puts percent in their place.
         """
+        person = person_of(came, tenant)
+        body = signed.signed(body, person)
         if key := named_twice(body):
+            if key == signed.FIELD:
+                raise signed.named_itself(None)
             raise refuse(
                 "invalid-argument", f"the request has {key[:80]} twice in one object", field=f"$.{key[:80]}",
                 next="put both into one",
             )  # fmt: skip
         name, request, shape = self.reader.read(body)
+        if came and request.person != (person or None):
+            raise signed.named_itself(request.person)
         if name is None:
             name = unnamed()
         return Submit(

@@ -22,6 +22,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.operate import Act, ChangeAsked
 from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked, ScheduleRow
+from moorage.schemas.ways import person_of
 
 
 class Batch:
@@ -161,7 +162,7 @@ class Execute(msgspec.Struct, eq=False):
     @property
     def by(self) -> str:
         """Its actor, as `records.actor` writes it."""
-        return actor(by_tenant(self.tenant), self.asked.by)
+        return actor(by_tenant(self.tenant, person_of(self.came, self.tenant)), self.asked.by)
 
 
 class ChangeOrder(msgspec.Struct, eq=False):
@@ -177,7 +178,7 @@ class ChangeOrder(msgspec.Struct, eq=False):
     @property
     def by(self) -> str:
         """Its actor, as `records.actor` writes it."""
-        return actor(by_tenant(self.tenant), self.asked.by)
+        return actor(by_tenant(self.tenant, person_of(self.came, self.tenant)), self.asked.by)
 
 
 class ScheduleOrder(msgspec.Struct, eq=False):
@@ -199,7 +200,7 @@ class ScheduleOrder(msgspec.Struct, eq=False):
     @property
     def by(self) -> str:
         """Its actor, as `records.actor` writes it."""
-        return actor(by_tenant(self.tenant), self.asked.by)
+        return actor(by_tenant(self.tenant, person_of(self.came, self.tenant)), self.asked.by)
 
 
 class ScheduleRun(msgspec.Struct, eq=False):

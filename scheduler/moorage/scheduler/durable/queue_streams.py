@@ -20,7 +20,7 @@ from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.schemas.codec import REQUEST_BYTES_MAX
-from moorage.schemas.names import is_tenant
+from moorage.schemas.names import is_person, is_tenant
 from moorage.schemas.roles import USER_INFO
 from moorage.schemas.subjects import Subjects
 
@@ -82,6 +82,12 @@ class UserInfo(msgspec.Struct):
         """Return the tenants with buckets of their own for files and results, which this user may create."""
         return self._may_create(f"OBJ_{subjects.files_bucket('')}")
 
+    def persons(self, subjects: Subjects) -> dict[str, str]:
+        """Return whose keys are persons': `vision/lena` by the user as nats-server names it."""
+        head = subjects.persons
+        found = (each[len(head) :].split(".", 2) for each in self.allowed or () if each.startswith(head))
+        return {words[2]: f"{words[0]}/{words[1]}" for words in found if _is_person(words)}
+
     def passes_on(self, subjects: Subjects) -> bool:
         """Return whether workers have this user pass on what they ask of buckets, see `schemas.passed_on`."""
         return subjects.worker_fetch_all in (self.heard or ()) and bool(self.own_buckets(subjects))
@@ -90,6 +96,10 @@ class UserInfo(msgspec.Struct):
         head = f"$JS.API.STREAM.CREATE.{stream}"
         found = [each[len(head) :] for each in self.allowed or () if each.startswith(head)]
         return frozenset(tenant for tenant in found if is_tenant(tenant))
+
+
+def _is_person(words: list[str]) -> bool:
+    return len(words) == len(("tenant", "name", "user")) and bool(is_tenant(words[0]) and is_person(words[1]))
 
 
 async def user_info(world: Connection) -> UserInfo:
@@ -124,6 +134,7 @@ class QueueStreams:
         self.lacking = frozenset[str]()  # those whose stream cannot be made now
         self.buckets_of = frozenset[str]()  # tenants whose buckets are to be there
         self.has_keys = False  # whether the server has rights for each user
+        self.persons: dict[str, str] = {}  # whose keys are persons': `vision/lena` by the server's name of the user
         self._refused = Reminders()
 
     async def refresh(self) -> bool:
@@ -132,6 +143,7 @@ class QueueStreams:
         if self._world is not None:
             info = await user_info(self._world)
             self.has_keys = info.allowed is not None
+            self.persons = info.persons(self._subjects)
             self.tenants, self.buckets_of = info.own_queues(self._subjects), info.own_buckets(self._subjects)
         return self.tenants != before
 

@@ -1,4 +1,4 @@
-"""Counts GPU time and memory by tenant, model and hour, from each record of the ledger. Pure: no I/O, no clock.
+"""Counts GPU time and memory by tenant, person, model and hour, from each record of the ledger. Pure: no I/O, no clock.
 
 A job counts in the table once it is over; until then it is counted by itself, so that what its workers measured can be
 spread over all of its attempts. Records that nobody counted are a gap, which each answer about its time tells.
@@ -14,20 +14,23 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
 from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
-from moorage.scheduler.follower.usage_table import Key, UsageTable
+from moorage.scheduler.follower.usage_table import UsageTable
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
+from moorage.schemas.signed import person_in
 
 #: the most rows in one answer; more rows come in further pages
 ROWS_MAX: Final = 4_000
 SINCE_S_DEFAULT: Final = 7 * 86_400
 SINCE_S_MAX: Final = 366 * 86_400
-BY: Final = ("tenant", "model", "hour")
+BY: Final = ("tenant", "person", "model", "hour")
 #: gaps that are remembered; beyond it the two oldest count as one
 GAPS_MAX: Final = 16
 _NEXT: Final = "moorage usage --help"
+#: what a row of an answer is of: tenant, person, model, hour since the epoch
+_Sum = tuple[str, str, str, int]
 
 
 class Gap(NamedTuple):
@@ -108,7 +111,7 @@ class Usage:
         granted = self._live.pop(job.num, None)
         if granted is not None:
             for (model, hour), sums in self._counting.until(granted, job, self._state.time_ms).items():
-                self.table.add(job.tenant, model, hour, sums)
+                self.table.add(whose(job), model, hour, sums)
 
     def bridge(self, state: State) -> Gap:
         """Go on from a later state, as the records before it are gone; return the gap, which nobody counted.
@@ -204,13 +207,15 @@ class Usage:
         plain: dict[str, Any] = msgspec.to_builtins(answer)
         return plain
 
-    def _summed(self, tenant: str | None, from_hour: int, by: list[str]) -> dict[Key, list[int]]:
+    def _summed(self, tenant: str | None, from_hour: int, by: list[str]) -> dict[_Sum, list[int]]:
         """Return the sums grouped by the words of `by`; other parts of the key are "" or -1."""
-        by_tenant, by_model, by_hour = (word in by for word in BY)
-        found: dict[Key, list[int]] = {}
+        by_tenant, by_person, by_model, by_hour = (word in by for word in BY)
+        found: dict[_Sum, list[int]] = {}
 
         def add(name: str, model: str, hour: int, sums: Any) -> None:
-            key = (name if by_tenant else "", model if by_model else "", hour if by_hour else -1)
+            name, _, person = name.partition("/")
+            which = name if by_tenant else "", person if by_person else ""
+            key = (*which, model if by_model else "", hour if by_hour else -1)
             into = found.get(key)
             if into is None:
                 into = found[key] = [0] * SUMS
@@ -225,19 +230,26 @@ class Usage:
             if tenant is None or job.tenant == tenant:
                 for (model, hour), of_job in self._counting.until(granted, job, state.time_ms).items():
                     if hour >= from_hour:
-                        add(job.tenant, model, hour, of_job)
+                        add(whose(job), model, hour, of_job)
         return found
 
 
 def _is_key(after: Any) -> bool:
-    kinds = (str, str, int)
+    kinds = (str, str, str, int)
     return isinstance(after, list) and len(after) == len(kinds) and all(map(isinstance, after, kinds))
 
 
-def _row(by: list[str], key: Key, sums: list[int]) -> UsageRow:
+def whose(job: Job) -> str:
+    """Return whose job it is in the table: its tenant, and the person who submitted it, if that is known."""
+    person = person_in(job.body)
+    return f"{job.tenant}/{person}" if person else job.tenant
+
+
+def _row(by: list[str], key: _Sum, sums: list[int]) -> UsageRow:
     return UsageRow(
         tenant=key[0] if "tenant" in by else None,
-        model=key[1] if "model" in by else None,
-        hour_ms=key[2] * HOUR_MS if "hour" in by else None,
+        person=key[1] if "person" in by else None,
+        model=key[2] if "model" in by else None,
+        hour_ms=key[3] * HOUR_MS if "hour" in by else None,
         **in_seconds(sums),
     )

@@ -1,4 +1,7 @@
-"""The sums of GPU time and memory of jobs that are over, by tenant, model and hour."""
+"""The sums of GPU time and memory of jobs that are over, by tenant, person, model and hour.
+
+Persons are a part of the tenant's name, as `vision/lena`: so a save is the same as before there were any.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,21 @@ from typing import Any, Final
 from moorage.scheduler.follower.granted import SUMS, Sums
 
 NOTHING: Final[Sums] = (0, 0, 0, 0)
-#: tenant, model, hour since the epoch
+#: whose (a tenant, or TENANT/PERSON), model, hour since the epoch
 Key = tuple[str, str, int]
 
 #: a row is an hour of one tenant and model; beyond this the oldest hours are dropped
 ROWS_MAX: Final = 80_000
-#: pairs of tenant and model; further ones count for `OTHERS`
+#: pairs of whose and model; further ones of persons count for their tenants, and those of tenants for `OTHERS`
 SERIES_MAX: Final = 2_000
+PERSONS_MAX: Final = 10_000
 OTHERS: Final = "(others)"
 
 _MOST: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class Series:
-    """The rows of one tenant and model, by hour, ascending."""
+    """The rows of one tenant or person, and model, by hour, ascending."""
 
     __slots__ = ("hours", "sums")
 
@@ -36,20 +40,25 @@ class Series:
 class UsageTable:
     """The sums, in thousandths of a GPU's ms and in MiB ms: many short runs lose nothing to rounding."""
 
-    def __init__(self, rows_max: int = ROWS_MAX, series_max: int = SERIES_MAX) -> None:
+    def __init__(self, rows_max: int = ROWS_MAX, series_max: int = SERIES_MAX, persons_max: int = PERSONS_MAX) -> None:
         self.series: dict[tuple[str, str], Series] = {}
         self.count = 0  # rows
-        self._rows_max, self._series_max = rows_max, series_max
+        self._of_persons = 0  # series
+        self._rows_max, self._series_max, self._persons_max = rows_max, series_max, persons_max
 
     def add(self, tenant: str, model: str, hour: int, sums: Iterable[int]) -> None:
-        """Add to the row of an hour.
+        """Add to the row of an hour; `tenant` may be a person of it, as `vision/lena`.
 
-        Beyond the most series, that of `OTHERS` takes the place of a new one. Beyond the most rows, the oldest hour of
-        all series is dropped.
+        Beyond the most series, a person's tenant and then `OTHERS` take the place of a new one. Beyond the most rows,
+        the oldest hour of all series is dropped.
         """
+        if "/" in tenant and (tenant, model) not in self.series and self._of_persons >= self._persons_max:
+            tenant = tenant.partition("/")[0]
         series = self.series.get((tenant, model))
         if series is None:
-            if len(self.series) >= self._series_max:
+            if "/" in tenant:
+                self._of_persons += 1
+            elif len(self.series) - self._of_persons >= self._series_max:
                 tenant = OTHERS
                 if (tenant, model) not in self.series:
                     model = OTHERS
@@ -76,11 +85,12 @@ class UsageTable:
             self.count -= 1
             if not series.hours:
                 del self.series[key]
+                self._of_persons -= "/" in key[0]
 
     def rows(self, from_hour: int, tenant: str | None = None) -> Iterator[tuple[Key, Sums]]:
-        """Yield the rows from an hour on, of one tenant or of all."""
+        """Yield the rows from an hour on, of one tenant with its persons, or of all."""
         for (name, model), series in self.series.items():
-            if tenant is None or name == tenant:
+            if tenant is None or name.partition("/")[0] == tenant:
                 first = bisect_left(series.hours, from_hour)
                 flat = iter(series.sums[first * SUMS :])
                 for hour, sums in zip(series.hours[first:], zip(flat, flat, flat, flat, strict=True), strict=True):
@@ -104,4 +114,5 @@ class UsageTable:
             series.hours.extend(struct.unpack(f"<{len(hours) // 4}I", hours))
             series.sums.extend(struct.unpack(f"<{len(sums) // 8}Q", sums))
             table.count += len(series.hours)
+            table._of_persons += "/" in tenant
         return table

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -91,7 +91,8 @@ class Intake:
 
     `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON, the way it came),
     `on_admin` for operators' verbs (operator, then the same). `answer` sends what depends on the state, `refuse` what
-    does not. `has_keys` says whether the server has rights for each user.
+    does not. `has_keys` says whether the server has rights for each user, `persons` whose keys are persons' (see
+    `ways.way`).
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Intake:
         on_admin: Callable[[str, str, dict[str, Any], str, bool, str], None],
         on_calls: Callable[[str, str, MemberLoad, int], None] | None = None,
         has_keys: Callable[[], bool] = lambda: False,
+        persons: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
@@ -113,6 +115,7 @@ class Intake:
         self._on_admin = on_admin
         self._on_calls = on_calls
         self._has_keys = has_keys
+        self._persons = persons
         self._raw: deque[Delivery] = deque()  # of workers
         self._orders: deque[Delivery] = deque()  # of operators
         self.frames_came = self.frames_taken = 0  # of workers
@@ -303,7 +306,7 @@ class Intake:
             raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
 
     def _way(self, delivery: Delivery) -> str:
-        return way(delivery.headers, delivery.reply, has_keys=self._has_keys())
+        return way(delivery.headers, delivery.reply, has_keys=self._has_keys(), persons=self._persons())
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -355,7 +358,7 @@ class Intake:
                 change = asked_as(ChangeAsked, arguments, "moorage change --help")
                 event = ChangeOrder(tenant, change, delivery.reply, json)
             elif verb == "cancel":
-                event = cancel_of(tenant, arguments, reply=delivery.reply, json=json)
+                event = cancel_of(tenant, arguments, reply=delivery.reply, json=json, came=came)
             elif verb == "uncancel":
                 event = uncancel_of(tenant, arguments, reply=delivery.reply, json=json)
             else:

@@ -129,6 +129,7 @@ class Term:
             asked.admin,
             self.counts.calls.add_load,
             lambda: scheduler.queue_streams.has_keys,
+            lambda: scheduler.queue_streams.persons,
         )
         self.door = TenantDoor(
             scheduler.tenants,

@@ -39,7 +39,7 @@ from moorage.schemas.ranges import (
 
 AGAIN_HELP: Final = "moorage again --help"
 #: fields that a request has for its first time alone
-_FIRST_TIME: Final = ("job", "if_seq", "after", "start_after_s", "on_no_match")
+_FIRST_TIME: Final = ("job", "if_seq", "after", "start_after_s", "on_no_match", "person")
 
 
 def again_asked(arguments: dict[str, Any]) -> AgainAsked:

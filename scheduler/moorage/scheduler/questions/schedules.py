@@ -56,7 +56,7 @@ class ScheduleVerb:
         """Offer a change to the core, or have nats-server asked first; `came` is the way of the request. Raises
         `Refused`."""
         if asked.act == "add":
-            submit = self._submit(tenant, asked)
+            submit = self._submit(tenant, asked, came)
             self._keeper.stream.check_server()
             self._begin(tenant, partial(self._add, tenant, asked, submit, reply, json, came), reply, json)
         elif asked.act == "run-now":
@@ -65,8 +65,8 @@ class ScheduleVerb:
             self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json, schedule_row, came))
             self._wake()
 
-    def _submit(self, tenant: str, asked: ScheduleAsked) -> Submit:
-        """Return the request with the label of the schedule. Raises `Refused`."""
+    def _submit(self, tenant: str, asked: ScheduleAsked, came: str) -> Submit:
+        """Return the request with the label of the schedule, and of who added it. Raises `Refused`."""
         request, name = asked.request or {}, asked.name
         labels = request.get("labels") or {}
         if not isinstance(labels, dict) or labels.get(LABEL, name) != name:
@@ -79,7 +79,7 @@ class ScheduleVerb:
             )
         body = encode({**request, "labels": {**labels, LABEL: name}})
         body = resolved(body, self._engine.config.tflops_file)
-        return self._engine.submitted(tenant, body, lambda: name)
+        return self._engine.submitted(tenant, body, lambda: name, came=came)
 
     def _begin(self, tenant: str, work: Callable[[], Awaitable[None]], reply: str, json: bool) -> None:
         """Start what waits for nats-server, if not too much does already; only a refusal is answered here."""

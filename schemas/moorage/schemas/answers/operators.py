@@ -125,9 +125,10 @@ class ActsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A sum of GPU time. It has those of tenant, model and hour by which the question sums."""
+    """A sum of GPU time. It has those of tenant, person, model and hour by which the question sums."""
 
     tenant: str | None = None
+    person: str | None = None  # who of the tenant submitted the jobs; "" of those of whom nats-server proves nobody
     model: str | None = None
     hour_ms: int | None = None  # begin of the hour, ms since 1970
     gpu_s: float = always(float)  # GPU seconds that were granted; a sharer counts by its share

@@ -29,8 +29,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One transition of one replica. `rev` is the job's own revision number, without gap or double.
 
-    - `by` is who caused it: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for the one in `worker`,
-      or "" for the scheduler itself (a placement, a deadline, a loss).
+    - `by` is who caused it: `tenant:<tenant>` or `operator` as the subject proves it, `tenant:<tenant>/<person>` where
+      the key does, `worker` for the one in `worker`, or "" for the scheduler itself (a placement, a deadline, a loss).
     - `said` is the name that the tenant or operator gave, at most 64 characters. It is not proven.
     - `result` is the sequence of the message in the tenant's stream of results that has what the attempt returned; 0 if
       it returned nothing. Null if this was not reported: an object of the attempt's name may exist all the same.

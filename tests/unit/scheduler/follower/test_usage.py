@@ -209,6 +209,29 @@ def test_further_tenants_and_models_count_together() -> None:
     assert dict(table.rows(0, OTHERS)) == {(OTHERS, OTHERS, 1): (5, 0, 0, 0)}
 
 
+def test_usage_is_summed_by_the_person_who_submitted() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=4)
+    for name, person, ms in (("a", "lena", 1000), ("b", "omar", 3000), ("c", None, 5000), ("d", "lena", 7000)):
+        runs(drive, name, ms, came="subject" if person is None else f"import A U t/{person}")
+    assert {row["person"]: row["gpu_s"] for row in rows(drive, by=["person"])} == {"": 5, "lena": 8, "omar": 3}
+    assert [row["gpu_s"] for row in rows(drive, by=["tenant"])] == [16]
+    assert [(row["tenant"], row["person"]) for row in rows(drive, None, by=["tenant", "person"])] == [
+        ("t", ""), ("t", "lena"), ("t", "omar"),
+    ]  # fmt: skip
+    again = Usage.load(drive.usage.dump(), drive.state)
+    assert again.answer("t", {"by": ["person"]}) == drive.usage.answer("t", {"by": ["person"]})
+
+
+def test_beyond_a_bound_further_persons_count_for_their_tenant() -> None:
+    table = UsageTable(series_max=2, persons_max=3)
+    for person in range(5):
+        table.add(f"t/p{person}", H100, 1, (1, 0, 0, 0))
+    table.add("u", H100, 1, (1, 0, 0, 0))
+    assert dict(table.rows(0, "t"))["t", H100, 1] == (2, 0, 0, 0)
+    assert dict(table.rows(0, "u")) == {("u", H100, 1): (1, 0, 0, 0)}, "persons take no place of tenants"
+
+
 def calls_of(run: Callable[[], Any]) -> int:
     """How many functions `run` calls, Python's and C's."""
     calls = 0

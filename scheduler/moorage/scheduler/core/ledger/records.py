@@ -75,8 +75,9 @@ WITH_SUPERVISOR: Final = "lost with its host's supervisor"
 MOVED: Final = "moved to replica "
 
 
-def by_tenant(tenant: str) -> str:
-    return f"tenant:{tenant}"
+def by_tenant(tenant: str, person: str = "") -> str:
+    """Return the actor for a tenant, or for a person of it whose key proves that: `tenant:vision/lena`."""
+    return f"tenant:{tenant}/{person}" if person else f"tenant:{tenant}"
 
 
 def actor(who: str, said: object = "") -> str:

@@ -22,6 +22,7 @@ from moorage.schemas.frames import Answer
 from moorage.schemas.job import AFTER_MAX
 from moorage.schemas.printable import shortened
 from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleDone, ScheduleRan
+from moorage.schemas.signed import person_in, signed, unsigned
 
 WHY_CHARS_MAX: Final = 200
 #: in the words for a run that was left out: between the last run's job and its state
@@ -138,7 +139,8 @@ class Schedules:
 
 def _behind(body: bytes, jobs: Iterable[str]) -> bytes:
     """Return a request that starts after these jobs, whatever their ends."""
-    return encode({**msgspec.json.decode(body), "after": [{"job": job, "when": "any"} for job in jobs]})
+    asked = {**msgspec.json.decode(unsigned(body)), "after": [{"job": job, "when": "any"} for job in jobs]}
+    return signed(encode(asked), person_in(body))
 
 
 def _next(why: str) -> str:

@@ -39,6 +39,7 @@ from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Exec, FleetEvent, Freeze, Held, Place, Replicas, Start, Wanted
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
+from moorage.schemas.signed import person_in, unsigned
 from moorage.schemas.subjects import Subjects
 
 #: bytes of request bodies in one `Wanted` frame; more go into the next frame, so that none nears the server's limit
@@ -215,9 +216,10 @@ def _body_for(attempt: Attempt) -> bytes:
     """Return a job's request as its worker reads it, with its current share of a device and the attempt's limit."""
     job, worker = attempt.replica.job, attempt.worker
     if job.resizes or job.bounds:
-        request = decode_request(job.body).with_part(job.part)
+        request = decode_request(unsigned(job.body)).with_part(job.part)
         return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.in_json)
-    return json_body(job.body) if worker.in_json else job.body
+    body = unsigned(job.body)
+    return json_body(body) if worker.in_json else body
 
 
 def json_body(body: bytes) -> bytes:
@@ -268,9 +270,9 @@ def enforced_of(job: Job) -> Enforced | None:
     )
 
 
-def accepted(tenant: str, accepted_ms: int) -> Change:
-    """Return the first transition of every job."""
-    return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
+def accepted(tenant: str, accepted_ms: int, body: bytes) -> Change:
+    """Return the first transition of every job. Who sent a request that is not kept any more is not known."""
+    return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant, person_in(body)))
 
 
 def is_exception(row: Transition) -> bool:
@@ -294,7 +296,7 @@ def changes_since(
         rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
     if not job.is_listed:
         rows = list(filter(of_many, rows))
-    changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
+    changes = [accepted(job.tenant, job.accepted_ms, job.body)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
         by, said = actors.split(actor) if " " in actor else (actor, "")
