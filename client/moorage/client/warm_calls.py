@@ -26,10 +26,10 @@ from moorage.schemas.job import FAILED
 from moorage.schemas.service import INPUT_BYTES_MAX, OUTPUT_BYTES_MAX, ServiceSpec
 
 if TYPE_CHECKING:
-    from moorage.client.job import Job
+    from moorage.client.job import AsyncJob
 
 #: fields of a job that ends with its call
-NOT_OF_WARM: Final = frozenset({"limit", "retries", "keep", "max_failed", "checkpoint", "checkpoint_every_s"})
+NOT_OF_WARM: Final = frozenset({"limit", "retries", "retry", "keep", "max_failed", "checkpoint", "checkpoint_every_s"})
 WORKERS_DEFAULT: Final = 1
 #: how often a process that died is started again; one that cannot start at all is told soon
 RESTARTS_MAX: Final = 3
@@ -63,8 +63,8 @@ class WarmCalls:
         self._room = asyncio.Semaphore(2 * self._workers)  # one for each process that works, and one that waits there
         self._tasks: dict[Call, asyncio.Task[None]] = {}
         self._starting = asyncio.Lock()
-        self._job: Job | None = None
-        self._answers: Job | None = None  # the one that has answered a call
+        self._job: AsyncJob | None = None
+        self._answers: AsyncJob | None = None  # the one that has answered a call
         self._idle = asyncio.Event()
         self._idle.set()
         self.jobs: list[str] = []
@@ -131,11 +131,11 @@ class WarmCalls:
         except Exception as error:
             call.settle(error=error)
 
-    async def _called(self, job: Job, data: bytes) -> bytes:
+    async def _called(self, job: AsyncJob, data: bytes) -> bytes:
         found: bytes = await self._client.service(job.job).call(data, timeout=_CALL_S_MAX)
         return found
 
-    async def _started(self, gone: Job | None) -> Job:
+    async def _started(self, gone: AsyncJob | None) -> AsyncJob:
         """Return the job whose processes answer, once it is submitted: another one than that which is gone."""
         async with self._starting:
             if self._job is None or self._job is gone:

@@ -53,7 +53,8 @@ def test_every_list_of_rooms_has_every_room() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     build = tool["hatch"]["build"]
     assert set(build["dev-mode-dirs"]) == rooms
-    assert set(build["targets"]["wheel"]["packages"]) == {f"{room}/moorage" for room in rooms}
+    plugins = {"client/hydra_plugins"}  # Hydra looks for its plugins in packages of this name alone
+    assert set(build["targets"]["wheel"]["packages"]) == {f"{room}/moorage" for room in rooms} | plugins
     assert set(tool["pytest"]["ini_options"]["pythonpath"]) == set(tool["mypy"]["mypy_path"]) == rooms
     assert rooms < set(tool["mypy"]["files"])
     assert rooms < set(tool["ruff"]["src"])
