@@ -221,7 +221,7 @@ class CallFailed(ClientError):
 
 
 class FailedReplica(msgspec.Struct, frozen=True):
-    """A replica that failed: its number, its `item`, its exit status, and the last line of its stderr.
+    """A replica that failed: its number, its `item`, its exit status, the last line of its stderr, and its worker.
 
     `code` is minus the signal if negative, None if none is known; `stderr` is "" if there is none or it is not kept.
     """
@@ -232,6 +232,7 @@ class FailedReplica(msgspec.Struct, frozen=True):
     why: str = ""
     item: Any = None
     stderr: str = ""
+    worker: str = ""
 
     def __str__(self) -> str:
         item = "" if self.item is None else f" ({self.item})"

@@ -44,17 +44,22 @@ async def failed_replicas(
 ) -> list[FailedReplica]:
     """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept.
 
-    Items are not looked for among files of the job that take more than `stored_max` bytes in the bucket.
+    What another tenant's job wrote or brought is that tenant's: only items in the request are told of it. Items are not
+    looked for among files of the job that take more than `stored_max` bytes in the bucket.
     """
     rows = await _failed_rows(client, shown, most)
     numbers = [row.replica for row in rows]
-    items = await _items_of(client, shown.run, numbers, stored_max) if rows else {}
+    is_own = shown.tenant == client.tenant
+    of_request = isinstance(shown.run.get("items"), list)
+    items = await _items_of(client, shown.run, numbers, stored_max) if rows and (is_own or of_request) else {}
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def one(row: ReplicaInfo) -> FailedReplica:
         async with at_once:
-            last = await _last_line(client, shown.job, row.replica, row.attempt) if row.attempt else ""
-        return FailedReplica(row.replica, row.state, row.code, row.why, items.get(row.replica), last)
+            tried = row.attempt and is_own
+            last = await _last_line(client, shown.job, row.replica, row.attempt) if tried else ""
+        worker = row.ran_on or row.worker
+        return FailedReplica(row.replica, row.state, row.code, row.why, items.get(row.replica), last, worker)
 
     return list(await asyncio.gather(*map(one, rows)))
 
@@ -68,7 +73,7 @@ async def _failed_rows(client: Connected, shown: JobInfo, most: int) -> list[Rep
         numbers = sorted(number for ranges in ended for number in islice(numbers_in(ranges), most))[:most]
     if not numbers:
         return []
-    rows = (await client.show(shown.job, ranges_of(numbers))).replica_states
+    rows = (await client.show(shown.job, ranges_of(numbers), shown.tenant)).replica_states
     return [row for row in rows if row.state in FAILURES][:most]
 
 

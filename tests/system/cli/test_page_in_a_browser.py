@@ -163,5 +163,34 @@ async def test_nothing_stays_on_a_page_that_it_no_longer_has(node: Node, unique:
             await expect(seen.locator("#facts")).to_contain_text(unique, timeout=SEEN_MS)
             await expect(seen.locator("#trouble")).to_have_count(0)
             ids = await seen.locator("main > div[id]").evaluate_all("all => all.map(each => each.id)")
-            assert ids == ["facts", "why", "attempts", "use", "output", "changes"]
+            assert ids == ["facts", "why", "replicas", "attempts", "use", "output", "changes"]
     await node.run("cancel", "later", tenant=unique)
+
+
+async def test_a_sweep_is_a_grid_with_its_failures_first(node: Node, unique: str) -> None:
+    words = ["--", "sh", "-c", "test $MOORAGE_INDEX != 7 || { echo no luck >&2; exit 3; }"]
+    await node.run("submit", "--job", "grid", "--replicas", "40", *words, tenant=unique)
+    await node.run("wait", "grid", tenant=unique)
+    env = node.env() | {"MOORAGE_TENANT": unique}
+    async with browser() as running, served(env=env) as page, tab(running, page.url) as seen:
+        await seen.page.goto(page.link)
+        await seen.page.goto(f"{page.url}/job/{unique}/grid")
+        rows = seen.page.locator("#replicas tbody tr")
+        await expect(rows).to_have_count(1, timeout=SEEN_MS)
+        assert (await rows.first.locator("td").all_inner_texts())[:4] == ["7", "-", "3", "no luck"]
+        await expect(seen.page.locator("#replicas code")).to_have_text("moorage again grid --failed")
+        grid = seen.page.locator("#replicas canvas")
+        assert await grid.get_attribute("data-letters") == "." * 7 + "F" + "." * 32
+        await grid.focus()
+        for _ in range(8):
+            await seen.page.keyboard.press("ArrowRight")
+        await expect(seen.page.locator(".grid-words")).to_have_text("replica 7: failed")
+        failed = seen.page.locator("button[data-letter=F]")
+        await failed.click()
+        await expect(failed).to_have_attribute("aria-pressed", "true")
+        history = seen.page.locator("#history-of")
+        was = await history.get_attribute("open")
+        await history.locator("summary").click()
+        assert await history.get_attribute("open") != was
+        assert await seen.overflow() <= 0
+        assert seen.wrong == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,6 +16,7 @@ from moorage.cli.framework.render import age, facts, pipe_line, ports_words, tab
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.asked_rows import asked_rows, service_words
 from moorage.cli.jobs.asked_rows import words as command_words
+from moorage.cli.jobs.grid_lines import grid_lines
 from moorage.cli.jobs.job_rows import (
     after_rows,
     code_cell,
@@ -238,14 +240,14 @@ def _show_failed(data: dict[str, Any]) -> None:
     print_err(f"job {shown.job} {shown.state}: {shown_words(shown.replicas) or many(len(rows), 'replica') + ' failed'}")
     if not rows:
         return
-    cells = [(row.replica, _item_cell(row.item), row.state, code_cell(row.code), row.stderr or row.why) for row in rows]
+    cells = [(row.replica, item_cell(row.item), row.state, code_cell(row.code), row.stderr or row.why) for row in rows]
     print_out(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
     early = " --max-failed all" if stopped_early(shown.why) else ""
     word = word_here(shown.job)
     print_err(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
 
 
-def _item_cell(item: Any) -> str:
+def item_cell(item: Any) -> str:
     """Return an item as a cell: `lr=0.1 seed=2` of columns."""
     if item is None:
         return "-"
@@ -297,6 +299,8 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             *_kept_rows(shown),
         ]
     )
+    if sys.stdout.isatty() and (lines := grid_lines(shown, shutil.get_terminal_size().columns)):
+        about += "\n\n" + "\n".join(lines)
     if not changes:
         return about
     rows, left_out = _exceptions(changes)

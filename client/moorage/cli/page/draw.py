@@ -15,14 +15,17 @@ from moorage.cli.jobs.asked_rows import asked_rows, service_words, words
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
-from moorage.cli.jobs.show import setup_words
+from moorage.cli.jobs.show import item_cell, setup_words
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches, waits_words
 from moorage.client.answers import JobInfo
 from moorage.client.durations import age, seconds
+from moorage.client.errors import FailedReplica
+from moorage.client.failures import FAILURES
 from moorage.client.view.bars import Bar, Span, bars
+from moorage.client.view.grid import WORDS, grid
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.model import SILENT_MS, is_leased
 from moorage.client.view.view import Trouble, View, WorkerCells
@@ -31,6 +34,7 @@ from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
 from moorage.schemas.frames import Device, Load, ServiceLately
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.names import word_of
 from moorage.schemas.service import CALL_MS
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
@@ -293,12 +297,14 @@ def _jobs(jobs: Sequence[JobRow]) -> list[dict[str, Any]]:
 
 
 class JobDetail(NamedTuple):
-    """What the leader answers about one job. A job that is over has no `why` and no `use`; `output` are lines."""
+    """What the leader answers about one job. A job that is over has no `why` and no `use`; `output` are lines, and
+    `failed` is of a job of several replicas."""
 
     shown: JobInfo
     why: Explained | None
     use: Sequence[UseRow]
     output: Sequence[str]
+    failed: Sequence[FailedReplica] = ()
 
 
 def job(detail: JobDetail, now_ms: int) -> list[Part]:
@@ -314,11 +320,48 @@ def job(detail: JobDetail, now_ms: int) -> list[Part]:
     return [
         part("job", "facts", shown=shown, ill=is_ill, rows=facts),
         part("job", "why", rows=why, fixes=fixes),
+        part("job", "replicas", **_replicas(detail)),
         part("job", "attempts", rows=_attempts(attempts[-BARS_MAX:]), hidden=max(0, len(attempts) - BARS_MAX)),
         part("job", "use", rows=[_use(row) for row in detail.use]),
         part("job", "output", lines=detail.output),
-        part("job", "changes", rows=changes[-ROWS_MAX:], began_ms=changes[0].time_ms if changes else 0),
+        part(
+            "job",
+            "changes",
+            rows=changes[-ROWS_MAX:][::-1],
+            began_ms=changes[0].time_ms if changes else 0,
+            older=shown.rev - min(len(changes), ROWS_MAX),
+        ),
     ]
+
+
+def _replicas(detail: JobDetail) -> dict[str, Any]:
+    """Return the grid of a job's replicas, a cell each, and those that failed; no letters for a job of one."""
+    shown = detail.shown
+    drawn = grid(shown)
+    if drawn is None:
+        return {"letters": "", "numbers": "", "each": 1, "key": [], "words": "", "rows": [], "more": 0, "again": ""}
+    failures = 0 if shown.replicas is None else sum(shown.replicas.states.get(state, 0) for state in FAILURES)
+    rows = [
+        {
+            "replica": row.replica,
+            "item": item_cell(row.item),
+            "state": row.state,
+            "code": code_cell(row.code),
+            "said": row.stderr or row.why,
+            "worker": row.worker,
+        }
+        for row in detail.failed
+    ]
+    return {
+        "letters": drawn.letters,
+        "numbers": ",".join(f"{first}-{last}" for first, last in drawn.numbers),
+        "each": drawn.each,
+        "key": [(letter, WORDS[letter]) for letter in drawn.counts],
+        "words": shown_words(shown.replicas),
+        "rows": rows,
+        "more": failures - len(rows) if rows else 0,
+        "again": f"moorage again {word_of(shown.job)} --failed" if failures else "",
+    }
 
 
 def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:

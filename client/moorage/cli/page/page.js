@@ -18,8 +18,107 @@ function show({order, parts}) {
     }
     before = part;
   }
-  for (const [id, html] of Object.entries(parts)) document.getElementById(id).innerHTML = html;
+  for (const [id, html] of Object.entries(parts)) replace(document.getElementById(id), html);
+  drawGrids();
 }
+
+// What a person has folded or opened stays so.
+function replace(part, html) {
+  const open = new Map([...part.querySelectorAll("details[id]")].map((each) => [each.id, each.open]));
+  part.innerHTML = html;
+  for (const each of part.querySelectorAll("details[id]")) if (open.has(each.id)) each.open = open.get(each.id);
+}
+
+// A grid has a cell a replica, coloured by its state, with the letter of the state where there is room for it.
+const COLOURS = {"F": "--bad", "L": "--odd", "X": "--odd", "Z": "--frozen", "?": "--idle", "r": "--link", "s": "--frozen",
+  "q": "--wait", ".": "--leased"};
+let chosen = "";
+
+function drawGrids() {
+  for (const button of document.querySelectorAll("button[data-letter]")) {
+    button.setAttribute("aria-pressed", button.dataset.letter === chosen);
+  }
+  for (const grid of document.querySelectorAll("canvas.grid")) drawGrid(grid);
+}
+
+function shape(grid) {
+  const wide = grid.clientWidth || 600;
+  const size = Math.max(4, Math.min(18, Math.floor(Math.sqrt(wide * 240 / grid.dataset.letters.length))));
+  return {wide, size, inRow: Math.max(1, Math.floor(wide / size))};
+}
+
+function drawGrid(grid) {
+  const letters = grid.dataset.letters, {wide, size, inRow} = shape(grid);
+  const scale = window.devicePixelRatio || 1, high = Math.ceil(letters.length / inRow) * size;
+  grid.width = wide * scale;
+  grid.height = high * scale;
+  grid.style.height = `${high}px`;
+  const style = getComputedStyle(document.documentElement), on = grid.getContext("2d");
+  const colour = Object.fromEntries(Object.entries(COLOURS).map(([letter, name]) => [letter, style.getPropertyValue(name)]));
+  on.scale(scale, scale);
+  on.font = `${size - 6}px system-ui, sans-serif`;
+  on.textAlign = "center";
+  on.textBaseline = "middle";
+  for (let at = 0; at < letters.length; at++) {
+    const letter = letters[at], x = at % inRow * size, y = Math.floor(at / inRow) * size;
+    on.globalAlpha = chosen && letter !== chosen ? 0.15 : 1;
+    on.fillStyle = colour[letter];
+    on.fillRect(x, y, size - 1, size - 1);
+    if (size >= 12 && letter !== ".") {
+      on.fillStyle = letter === "F" || letter === "r" ? style.getPropertyValue("--card") : style.getPropertyValue("--text");
+      on.fillText(letter, x + (size - 1) / 2, y + size / 2);
+    }
+  }
+}
+
+function numberAt(grid, at) {
+  for (const pair of grid.dataset.numbers.split(",")) {
+    const [first, last] = pair.split("-").map(Number);
+    if (at <= last - first) return first + at;
+    at -= last - first + 1;
+  }
+  return null;
+}
+
+function tellCell(grid, at) {
+  const letter = grid.dataset.letters[at];
+  if (letter === undefined) return;
+  const each = Number(grid.dataset.each), first = numberAt(grid, at * each), last = numberAt(grid, at * each + each - 1);
+  const word = document.querySelector(`button[data-letter="${letter}"]`)?.textContent.slice(2) ?? letter;
+  const which = each === 1 ? `replica ${first}` : `replicas ${first} to ${last ?? "the last"}`;
+  grid.parentElement.querySelector(".grid-words").textContent = `${which}: ${word}`;
+}
+
+main.addEventListener("mousemove", (event) => {
+  if (!event.target.matches("canvas.grid")) return;
+  const grid = event.target, {size, inRow} = shape(grid), column = Math.floor(event.offsetX / size);
+  if (column < inRow) tellCell(grid, Math.floor(event.offsetY / size) * inRow + column);
+});
+
+main.addEventListener("keydown", (event) => {
+  if (!event.target.matches("canvas.grid")) return;
+  const grid = event.target, step = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: shape(grid).inRow, ArrowUp: -shape(grid).inRow};
+  if (!(event.key in step)) return;
+  event.preventDefault();
+  const at = Math.max(0, Math.min(grid.dataset.letters.length - 1, Number(grid.dataset.at ?? -1) + step[event.key]));
+  grid.dataset.at = at;
+  tellCell(grid, at);
+});
+
+main.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-letter], button[data-copy]");
+  if (!button) return;
+  if (button.dataset.copy) {
+    navigator.clipboard?.writeText(button.dataset.copy).then(() => { button.textContent = "copied"; });
+    return;
+  }
+  chosen = chosen === button.dataset.letter ? "" : button.dataset.letter;
+  drawGrids();
+});
+
+window.addEventListener("resize", drawGrids);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawGrids);
+drawGrids();
 
 function listen() {
   source = new EventSource("/live" + location.pathname + location.search);

@@ -21,6 +21,7 @@ from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
 from moorage.client.answers import JobInfo, JobList
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
+from moorage.client.failures import failed_replicas
 from moorage.client.reading import as_struct
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
     from moorage.cli.jobs.use import UseRow
     from moorage.client.client import AsyncClient
+    from moorage.client.errors import FailedReplica
     from moorage.client.view.view import View
 
 #: a picture is made at most this often, however many browsers look
@@ -47,6 +49,8 @@ KEPT_MAX: Final = 512
 HISTORIES_MAX: Final = 16
 #: rows of a page of jobs that the leader lists, and seconds for which those that are over and the usage hold
 PAGE_ROWS: Final = 50
+#: failed replicas whose item and last line a job's page has
+FAILED_ROWS: Final = 20
 SLOW_S: Final = 10.0
 #: questions whether a page of jobs has another one behind it: each reads a part of the history
 AHEAD_MAX: Final = 4
@@ -252,7 +256,11 @@ class Source:
             if not over:
                 with contextlib.suppress(MoorageError):
                     use = await use_rows(own or self.client, job, None, tenant)
-            return JobDetail(shown, why, use, await self._output(own, tenant, shown))
+            failed: list[FailedReplica] = []
+            if shown.replicas is not None and shown.replicas.ended:
+                with contextlib.suppress(MoorageError):
+                    failed = await failed_replicas((own or self.client)._wire, shown, FAILED_ROWS)
+            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed)
 
         detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
         return detail

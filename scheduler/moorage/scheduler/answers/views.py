@@ -107,7 +107,7 @@ from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
-from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, numbers_in
+from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, joined, numbers_in, ranges_of
 
 R = TypeVar("R", bound=JobRow)
 F = TypeVar("F", ShownJob, Explained)
@@ -160,11 +160,26 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
         again=reruns(engine, tenant, name, request)[1],
         capabilities=_capabilities(engine, request),
         replica_states=[_replica(engine, replica) for replica in listed(job)],
+        alive=_alive(job),
         changes=_newest(engine, job),
         kept=_kept_until(engine, job.history[-1][AT_MS], _output_until(engine, job))
         if job.over and job.history
         else None,
     )
+
+
+def _alive(job: Job) -> dict[str, str]:
+    """Return which replicas of several are in which state that is no end."""
+    if job.size < 2:
+        return {}
+    of: dict[int, list[int]] = {}
+    for index, row in job.rows.items():
+        if not IS_TERMINAL[row.state]:
+            of.setdefault(row.state, []).append(index)
+    ranges = {state: ranges_of(numbers) for state, numbers in of.items()}
+    if job.fresh:
+        ranges[QUEUED] = joined(sorted((*ranges.get(QUEUED, ()), *job.fresh)))
+    return {STATES[state]: format_ranges(each, RANGES_SHOWN) for state, each in sorted(ranges.items())}
 
 
 def _newest(engine: Engine, job: Job) -> list[Change]:

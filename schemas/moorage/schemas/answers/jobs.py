@@ -171,6 +171,7 @@ class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
     again: list[str] = []  # the jobs in memory that are runs again of it
     capabilities: Capabilities | None = None  # of its driver; null if no worker reports them
     replica_states: list[ReplicaInfo] = []
+    alive: dict[str, str] = {}  # ranges of the replicas that are not over, by state; left out for a job of one replica
     changes: list[Change] = []  # its last transitions; `history` has all
     usage: GpuTime | None = None
     scaled: Scaled | None = None
