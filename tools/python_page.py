@@ -62,7 +62,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.schemas.plan",
         "moorage.schemas.frames.use",
     ),
-    "Services": ("moorage.client.services", "moorage.schemas.served"),
+    "Services": ("moorage.client.services", "moorage.client.call_options", "moorage.schemas.served"),
     SERVE: ("moorage.serve",),
     "Schedules": ("moorage.client.schedules", "moorage.schemas.schedules"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),

@@ -31,8 +31,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+from moorage.client.call_options import CallOptions
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
     from moorage.schemas.served import Answer
+
+T = TypeVar("T")
 '''
 
 
@@ -215,16 +218,10 @@ BODIES: Final[dict[str, str]] = {
         return Job(self._thread, self._thread.call(mapped))
         """,
     "AsyncService.map": """
-        more: dict[str, Any] = {
-            "timeout": timeout,
-            "start_within": start_within,
-            "try_timeout": try_timeout,
-            "idempotent": idempotent,
-            "return_exceptions": return_exceptions,
-        }
         if isinstance(items, AsyncIterable | Collection):
+            more: dict[str, Any] = {"returns": returns, "return_exceptions": return_exceptions, **how}
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
-        return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
+        return self._thread.in_order(self._twin._each(items, at_once, returns, return_exceptions, how), at_once)
         """,
     "AsyncJob.again": """
         again = self._thread.call(CALL)
@@ -286,11 +283,23 @@ def _class(twin: Twin) -> Iterator[str]:
         defined = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
         for node in defined.body:
             if isinstance(node, Function) and not node.name.startswith("_") and node.name not in twin.left_out:
+                if _is_overload(node):
+                    yield _overload(node, source)
+                    continue
                 is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
                 if is_property:
                     yield _property(twin.of, node.name, _text(source, node.returns), node)
                 else:
                     yield _method(twin.of, node, source)
+
+
+def _is_overload(node: Function) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+
+
+def _overload(node: Function, source: str) -> str:
+    parameters = list(_parameters(node.args, source))
+    return f"    @overload\n{_signature(node.name, parameters, _synced(_text(source, node.returns)))} ...\n"
 
 
 def _property(of: str, name: str, kind: str, node: Function | None = None) -> str:

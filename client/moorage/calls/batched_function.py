@@ -1,8 +1,8 @@
 """The program of `moorage serve package.module:name` where calls run in batches: the function gets a list of data.
 
-It returns a list with an answer for each, in the same order; an exception in it is the error of its call alone. A
-generator yields such lists: their items are the next parts of the answers, and `StopIteration` ends one of these. What
-the function raises is the error of all calls whose answers have not ended.
+It returns a list with an answer for each, in the same order, or an array with a row for each; an exception in it is the
+error of its call alone. A generator yields such lists: their items are the next parts of the answers, and
+`StopIteration` ends one of these. What the function raises is the error of all calls whose answers have not ended.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from moorage.calls.function import (
     settled,
 )
 from moorage.calls.wire import BODY_BYTES_MAX, FromProgram, ToProgram, decode_to_program, frame
+from moorage.schemas.arrays import is_array
 from moorage.schemas.served import CallError
 
 
@@ -120,6 +121,8 @@ class Batch:
 
     def _items(self, value: Any, verb: str) -> Iterator[tuple[Taken, Any]]:
         expected = len(self._taken)
+        if is_array(value):  # a row for each call
+            value = list(value) if value.ndim else value
         if not isinstance(value, list | tuple) or len(value) != expected:
             found = f"list of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__
             calls = "1 call" if expected == 1 else f"{expected} calls"

@@ -36,6 +36,7 @@ from moorage.calls.wire import (
     decode_to_program,
     frame,
 )
+from moorage.schemas.arrays import ARRAY, decoded_array, encoded_array
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import Result, decode_result, encode_result
 from moorage.schemas.names import SERVICE, is_service
@@ -215,6 +216,8 @@ def data_of(call: ToProgram, body: bytes) -> Any:
     """Return a call's data: JSON and text as values if the caller says that they are, else bytes. Raises ValueError,
     and OSError or MemoryError for data that came in parts and cannot be read."""
     data = Path(call.file).read_bytes() if call.file else body
+    if (array := call.headers.get(ARRAY)) is not None:
+        return decoded_array(data, array)
     return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), data))
 
 
@@ -223,7 +226,11 @@ def answer_frame(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
     own: dict[str, str] = {}
     if isinstance(value, Answer):
         value, own = value.value, checked_headers(value.headers)
-    result = encode_result(value)
+    if (array := encoded_array(value)) is not None:
+        result = encode_result(array[0])
+        own = {ARRAY: array[1], **own}
+    else:
+        result = encode_result(value)
     if len(result.data) > ANSWER_BYTES_MAX:
         raise ValueError(f"the answer has {len(result.data)} bytes, allowed are {ANSWER_BYTES_MAX}")
     headers = {CONTENT_TYPE: result.content_type, **own}

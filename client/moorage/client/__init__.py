@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ReplicaInfo,
         Used,
     )
+    from moorage.client.call_options import CallOptions
     from moorage.client.client import AsyncClient
     from moorage.client.command import Executed
     from moorage.client.errors import (
@@ -92,6 +93,7 @@ __all__ = [
     "BatchRejected",
     "CallFailed",
     "CallFuture",
+    "CallOptions",
     "CallRefused",
     "Cancelled",
     "Client",
@@ -160,6 +162,7 @@ _HOME: Final = {
     ),
     "moorage.schemas.answers.fleet": ("Fits", "WorkerInfo"),
     "moorage.client.admin": ("AsyncAdmin",),
+    "moorage.client.call_options": ("CallOptions",),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.fleet": ("AsyncFleet",),
     "moorage.client.command": ("Executed",),

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of, in_order
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from moorage.bus.contexts import Context
     from moorage.client.admin import AsyncAdmin
     from moorage.client.answers import JobList
+    from moorage.client.call_options import CallOptions
     from moorage.client.fleet import AsyncFleet
     from moorage.client.follow.job_history import Result
     from moorage.client.follow.watch import AsyncWatch
@@ -643,23 +644,43 @@ class AsyncClient:
 
     # ------------------------------------------------------------------------------------------------- services
 
+    @overload
     async def call(
         self,
         service: str,
         data: Any = None,
         *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
+        returns: type[T],
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
+    ) -> T: ...
+
+    @overload
+    async def call(
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        returns: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
+    ) -> Any: ...
+
+    async def call(
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        returns: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
         called = self.service(service, priority=priority, headers=headers)
-        return await called.call(
-            data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
-        )
+        return await called.call(data, returns=returns, **how)
 
     def service(
         self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None

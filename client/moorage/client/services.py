@@ -21,7 +21,7 @@ from collections.abc import (
     Mapping,
 )
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -29,6 +29,8 @@ from moorage.bus.errors import BusError, Disconnected, NoResponders, PayloadTooL
 from moorage.bus.framing import new_inbox
 from moorage.bus.inbox import REPLIES_MAX, Answers
 from moorage.bus.transport import Delivery
+from moorage.client.call_options import CallOptions, Options
+from moorage.client.call_values import ANY, Reads, encoded
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import (
     CallFailed,
@@ -46,7 +48,6 @@ from moorage.client.errors import (
 )
 from moorage.client.whereabouts import Lost, Whereabouts
 from moorage.schemas.errors import Problem
-from moorage.schemas.handler import NOT_FINITE, Result, decode_result, null_place
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.roles import INBOX, inbox
 from moorage.schemas.served import NAME_ALLOWED, Answer, is_header, too_large
@@ -123,7 +124,8 @@ _TOLD: Final = ((MEMBER, "moorage.member"), (WAITED_MS, "moorage.waited_ms"), (R
 #: codes of a function's own fault: it would fail the same way once more
 _FAILS_AGAIN: Final = ("call-failed", "bad-batch")
 
-_encode: Final = msgspec.json.Encoder().encode
+T = TypeVar("T")
+
 _decode_error: Final = msgspec.json.Decoder(CallErrorBody).decode
 
 
@@ -312,11 +314,12 @@ class _UnderWay:
             for name, value in found.items()
         }
 
-    def value(self, delivery: Delivery, *, raw: bool = False) -> Any:
-        """Return the value of an answer, or of a part of it; its bytes, if it is to be `raw`. Raises CallFailed,
-        CallRefused, Rejected."""
+    def value(self, delivery: Delivery, reads: Reads) -> Any:
+        """Return the value of an answer, or of a part of it. Raises CallFailed, CallRefused, Rejected."""
         self.headers = delivery.headers or {}
-        value = _value(delivery, raw=raw)
+        if (error := _error_of(delivery)) is not None:
+            raise error
+        value = reads.value(delivery)
         if self._input.was_overlooked:
             problem = client_problem(
                 "call-failed",
@@ -337,8 +340,8 @@ class AsyncService:
 
     `timeout` of each method bounds a call with all its tries: the wait for a place, and the run. It defaults to the
     client's. `start_within` bounds the wait for a place alone, with all tries that found none, and `try_timeout` each
-    try; both are as long as `timeout` by default. Data and answers are bytes as they are, text, or anything that JSON
-    can hold.
+    try; both are as long as `timeout` by default. Data and answers are bytes as they are, text, an array of numpy, or
+    anything that JSON can hold, dataclasses and `msgspec.Struct` among them.
 
     All methods raise `CallRefused` (the call did not start: no job has the service, or none of its members is there in
     time; all are full, or none had a place in time), `CallFailed` (it started: the function raised, or its process
@@ -385,79 +388,86 @@ class AsyncService:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self._client.tenant}>"
 
-    async def call(
-        self,
-        data: Any = None,
-        *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
-    ) -> Any:
-        """Call the service once, and return its answer; one in parts as a list of them.
+    @overload
+    async def call(self, data: Any = None, *, returns: type[T], **how: Unpack[CallOptions]) -> T: ...
+
+    @overload
+    async def call(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Any: ...
+
+    async def call(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Any:
+        """Call the service once, and return its answer; one in parts as a list of them. `how` are `CallOptions`.
+
+        With `returns`, the answer is one of this type: a dataclass, a `msgspec.Struct`, or what else msgspec reads.
 
         What did not start is tried again within the time-out. With `idempotent` also what may have run, unless its
         function failed, so also a try without an answer within `try_timeout`: then the call may run more than once. If
         nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it says that no job has the
         service, the call is refused at once.
         """
-        answer = await self.answer(
-            data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
-        )
-        return answer.value
+        return (await self.answer(data, returns=returns, **how)).value
 
-    async def answer(
-        self,
-        data: Any = None,
-        *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
-    ) -> Answer:
+    async def answer(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Answer:
         """Call the service once as `call`, and return its answer with the headers; those of its end, if it has parts.
 
         They are the service's own, and those of the member: how long the call waited (`Moorage-Waited-Ms`), for one.
         """
-        payload, kind = _encoded(data)
-        timeout_s = self._timeout_s(timeout)
-        start_s = timeout_s if start_within is None else min(seconds(start_within), timeout_s)
-        try_s = timeout_s if try_timeout is None else seconds(try_timeout)
-        tries = _Tries(self._calls, self._service, timeout_s, start_s, idempotent=idempotent)
+        options, reads = Options.of(how, self._client.timeout_s), Reads(returns)
+        payload, about = encoded(data)
+        tries = _Tries(self._calls, self._service, options)
         while True:
             try:
-                return await self._once(payload, kind, tries.time(try_s))
+                return await self._once(payload, about, tries.time(), reads)
             except (CallRefused, CallFailed, Unreachable, TimedOut) as error:
                 await tries.again(error)
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        returns: type[T],
+        return_exceptions: Literal[False] = False,
+        **how: Unpack[CallOptions],
+    ) -> AsyncIterator[T]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        returns: Any = None,
+        return_exceptions: bool = False,
+        **how: Unpack[CallOptions],
+    ) -> AsyncIterator[Any]: ...
 
     async def map(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
         at_once: int = 64,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
+        returns: Any = None,
         return_exceptions: bool = False,
+        **how: Unpack[CallOptions],
     ) -> AsyncIterator[Any]:
         """Call the service with each item, and yield the answers in the order of the items.
 
         At most `at_once` calls wait at the same time. The first error ends the iteration, and the calls that wait. With
         `return_exceptions`, an item whose call failed has its `ClientError` in place of an answer, and the others go
-        on. An answer is yielded while the next item has not come: it may rest on that answer.
+        on. An answer is yielded while the next item has not come: it may rest on that answer. `returns` and `how` are
+        those of `call`.
         """
         _check_at_once(at_once)
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(at_once)
-        call = partial(self.call, timeout=timeout, start_within=start_within, try_timeout=try_timeout)
+        answering = self._answering(returns, return_exceptions, how)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()  # None behind the last one
 
         async def begin() -> None:
             try:
                 async for item in _each(items):
                     await room.acquire()
-                    answering = _answered(partial(call, item, idempotent=idempotent), or_error=return_exceptions)
-                    begun.put_nowait(loop.create_task(answering))
+                    begun.put_nowait(loop.create_task(answering(item)))
             finally:
                 begun.put_nowait(None)
 
@@ -479,31 +489,65 @@ class AsyncService:
             await asyncio.gather(*ending, return_exceptions=True)
 
     def _each(
-        self,
-        items: Iterable[Any],
-        at_once: int,
-        *,
-        timeout: Duration | None,
-        start_within: Duration | None,
-        try_timeout: Duration | None,
-        idempotent: bool,
-        return_exceptions: bool,
+        self, items: Iterable[Any], at_once: int, returns: Any, return_exceptions: bool, how: CallOptions
     ) -> Iterator[Callable[[], Coroutine[Any, Any, Any]]]:
         """Yield what calls the service with each item, for who awaits it elsewhere."""
         _check_at_once(at_once)
-        call = partial(self.call, timeout=timeout, start_within=start_within, try_timeout=try_timeout)
+        answering = self._answering(returns, return_exceptions, how)
         for item in items:
-            yield partial(_answered, partial(call, item, idempotent=idempotent), or_error=return_exceptions)
+            yield partial(answering, item)
+
+    def _answering(
+        self, returns: Any, return_exceptions: bool, how: CallOptions
+    ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        """Return what calls the service with an item, and with `return_exceptions` returns why that failed. Raises
+        TypeError for an unknown option."""
+        Options.of(how, self._client.timeout_s)
+
+        async def answering(item: Any) -> Any:
+            try:
+                return await self.call(item, returns=returns, **how)
+            except ClientError as error:
+                if not return_exceptions:
+                    raise
+                return error
+
+        return answering
+
+    @overload
+    def stream(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: type[T],
+    ) -> AsyncIterator[T]: ...
+
+    @overload
+    def stream(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: Any = None,
+    ) -> AsyncIterator[Any]: ...
 
     async def stream(
-        self, data: Any = None, *, timeout: Duration | None = None, start_within: Duration | None = None
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: Any = None,
     ) -> AsyncIterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part.
 
         `timeout` bounds the wait for each part, and without `start_within` also the wait for a place. What did not
-        start is tried again within that.
+        start is tried again within that. With `returns`, each part is one of this type, as of `call`.
         """
-        answering = self.answers(data, timeout=timeout, start_within=start_within)
+        answering = self.answers(data, timeout=timeout, start_within=start_within, returns=returns)
         async with contextlib.aclosing(answering) as answers:  # type: ignore[type-var]
             async for answer in answers:
                 yield answer.value
@@ -514,6 +558,7 @@ class AsyncService:
         *,
         timeout: Duration | None = None,
         start_within: Duration | None = None,
+        returns: Any = None,
         raw: bool = False,
         ahead_bytes: int | None = None,
     ) -> AsyncIterator[Answer]:
@@ -522,15 +567,16 @@ class AsyncService:
         The first one names the member and how long the call waited. With `raw` each value is the part's bytes, whatever
         its `Content-Type` says. Where more than `ahead_bytes` (256 MiB by default) wait for a slow reader, it fails.
         """
-        payload, kind = _encoded(data)
-        timeout_s = self._timeout_s(timeout)
+        reads = Reads(returns, raw=raw)
+        payload, about = encoded(data)
+        timeout_s = self._client.timeout_s if timeout is None else seconds(timeout)
         start_s = timeout_s if start_within is None else seconds(start_within)
         ahead = STREAM_BYTES_MAX if ahead_bytes is None else ahead_bytes
-        tries = _Tries(self._calls, self._service, start_s, start_s)
+        tries = _Tries(self._calls, self._service, Options(start_s, start_s, start_s))
         while True:
             time_s = _Time(timeout_s, tries.left_s if start_within is not None else timeout_s, streams=True)
             try:
-                answering = self._parts(payload, kind, time_s, _Parts(ahead), raw=raw)
+                answering = self._parts(payload, about, time_s, _Parts(ahead), reads)
                 async with contextlib.aclosing(answering) as parts:
                     async for part in parts:
                         yield part
@@ -541,9 +587,9 @@ class AsyncService:
     # -- within
 
     async def _parts(
-        self, payload: bytes, kind: str, time_s: _Time, parts: _Parts, *, raw: bool
+        self, payload: bytes, about: Mapping[str, str], time_s: _Time, parts: _Parts, reads: Reads
     ) -> AsyncGenerator[Answer, None]:
-        async with self._under_way(payload, kind, time_s, parts.put_last) as call:
+        async with self._under_way(payload, about, time_s, parts.put_last) as call:
             seen, pieces = 0, list[Delivery]()
             while True:
                 if parts.is_overrun:
@@ -565,25 +611,23 @@ class AsyncService:
                 if not _is_part(delivery):
                     call.is_over = True
                     if pieces and _error_of(delivery) is None:
-                        yield Answer(call.value(_joined(pieces, delivery)), delivery.headers or {})
+                        yield Answer(call.value(_joined(pieces, delivery), reads), delivery.headers or {})
                         return
-                    value = call.value(delivery, raw=raw)
-                    if not _all_there(delivery, seen):
+                    is_end = _all_there(delivery, seen)
+                    value = call.value(delivery, ANY if is_end else reads)
+                    if not is_end:
                         yield Answer(value, delivery.headers or {})
                     return
                 seen += 1
                 _check_next(delivery, seen)
-                if _is_whole(delivery) and not raw:
+                if _is_whole(delivery) and not reads.raw:
                     pieces.append(delivery)
                     continue
-                yield Answer(call.value(delivery, raw=raw), delivery.headers or {})
-
-    def _timeout_s(self, timeout: Duration | None) -> float:
-        return self._client.timeout_s if timeout is None else seconds(timeout)
+                yield Answer(call.value(delivery, reads), delivery.headers or {})
 
     @contextlib.asynccontextmanager
     async def _under_way(
-        self, payload: bytes, kind: str, time_s: _Time, is_last: Callable[[Delivery], bool]
+        self, payload: bytes, about: Mapping[str, str], time_s: _Time, is_last: Callable[[Delivery], bool]
     ) -> AsyncIterator[_UnderWay]:
         """Send a call. A call that is left before its answer was whole is cancelled.
 
@@ -612,7 +656,7 @@ class AsyncService:
         reply, call = there.send(self._subject, token, answer), _UnderWay(answer, sending)
         with caller_span(f"call {self.name}", self._attributes, call.told) as headers:
             try:
-                sending.is_announced = await self._send(payload, kind, reply, headers | time_s.headers)
+                sending.is_announced = await self._send(payload, reply, {**headers, **time_s.headers, **about})
                 yield call
             except BusError as error:
                 # a call that was sent may run on, and its member cannot know that the connection was lost
@@ -627,9 +671,9 @@ class AsyncService:
                 if not call.is_over:
                     self._calls.cancel(self._subject, reply)
 
-    async def _once(self, payload: bytes, kind: str, time_s: _Time) -> Answer:
+    async def _once(self, payload: bytes, about: Mapping[str, str], time_s: _Time, reads: Reads) -> Answer:
         """Send the call, and return the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
-        async with self._under_way(payload, kind, time_s, _is_last) as call:
+        async with self._under_way(payload, about, time_s, _is_last) as call:
             *parts, last = [each for each in await call.answer if SEND not in (each.headers or ())]
             if _is_part(last):
                 raise CallFailed(
@@ -639,14 +683,16 @@ class AsyncService:
                 )
             call.is_over = True
             if _is_whole(last):
-                return Answer(call.value(_joined(parts, last)), last.headers or {})
-            value, values = call.value(last), [call.value(part) for part in parts]
-        return Answer(values if _all_there(last, len(parts)) else value, last.headers or {})
+                return Answer(call.value(_joined(parts, last), reads), last.headers or {})
+            if not _is_end(last):
+                return Answer(call.value(last, reads), last.headers or {})
+            call.value(last, ANY)
+            values = [call.value(part, ANY) for part in parts]
+        _all_there(last, len(parts))
+        return Answer(reads.converted(values), last.headers or {})
 
-    async def _send(self, payload: bytes, kind: str, reply: str, headers: dict[str, str]) -> bool:
+    async def _send(self, payload: bytes, reply: str, headers: dict[str, str]) -> bool:
         """Send the call, and return whether its data are still to come, in parts."""
-        if kind:
-            headers[CONTENT_TYPE] = kind
         headers |= self.headers
         if self.priority is not None:
             headers[PRIORITY] = str(self.priority)
@@ -701,19 +747,15 @@ class AsyncService:
 
 
 class _Tries:
-    """The tries of one call within `timeout_s`, with pauses between them: what did not start is tried for `start_s`. A
-    member is asked for where nobody serves."""
+    """The tries of one call within its time, with pauses between them. A member is asked for where nobody serves."""
 
-    def __init__(
-        self, calls: Calls, service: str, timeout_s: float, start_s: float, *, idempotent: bool = False
-    ) -> None:
+    def __init__(self, calls: Calls, service: str, options: Options) -> None:
         self._began_s = time.monotonic()
-        self._ends_s = self._began_s + timeout_s
-        self._start_s = start_s
-        self._starts_s = self._began_s + start_s
+        self._ends_s = self._began_s + options.timeout_s
+        self._starts_s = self._began_s + options.start_s
+        self._options = options
         self._calls = calls
         self._service = service
-        self._idempotent = idempotent
         self._wait_s = AGAIN_S_MIN
         self._is_again = False
 
@@ -722,18 +764,18 @@ class _Tries:
         """For how long the next try may wait for a place."""
         return max(self._starts_s - time.monotonic(), 0.001)
 
-    def time(self, try_s: float) -> _Time:
-        """Return the time of the next try, at most `try_s`."""
-        answer_s = min(max(self._ends_s - time.monotonic(), 0.001), try_s)
+    def time(self) -> _Time:
+        """Return the time of the next try."""
+        answer_s = min(max(self._ends_s - time.monotonic(), 0.001), self._options.try_s)
         whole_s = self._ends_s - self._began_s if self._is_again else 0.0
         return _Time(answer_s, min(self.left_s, answer_s), whole_s=whole_s)
 
     async def again(self, error: CallRefused | CallFailed | Unreachable | TimedOut) -> None:
         """Wait until the next try. Raises the error if there is none."""
         is_refused, now_s = isinstance(error, CallRefused), time.monotonic()
-        may_again = is_refused or (self._idempotent and error.code not in _FAILS_AGAIN)
+        may_again = is_refused or (self._options.idempotent and error.code not in _FAILS_AGAIN)
         if not is_refused:  # the next try waits for a place anew
-            self._starts_s = min(now_s + self._start_s, self._ends_s)
+            self._starts_s = min(now_s + self._options.start_s, self._ends_s)
         told_s = error.retry_after_s if isinstance(error, CallRefused) else 0.0
         after_s = max(self._wait_s, told_s) * random.uniform(0.5, 1.5)
         if not may_again or now_s + max(after_s, told_s) >= self._starts_s:
@@ -853,16 +895,6 @@ def _check_at_once(at_once: int) -> None:
         raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
 
 
-async def _answered(call: Callable[[], Coroutine[Any, Any, Any]], *, or_error: bool) -> Any:
-    """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
-    try:
-        return await call()
-    except ClientError as error:
-        if not or_error:
-            raise
-        return error
-
-
 async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
     if isinstance(items, AsyncIterable):
         async for item in items:
@@ -891,28 +923,6 @@ def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _encoded(data: Any) -> tuple[bytes, str]:
-    """Return a call's data as bytes, with their content type; "" for bytes. Raises `Rejected`."""
-    if data is None:
-        return b"", ""
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data), ""
-    try:
-        if isinstance(data, str):
-            return data.encode(), "text/plain; charset=utf-8"
-        encoded = _encode(data)
-        if place := null_place("data", data, encoded):
-            raise ValueError(f"{place} is {NOT_FINITE}")
-        return encoded, "application/json"
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise rejected(
-            "invalid-argument",
-            f"the data of a call are neither bytes nor text nor JSON: {error}",
-            found=type(data).__name__,
-            next="send bytes, or what JSON can hold",
-        ) from None
-
-
 def _is_last(delivery: Delivery) -> bool:
     return not _is_part(delivery)
 
@@ -938,6 +948,11 @@ async def _quietly(sending: Coroutine[Any, Any, bool]) -> None:
         await sending
 
 
+def _is_end(last: Delivery) -> bool:
+    """Return whether an answer's last message says how many parts were before it."""
+    return last.headers is not None and END in last.headers
+
+
 def _all_there(last: Delivery, seen: int) -> bool:
     """Return whether an answer came in parts, of which the last message says how many there are. Raises CallFailed if
     some are missing."""
@@ -959,19 +974,6 @@ def _check_next(part: Delivery, number: int) -> None:
 
 def _is_part(delivery: Delivery) -> bool:
     return delivery.headers is not None and PART in delivery.headers
-
-
-def _value(delivery: Delivery, *, raw: bool = False) -> Any:
-    """Return the value of an answer. Raises CallFailed, CallRefused, Rejected."""
-    if (error := _error_of(delivery)) is not None:
-        raise error
-    if raw:
-        return delivery.data
-    kind = "" if delivery.headers is None else delivery.headers.get(CONTENT_TYPE, "")
-    try:
-        return decode_result(Result(kind, delivery.data))
-    except UNREADABLE as error:
-        raise CallFailed(client_problem("call-failed", f"the answer is not {kind}: {error}")) from None
 
 
 def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+from moorage.client.call_options import CallOptions
 from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
 from moorage.client.fields import Fields, Paths
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
     from moorage.schemas.served import Answer
+
+T = TypeVar("T")
 
 
 class Job(Handle[AsyncJob]):
@@ -398,70 +401,93 @@ class Service(Handle["AsyncService"]):
         """Same as `AsyncService.name`."""
         return self._twin.name
 
-    def call(
-        self,
-        data: Any = None,
-        *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
-    ) -> Any:
-        """Call the service once, and return its answer; one in parts as a list of them."""
-        return self._thread.call(
-            self._twin.call(
-                data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
-            )
-        )
+    @overload
+    def call(self, data: Any = None, *, returns: type[T], **how: Unpack[CallOptions]) -> T: ...
 
-    def answer(
-        self,
-        data: Any = None,
-        *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
-    ) -> Answer:
+    @overload
+    def call(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Any: ...
+
+    def call(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Any:
+        """Call the service once, and return its answer; one in parts as a list of them. `how` are `CallOptions`."""
+        return self._thread.call(self._twin.call(data, returns=returns, **how))
+
+    def answer(self, data: Any = None, *, returns: Any = None, **how: Unpack[CallOptions]) -> Answer:
         """Call the service once as `call`, and return its answer with the headers; those of its end, if it has
         parts.
         """
-        return self._thread.call(
-            self._twin.answer(
-                data, timeout=timeout, start_within=start_within, try_timeout=try_timeout, idempotent=idempotent
-            )
-        )
+        return self._thread.call(self._twin.answer(data, returns=returns, **how))
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        returns: type[T],
+        return_exceptions: Literal[False] = False,
+        **how: Unpack[CallOptions],
+    ) -> Iterator[T]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        returns: Any = None,
+        return_exceptions: bool = False,
+        **how: Unpack[CallOptions],
+    ) -> Iterator[Any]: ...
 
     def map(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
         at_once: int = 64,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
+        returns: Any = None,
         return_exceptions: bool = False,
+        **how: Unpack[CallOptions],
     ) -> Iterator[Any]:
         """Call the service with each item, and yield the answers in the order of the items. Items that are read one
         by one are read in this thread, which meanwhile yields no answers.
         """
-        more: dict[str, Any] = {
-            "timeout": timeout,
-            "start_within": start_within,
-            "try_timeout": try_timeout,
-            "idempotent": idempotent,
-            "return_exceptions": return_exceptions,
-        }
         if isinstance(items, AsyncIterable | Collection):
+            more: dict[str, Any] = {"returns": returns, "return_exceptions": return_exceptions, **how}
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
-        return self._thread.in_order(self._twin._each(items, at_once, **more), at_once)
+        return self._thread.in_order(self._twin._each(items, at_once, returns, return_exceptions, how), at_once)
+
+    @overload
+    def stream(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: type[T],
+    ) -> Iterator[T]: ...
+
+    @overload
+    def stream(
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: Any = None,
+    ) -> Iterator[Any]: ...
 
     def stream(
-        self, data: Any = None, *, timeout: Duration | None = None, start_within: Duration | None = None
+        self,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        start_within: Duration | None = None,
+        returns: Any = None,
     ) -> Iterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""
-        return self._thread.iterate(self._twin.stream(data, timeout=timeout, start_within=start_within))
+        return self._thread.iterate(
+            self._twin.stream(data, timeout=timeout, start_within=start_within, returns=returns)
+        )
 
     def answers(
         self,
@@ -469,12 +495,15 @@ class Service(Handle["AsyncService"]):
         *,
         timeout: Duration | None = None,
         start_within: Duration | None = None,
+        returns: Any = None,
         raw: bool = False,
         ahead_bytes: int | None = None,
     ) -> Iterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
         return self._thread.iterate(
-            self._twin.answers(data, timeout=timeout, start_within=start_within, raw=raw, ahead_bytes=ahead_bytes)
+            self._twin.answers(
+                data, timeout=timeout, start_within=start_within, returns=returns, raw=raw, ahead_bytes=ahead_bytes
+            )
         )
 
 
@@ -849,30 +878,43 @@ class Client(ClientBase):
         lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
         return Lease(self._thread, self._thread.call(entered(lending)))
 
+    @overload
     def call(
         self,
         service: str,
         data: Any = None,
         *,
-        timeout: Duration | None = None,
-        start_within: Duration | None = None,
-        try_timeout: Duration | None = None,
-        idempotent: bool = False,
+        returns: type[T],
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
+    ) -> T: ...
+
+    @overload
+    def call(
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        returns: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
+    ) -> Any: ...
+
+    def call(
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        returns: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **how: Unpack[CallOptions],
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
         return self._thread.call(
-            self._twin.call(
-                service,
-                data,
-                timeout=timeout,
-                start_within=start_within,
-                try_timeout=try_timeout,
-                idempotent=idempotent,
-                priority=priority,
-                headers=headers,
-            )
+            self._twin.call(service, data, returns=returns, priority=priority, headers=headers, **how)
         )
 
     def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.arrays import plain_number
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import VERSION, ResultLine
 from moorage.schemas.passed_on import CHECKPOINT
@@ -36,7 +37,7 @@ NOT_FINITE: Final = "NaN or infinity, which JSON cannot hold"
 #: header of a `kept_object`: when its job was accepted, ms since 1970
 ACCEPTED_HEADER: Final = "Moorage-Accepted"
 
-_encode: Final = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder(enc_hook=plain_number).encode
 _decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -70,13 +71,14 @@ def encode_result(value: object) -> Result:
     return result
 
 
-def _no_raw(raw: msgspec.Raw) -> None:
+def _plain(value: object) -> object:
     """Give nothing for a `msgspec.Raw`: it is JSON already, and contains no float."""
+    return None if isinstance(value, msgspec.Raw) else plain_number(value)
 
 
 def null_place(place: str, value: object, encoded: bytes) -> str:
     """Return the place of a float in a value that stands as null in its encoded JSON, as `not_finite` names it."""
-    return not_finite(place, msgspec.to_builtins(value, enc_hook=_no_raw)) if b"null" in encoded else ""
+    return not_finite(place, msgspec.to_builtins(value, enc_hook=_plain)) if b"null" in encoded else ""
 
 
 def not_finite(place: str, value: object) -> str:

@@ -164,10 +164,10 @@ async def test_a_field_that_is_given_for_all_requests_is_refused_before_any_is_s
 async def test_jobs_to_wait_for_are_handles(nats_url: str, unique: str) -> None:
     async with AsyncClient(nats_url, tenant=unique) as client:
         for ask in (client.wait(["train-42"]), client.gather("train-42")):  # type: ignore[list-item, arg-type]
-            with pytest.raises(TypeError, match=r"'train-42' is no Job: .* job\('train-42'\)"):
+            with pytest.raises(TypeError, match=r"'train-42' is no AsyncJob: .* job\('train-42'\)"):
                 await ask
         job = client.job("train-42")
-        with pytest.raises(TypeError, match=r"a list is no Job: gather takes jobs as arguments, gather\(\*jobs\)"):
+        with pytest.raises(TypeError, match=r"a list is no AsyncJob: gather takes jobs as arguments, gather\(\*jobs\)"):
             await client.gather([job])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"alone, use job\.result\(\)"):
             await client.wait(job)  # type: ignore[arg-type]

@@ -226,3 +226,28 @@ class Traced:
             raise ValueError("as asked")
         parent = f"{span.parent.span_id:016x}" if span.parent else ""
         return [span.name, f"{span.context.trace_id:032x}", parent]
+
+
+def doubled(data: Any) -> Any:
+    """Twice an array."""
+    return data * 2
+
+
+def rows(data: Any) -> Iterator[Any]:
+    """The rows of an array, as parts."""
+    yield from data
+
+
+def summed(items: list[Any]) -> Any:
+    """A batch: a row for each array, with its sum."""
+    import numpy
+
+    return numpy.stack([item.sum(keepdims=True).reshape(1) for item in items])
+
+
+def word(data: str) -> dict[str, Any]:
+    return {"text": data, "size": len(data)}
+
+
+def words(data: str) -> Iterator[dict[str, Any]]:
+    yield from (word(each) for each in data.split())

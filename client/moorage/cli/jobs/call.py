@@ -150,9 +150,17 @@ def _frame(service: str, part: Answer) -> dict[str, Any]:
     """Return an answer, or a part of one, for --json. Bytes are in base64."""
     import base64
 
-    is_bytes = isinstance(part.value, bytes)
-    value = {"base64": base64.b64encode(part.value).decode()} if is_bytes else {"value": part.value}
+    found = _plain(part.value)
+    value = {"base64": base64.b64encode(found).decode()} if isinstance(found, bytes) else {"value": found}
     return {"kind": "answer", "service": service, **value, "headers": part.headers}
+
+
+def _plain(value: Any) -> Any:
+    """Return the bytes of an array, and any other value as it is."""
+    from moorage.schemas.arrays import encoded_array
+
+    array = encoded_array(value)
+    return value if array is None else array[0]
 
 
 class _Printed:
@@ -164,6 +172,7 @@ class _Printed:
     def write(self, part: Any) -> None:
         import msgspec
 
+        part = _plain(part)
         if isinstance(part, str | bytes):
             raw = part.encode() if isinstance(part, str) else part
             self._is_open = isinstance(part, str) and not part.endswith("\n") if raw else self._is_open
