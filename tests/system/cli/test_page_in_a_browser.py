@@ -194,3 +194,26 @@ async def test_a_sweep_is_a_grid_with_its_failures_first(node: Node, unique: str
         assert await history.get_attribute("open") != was
         assert await seen.overflow() <= 0
         assert seen.wrong == []
+
+
+async def test_a_tab_tells_what_is_wrong_and_keys_lead_to_it(tmp_path: Path) -> None:
+    async with (
+        node_on(tmp_path / "up") as node,
+        browser() as running,
+        served(env=node.env()) as page,
+        tab(running, page.url) as seen,
+    ):
+        await seen.page.goto(page.link)
+        await expect(seen.page).to_have_title("moorage fleet", timeout=SEEN_MS)
+        well = await seen.page.locator("link[rel=icon]").get_attribute("href")
+        assert (await node.run("cordon", "sim-0000")).code == 0
+        await expect(seen.page).to_have_title("1 wrong · moorage fleet", timeout=SEEN_MS)
+        assert await seen.page.locator("link[rel=icon]").get_attribute("href") != well
+        await seen.page.keyboard.press("j")
+        assert await seen.page.evaluate("document.activeElement.getAttribute('href')") == "/worker/sim-0000"
+        await seen.page.keyboard.press("/")
+        assert await seen.page.evaluate("document.activeElement.name") == "filter"
+        await seen.page.locator("h2").first.click()
+        await seen.page.keyboard.press("?")
+        await expect(seen.page.locator("dialog")).to_be_visible()
+        assert seen.wrong == []

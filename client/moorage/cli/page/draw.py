@@ -95,7 +95,15 @@ def head(view: View, trouble: str = "") -> Part:
     if view.past:
         words = ["as it was at", utc(view.at_ms)[:10]]
     sim = {"all": "sim: all GPUs are simulated", "some": "sim: some GPUs are simulated"}.get(view.simulated, "")
-    return part("every", "head", words=[*words, f"{utc(view.at_ms)[11:19]} UTC"], sim=sim, trouble=trouble)
+    return part(
+        "every",
+        "head",
+        words=[*words, f"{utc(view.at_ms)[11:19]} UTC"],
+        sim=sim,
+        trouble=trouble,
+        wrong=len(view.troubles),
+        grave=sum(each.grave for each in view.troubles),
+    )
 
 
 def trouble(words: str) -> Part:

@@ -20,6 +20,21 @@ function show({order, parts}) {
   }
   for (const [id, html] of Object.entries(parts)) replace(document.getElementById(id), html);
   drawGrids();
+  tellTab();
+}
+
+// The title and the icon of the tab say whether something is wrong in the fleet.
+const title = document.title;
+
+function tellTab() {
+  const told = document.querySelector("#head [data-wrong]");
+  if (!told) return;
+  const wrong = Number(told.dataset.wrong), grave = Number(told.dataset.grave);
+  document.title = wrong ? `${wrong} wrong · ${title}` : title;
+  const colour = grave ? "#c3312a" : wrong ? "#c98a00" : "#2c8f57";
+  const shape = grave ? '<path d="M8 1 15 15H1z"' : wrong ? '<path d="M8 1 15 8 8 15 1 8z"' : '<circle cx="8" cy="8" r="7"';
+  const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">${shape} fill="${colour}"/></svg>`;
+  document.querySelector("link[rel=icon]").href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
 // What a person has folded or opened stays so.
@@ -116,9 +131,33 @@ main.addEventListener("click", (event) => {
   drawGrids();
 });
 
+// / goes to the filter, j and k to the next and the last link of a row or a host, ? says so.
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  const filter = document.querySelector("input[name=filter]"), help = document.querySelector("dialog");
+  if (event.key === "/" && filter) {
+    event.preventDefault();
+    filter.focus();
+  } else if (event.key === "?") {
+    if (help.open) help.close();
+    else help.showModal();
+  } else if (event.key === "j" || event.key === "k") {
+    const links = [...main.querySelectorAll("tbody td:first-child a, td a, .host, #verdict a")].filter((each) => each.offsetParent);
+    const at = links.indexOf(document.activeElement);
+    links[at < 0 ? 0 : Math.max(0, Math.min(links.length - 1, at + (event.key === "j" ? 1 : -1)))]?.focus();
+  }
+});
+
+function print() {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  window.print();
+}
+
+if (new URLSearchParams(location.search).has("print")) window.addEventListener("load", print);
 window.addEventListener("resize", drawGrids);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawGrids);
 drawGrids();
+tellTab();
 
 function listen() {
   source = new EventSource("/live" + location.pathname + location.search);
