@@ -679,6 +679,23 @@ def test_a_fixed_next_version_of_one_with_max_running_never_serves_with_fewer(ro
     assert (site.serving("b"), site.fewest) == (4, 4)
 
 
+def test_a_service_that_has_not_all_its_places_lends_those_that_it_has() -> None:
+    site = Site(2, replicas=3)
+    site.serve("b", replicas=3, instead_of="a")
+    assert site.watch(2 * WATCHED_S, lambda: site.serving("b") == 2)
+    assert site.fewest == 1, "one at a time"
+
+
+def test_a_move_that_is_given_up_leaves_no_more_than_max_running() -> None:
+    site = Site(2, replicas=4, max_running=2)
+    site.join_host("w1", 1)
+    site.operate("drain", "w0")
+    assert site.watch(WATCHED_S, lambda: site.held_on("w1") == 1)
+    site.operate("uncordon", "w0")
+    site.watch(WATCHED_S)
+    assert (site.serving("a"), site.fewest) == (2, 2)
+
+
 @pytest.mark.parametrize(("said_s", "takes_s"), [(0.0, 3), (20.0, 23)])
 def test_a_member_counts_once_it_was_ready_for_as_long_as_its_request_says(said_s: float, takes_s: int) -> None:
     site = beside(1, 1, run={**READY, "ready": {"call": True, "for_s": said_s}})

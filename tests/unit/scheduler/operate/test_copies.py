@@ -190,3 +190,17 @@ def test_a_service_that_its_next_version_replaces_is_replaced_with_as_many_as_ar
     assert (found.serving("a"), found.serving("b"), found.fewest) == (3, 1, 2)
     found.cancel("b")
     assert found.watch(WATCHED_S, lambda: found.serving("a") == 4)
+
+
+@pytest.mark.parametrize("when", ["its replacement begins", "it has moved"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_change_while_a_member_moves_counts_the_one_that_goes_no_more(count: int, when: str) -> None:
+    found = site(1)
+    found.join_host("w1", 2)
+    found.join_host("w2", 2)
+    found.operate("drain", "w0")
+    moved = when == "it has moved"
+    assert found.watch(WATCHED_S, lambda: found.job("a").has_moved if moved else bool(found.job("a").relocating))
+    assert change(found, count)["kind"] == "answer"
+    found.watch(WATCHED_S)
+    assert (found.serving("a"), found.held_on("w0"), len(members(found))) == (count, 0, count)

@@ -54,6 +54,7 @@ AGAIN_MS: Final = 60_000
 LOOKS_MAX: Final = 2
 #: members are asked to end so long before their worker, which was told to end, ends them itself
 AHEAD_MS: Final = 2_000
+_NOT_NEEDED: Final = "the member that it was to replace goes on, or has ended"
 
 
 class Leaves(NamedTuple):
@@ -264,11 +265,20 @@ class Relocating:
         return CANCELLED if state is None else state
 
     def _give_up(self, draft: Draft, job: Job, new: int, *, has_more: bool) -> None:
-        """End a replacement that is not needed; where it has no number of its own, that is a matter of the calls."""
+        """End a replacement that is not needed; where it has no number of its own, only if more than may run do so."""
         if has_more:
-            self._cancel(draft, job, new, "the member that it was to replace goes on, or has ended")
-        else:
-            self._is_over(draft, job, -1)
+            self._cancel(draft, job, new, _NOT_NEEDED)
+            return
+        self._is_over(draft, job, -1)
+        most, row = most_of(job, self._lifecycle.request_of(job)), job.rows.get(new)
+        member = None if row is None else row.attempt
+        if most is None or member is None or not self._lifecycle.is_on_worker(member):
+            return
+        if (
+            sum(each.attempt is not None and self._lifecycle.is_on_worker(each.attempt) for each in job.rows.values())
+            > most
+        ):
+            self._lifecycle.leave(draft, member, _NOT_NEEDED, Count.NONE)
 
     def _cancel(self, draft: Draft, job: Job, index: int, why: str) -> None:
         self._lifecycle.cancel(draft, job, why, ((index, index),))

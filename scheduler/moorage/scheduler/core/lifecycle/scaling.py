@@ -258,7 +258,12 @@ class Scaling:
         if not lent and job.scaled is not None:
             lent = max(0, full - job.scaled.wanted)  # a snapshot may have lost it
         # more may serve than a `max_running` allows that is lower by now
-        return Old(max(full, lent + sum(1 for _ in self._members(job))), lent, min(ahead, lent))
+        return Old(max(full, lent + self.count(job)), lent, min(ahead, lent))
+
+    def count(self, job: Job) -> int:
+        """Return how many members of a job have a place and were not asked to end, without one that is to replace
+        another."""
+        return sum(1 for _ in self._members(job))
 
     def lend(
         self, draft: Draft, job: Job, full: int, lent: tuple[int, int], why: str, member: Attempt | None = None
@@ -301,7 +306,7 @@ class Scaling:
             scale = self._lifecycle.request_of(job).scale if job is not None else None
             if job is None or scale is None or job.hold is not None:
                 continue
-            count = sum(1 for _ in self._members(job)) - scale.min
+            count = self.count(job) - scale.min
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
                 rate_milli = self._order.rates.of(shape)

@@ -204,6 +204,9 @@ class Services:
         if may_begin and scaling.begin_with(draft, new, lender.full, why):
             return "goes on"
         now = self._next(new, next_request, lender, draft.time_ms)
+        finds_no_place = self._finds_no_place(draft, new, now.settled)
+        if finds_no_place:  # nor do those of the old one that wait: who has no place lends none
+            lender = lender._replace(full=min(lender.full, lender.lent + scaling.count(old)))
         if lender.lent and not any(old.lent):  # a snapshot of level 1 does not say for which of them none serves
             lender = lender._replace(ahead=max(0, lender.lent - now.settled))
         decided = reconcile(lender, now._replace(may_begin=may_begin))
@@ -211,8 +214,8 @@ class Services:
             self._lifecycle.cancel(draft, old, REPLACED_BY.format(new.name))
         elif (decided.lent, decided.ahead) != (lender.lent, lender.ahead):
             scaling.lend(draft, old, lender.full, (decided.lent, decided.ahead), _why(decided, lender, new))
-        elif decided.more and not any(self._is_leaving(row) for row in old.rows.values()):  # its place may be enough
-            self._give_way(draft, scaling, old, new, request, decided, now.settled)
+        elif decided.more and finds_no_place and not any(self._is_leaving(row) for row in old.rows.values()):
+            self._give_way(draft, scaling, old, new, request, decided, lender.full)
         return decided.phase
 
     def _next(self, new: Job, request: Request, old: Old, now_ms: int) -> Next:
@@ -227,9 +230,9 @@ class Services:
         return Next(may, settled, live, self._fails(new, request))
 
     def _give_way(
-        self, draft: Draft, scaling: Scaling, old: Job, new: Job, request: Request, decided: Decision, settled: int
+        self, draft: Draft, scaling: Scaling, old: Job, new: Job, request: Request, decided: Decision, full: int
     ) -> None:
-        """End a member of the old job for the new one; `decided.more` may end one after the other.
+        """End a member of the old job, of `full` ones, for the new one; `decided.more` may end one after the other.
 
         None ends if the new one could not start then either: for want of room, or as its tenant is held or at its
         limit. None ends while one of the old job is about to serve, as it may do after the new one has failed.
@@ -238,7 +241,7 @@ class Services:
         most_new = most_of(new, self._lifecycle.request_of(new))
         if most_new is not None and new.on_workers >= most_new:
             return  # it may have no more, as a canary
-        if tenant.hold is not None or not self._finds_no_place(draft, new, settled):
+        if tenant.hold is not None:
             return
         if old.ever_ready and any(_begins(row) for row in old.rows.values()) and request.workload.ready is not None:
             return
@@ -250,7 +253,6 @@ class Services:
             members = [each for each in current if each is not None and self._lifecycle.is_on_worker(each)][:1]
         if members and len(members) <= most and members[0].mask.bit_count() * most >= over:
             why = f"gives its place to job {new.name}, which replaces it"
-            full = scaling.lender(old).full
             scaling.lend(draft, old, full, (decided.lent + 1, decided.ahead + 1), why, members[0])
 
     def replaces(self, new: Job) -> bool:

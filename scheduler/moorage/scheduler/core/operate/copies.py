@@ -52,8 +52,8 @@ class Copies:
                 next="an operator raises it once all schedulers can: moorage admin feature-level",
             )
         least, most = (asked.min, asked.max) if isinstance(asked, Scale) else (-1, asked)
-        stays = without(job.numbers, job.leaving)
-        ended = count_of(stays) - (job.live - count_of(job.leaving))
+        has = _count(job, request)
+        ended = job.size - job.live
         if most < ended:
             return problem(
                 "failed-precondition",
@@ -64,7 +64,7 @@ class Copies:
                 job=job.name,
                 next=f"moorage cancel {word_of(job.name)} ends all of it",
             )
-        if _top(job, request) + max(0, most - count_of(stays)) >= REPLICAS_MAX or self._is_too_much(job, most):
+        if _top(job, request) + max(0, most - has) >= REPLICAS_MAX or self._is_too_much(job, most):
             return problem(
                 "queue-full",
                 f"there is no room for {most} replicas of job {job.name}",
@@ -77,7 +77,7 @@ class Copies:
 
     def record(self, draft: Draft, job: Job, wanted: Request, event: ChangeOrder) -> None:
         """Write a number of replicas that `changed` has allowed, and what follows from it."""
-        has = count_of(without(job.numbers, job.leaving))
+        has = _count(job, self._reader.request_of(job))
         least, most = (-1, wanted.copies) if wanted.scale is None else (wanted.scale.min, wanted.copies)
         before = wanted_of(job, self._reader.request_of(job))
         leaving = self._leaving(job, max(0, has - most))
@@ -135,6 +135,12 @@ class Copies:
             job=job.name,
             next="submit another job with the number that you want",
         )
+
+
+def _count(job: Job, request: Request) -> int:
+    """Return how many replicas a job keeps: without those that are taken away, one after a move among them."""
+    has = count_of(without(job.numbers, job.leaving))
+    return has - (job.relocating is not None and has > request.copies)
 
 
 def _top(job: Job, request: Request) -> int:
