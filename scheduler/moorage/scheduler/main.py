@@ -102,6 +102,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         follows.env[NATS_VARIABLE] = target  # the history is in the users' account
     operators = await connect_logged(target, "moorage-scheduler-operators", log, role=" (for operators)")
     tenants = await connect_logged(target, "moorage-scheduler-tenants", log, role=" (for tenants)")
+    out = await connect_logged(target, "moorage-scheduler-answers", log, role=" (for answers)")
     logs = "--log-level", settings.log_level, "--log-format", settings.log_format
     passes = Command(
         [sys.executable, "-m", "moorage.scheduler.buckets.process", "--prefix", prefix, *logs],
@@ -112,6 +113,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         ledger_world,
         operators=operators,
         tenants=tenants,
+        out=out,
         config=settings,
         subjects=Subjects(prefix),
         replicas=replicas,
@@ -139,7 +141,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
                 await task
         if recorder is not None:
             recorder.close()
-        for connection in {tenants, operators, world, ledger_world}:
+        for connection in {out, tenants, operators, world, ledger_world}:
             await connection.close()
 
 

@@ -1,4 +1,5 @@
-"""Two tenants that flood, from processes of their own, beside quiet tenants, operators and workers with running jobs.
+"""Two tenants or a worker that flood, from processes of their own, beside quiet tenants, operators and workers with
+running jobs.
 
 `python -m tests.release.floods.world --seconds 45` prints what the others waited for their answers.
 """
@@ -12,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,9 +29,12 @@ from tests.system.live.stack import RealProcess
 from tests.waiting import until
 
 SUBJECTS: Final = Subjects()
-FLOODING: Final = {"loud": "small", "heavy": "large"}
+#: by key: the kind of its messages
+OF_TENANTS: Final = {"submitter.loud": "explains", "submitter.heavy": "submits"}
 QUIET: Final = tuple(f"quiet-{number}" for number in range(1, 6))
 WORKERS: Final = tuple(f"w{number:02}" for number in range(1, 21))
+#: one that floods has no job and no session
+STRAY: Final = "stray"
 #: between two questions of one tenant, or of an operator
 PAUSE_S: Final = 0.1
 #: one try of a question, as the SDK has it
@@ -124,12 +128,12 @@ async def _answer(connection: Connection, subject: str, body: Any) -> dict[str, 
     return dict(msgspec.json.decode(answer.data))
 
 
-async def flooded(seconds: float, floods: dict[str, str] | None = None, *, aside: bool = False) -> Figures:
+async def flooded(seconds: float, floods: Mapping[str, str] = OF_TENANTS, *, aside: bool = False) -> Figures:
     """Flood for so long, and return what the others saw of it. With `aside` the programs that flood have what the
     others leave of the processors, nearly as if they were on machines of their own."""
-    tenants = (*FLOODING, *QUIET)
     async with contextlib.AsyncExitStack() as ends:
-        site = await ends.enter_async_context(running(tenants=tenants, workers=WORKERS))
+        tenants = ("loud", "heavy", *QUIET)
+        site = await ends.enter_async_context(running(tenants=tenants, workers=(*WORKERS, STRAY)))
         world = World(site, Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="moorage-flood-"))))
         await ends.enter_async_context(
             world.process("scheduler", "-m", "moorage.cli", "scheduler", "--nats", "scheduler.main",
@@ -165,9 +169,9 @@ async def flooded(seconds: float, floods: dict[str, str] | None = None, *, aside
         asking = [_asks(askers[tenant], SUBJECTS.api(tenant, "ls"), tenants_s, ended_s) for tenant in QUIET]
         fleet = SUBJECTS.admin("fleet", "ana")
         async with contextlib.AsyncExitStack() as flood:
-            for tenant, kind in (FLOODING if floods is None else floods).items():
-                words = ("-m", "tests.release.floods.flooder", f"submitter.{tenant}", tenant, kind)
-                program = await flood.enter_async_context(world.process(f"flood-{tenant}", *words))
+            for key, kind in floods.items():
+                words = ("-m", "tests.release.floods.flooder", key, kind)
+                program = await flood.enter_async_context(world.process(f"flood-{key}", *words))
                 if aside:
                     os.setpriority(os.PRIO_PROCESS, program.pid, NICE_MOST)
             *in_vain, _, renewals_s = await asyncio.gather(
@@ -197,9 +201,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--quiet", action="store_true", help="without any flood, to compare")
+    kinds = "renewals", "facts", "loads", "looks"
+    parser.add_argument("--worker", choices=kinds, help="a worker floods with these, and no tenant does")
     parser.add_argument("--aside", action="store_true", help="the programs that flood have the lowest priority")
     given = parser.parse_args()
-    print(asyncio.run(flooded(given.seconds, {} if given.quiet else None, aside=given.aside)).words())
+    floods = {} if given.quiet else {f"worker.{STRAY}": given.worker} if given.worker else OF_TENANTS
+    print(asyncio.run(flooded(given.seconds, floods, aside=given.aside)).words())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.leader.door import Door
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.service import Scheduler
-from moorage.scheduler.leader.tenant_door import TenantDoor
 from moorage.scheduler.leader.term import Term
 from moorage.schemas.subjects import FLEET, Subjects
 from tests.release.chaos.proxy import Proxy
@@ -32,7 +32,7 @@ NUMBERS: Final = Config(
 )
 #: the least `max_pending` that a server takes with the payload of a site
 PENDING_BYTES: Final = 2 * 1024 * 1024
-SERVES: Final = ("workers", "operators", "tenants")
+SERVES: Final = ("workers", "operators", "tenants", "out")
 
 
 class Serving:
@@ -41,7 +41,8 @@ class Serving:
     def __init__(self, scheduler: Scheduler, doors: dict[str, Proxy]) -> None:
         self.scheduler = scheduler
         self.doors = doors
-        self.connections = dict(zip(SERVES, (scheduler.world, scheduler.operators, scheduler.tenants), strict=True))
+        links = (scheduler.world, scheduler.operators, scheduler.tenants, scheduler.out)
+        self.connections = dict(zip(SERVES, links, strict=True))
 
     @property
     def term(self) -> Term:
@@ -65,6 +66,7 @@ async def serving(site: RunningSite) -> AsyncIterator[Serving]:
             ledger,
             operators=links["operators"],
             tenants=links["tenants"],
+            out=links["out"],
             config=NUMBERS,
             subjects=SUBJECTS,
         )
@@ -102,7 +104,7 @@ async def asks(connection: Connection, subject: str, body: bytes = b"{}") -> dic
 
 async def test_who_is_answered_by_a_new_leader_finds_all_of_it_subscribed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators were answered before there was a subscription for tenants: their requests had no responders."""
-    opens, puts = TenantDoor.open, Intake.put
+    opens, puts = Door.open, Intake.put
     came, answers, early = list[str](), list[bytes](), list[bytes]()
 
     async with (
@@ -117,16 +119,18 @@ async def test_who_is_answered_by_a_new_leader_finds_all_of_it_subscribed(monkey
             came.append(delivery.subject)
             puts(self, delivery)
 
-        async def open_late(self: TenantDoor) -> None:
+        async def open_late(self: Door) -> None:
+            if self._kind == "worker":
+                return await opens(self)
             await ana.publish(SUBJECTS.admin("fleet", "ana"), b"{}", inbox, {})
             await until(lambda: SUBJECTS.admin("fleet", "ana") in came, what="the question is there")
             for _ in range(5):  # time for an answer that is made before it should be
                 await ana.flush()
             early.extend(answers)
-            await opens(self)
+            return await opens(self)
 
         monkeypatch.setattr(Intake, "put", put)
-        monkeypatch.setattr(TenantDoor, "open", open_late)
+        monkeypatch.setattr(Door, "open", open_late)
         async with serving(site):
             await until(lambda: answers, what="the answer")
             assert early == []
@@ -197,3 +201,42 @@ async def test_operators_are_answered_while_the_connection_for_tenants_is_away()
         await leader.connections["tenants"].flush()
         async with await site.connect("submitter.acme") as acme:
             assert (await asks(acme, SUBJECTS.api("acme", "ls")))["kind"] == "answer"
+
+
+async def test_tenants_and_operators_are_answered_while_the_connection_for_workers_is_away() -> None:
+    async with (
+        running() as site,
+        serving(site) as leader,
+        await site.connect("operator.ana") as ana,
+        await site.connect("submitter.acme") as acme,
+    ):
+        told: list[str] = []
+        await acme.subscribe(SUBJECTS.events("acme"), lambda delivery: told.append(delivery.subject))
+        leader.doors["workers"].reset()
+        await until(lambda: not leader.connections["workers"].is_connected, what="the leader sees it")
+        assert (await asks(ana, SUBJECTS.admin("fleet", "ana")))["kind"] == "answer"
+        request = b'{"job":"j","gpu":{},"on_no_match":"wait","run":{"argv":["true"]}}'
+        assert (await asks(acme, SUBJECTS.api("acme", "submit"), request))["kind"] == "accepted"
+        await until(lambda: told, what="its tenant hears of it")
+        assert not leader.connections["workers"].is_connected
+
+
+@pytest.mark.parametrize("verb", ["renew", "looked"])
+async def test_a_worker_that_floods_is_rationed_by_the_server_and_others_are_heard(verb: str) -> None:
+    async with (
+        running() as site,
+        serving(site) as leader,
+        worker_of(site) as worker,
+        await site.connect("worker.w2") as flood,
+        await site.connect("submitter.acme") as acme,
+    ):
+        rates, session = leader.term.intake.worker_rates, worker.session
+        while "w2" not in rates.rationed:
+            await flood.send([(SUBJECTS.worker("w2", verb), b"{}", "")] * 10_000)
+            await flood.flush()
+            await leader.connections["workers"].flush()  # the leader has read as much as it is to read of them
+        answered = len(worker.answers)
+        await until(lambda: len(worker.answers) > answered + 3, what="renewals of the other one are answered")
+        assert (await asks(acme, SUBJECTS.api("acme", "ls")))["kind"] == "answer"
+        await until(lambda: not rates.rationed, ANSWER_S, "it floods no more")
+        assert worker.session == session

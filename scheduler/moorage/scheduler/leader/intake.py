@@ -21,7 +21,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, Wake
-from moorage.scheduler.leader.tenant_rates import TenantRates
+from moorage.scheduler.leader.sender_rates import SenderRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.scheduler.questions import question_queue
@@ -128,8 +128,8 @@ class Intake:
         self._questions = QuestionQueue(self._skip)
         #: tenant by submit subject
         self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
-        self.rates = TenantRates(engine.config.requests_per_s)
-        self._worker_rates = TenantRates(WORKER_FRAMES_PER_S, WORKER_FRAME_BYTES)
+        self.rates = SenderRates(engine.config.requests_per_s)
+        self.worker_rates = SenderRates(WORKER_FRAMES_PER_S, WORKER_FRAME_BYTES, by_part=False)
         self._flooding = Reminders()
         self._clocks = WorkerClocks(lambda worker: worker in engine.state.workers)
         self.counters: Counter[str] = Counter()
@@ -141,10 +141,7 @@ class Intake:
         worker's rate is dropped. If the sender itself may not publish to the reply subject, the message is taken
         without the reply subject.
         """
-        if (worker := self._worker_of(delivery.subject)) and self._worker_rates.take(
-            worker, len(delivery.data), delivery.received_monotonic_s
-        ):
-            self._floods(worker)
+        if (worker := self._worker_of(delivery.subject)) and not self.may_send(worker, delivery):
             return
         if delivery.reply and not may_answer(self._prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
@@ -177,7 +174,10 @@ class Intake:
             return subject[skip + 7 :].partition(".")[0]
         return subject[skip + 5 :] if subject[skip : skip + 5] == "load." else ""
 
-    def _floods(self, worker: str) -> None:
+    def may_send(self, worker: str, delivery: Delivery) -> bool:
+        """Count a message for its worker's rate; return whether it is within that."""
+        if not self.worker_rates.take(worker, len(delivery.data), delivery.received_monotonic_s):
+            return True
         self.counters["over_rate"] += 1
         if self._flooding.due(worker):
             log.warning(
@@ -185,6 +185,7 @@ class Intake:
                 worker,
                 WORKER_FRAMES_PER_S,
             )
+        return False
 
     def _whose(self, subject: str) -> str:
         """Return the tenant of a message on subjects of tenants; "" for any other message."""

@@ -45,6 +45,7 @@ class Parts:
         *,
         operators: Connection | None = None,
         tenants: Connection | None = None,
+        out: Connection | None = None,
         config: Config | None = None,
         subjects: Subjects | None = None,
         replicas: int = 1,
@@ -57,7 +58,10 @@ class Parts:
         recorder: Recorder | None = None,
         ceilings: Ceilings = CEILINGS,
     ) -> None:
-        """`snapshot_command` starts the process that writes snapshots; with None there are none.
+        """Workers and other schedulers are heard on `world`, operators and tenants on connections of their own. A
+        leader speaks on `out`, where nothing comes for which the server could cut it.
+
+        `snapshot_command` starts the process that writes snapshots; with None there are none.
 
         `follower_command` starts the process that follows the ledger beside the leader; with None a task of this
         process does. So it is with `buckets_command` and what workers ask of buckets.
@@ -78,6 +82,7 @@ class Parts:
         self.world = world
         self.operators = operators or world
         self.tenants = tenants or world
+        self.out = out or world
         self.ledger_world = ledger_world
         self.replicas = replicas
         self.leader = secrets.randbits(62)
@@ -87,7 +92,7 @@ class Parts:
         self._ledger_js = JetStream(ledger_world)
         self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas, ceilings)
         self.copies = Copies(JetStream(ledger_world), self.subjects, replicas)
-        self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
+        self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, self.operators)
         self.tenant_buckets = TenantBuckets(self.world_js, self.subjects, replicas, self._try_room)
         self.buckets = BucketsBeside(world, self.subjects, buckets_command)
         self.standings = Standings(world, self.subjects, self.name, self.config)

@@ -243,6 +243,7 @@ class Scheduler(Parts):
                     for name, work in (
                         ("hearing the workers", term.hearing.run),
                         ("rationing tenants", term.door.run),
+                        ("rationing workers", term.workers_door.run),
                         ("reading the durable queue", term.queue_reader.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),

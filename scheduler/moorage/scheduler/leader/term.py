@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
-from moorage.bus.transport import Delivery
+from moorage.bus.transport import Delivery, Handler
 from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
@@ -25,6 +25,7 @@ from moorage.scheduler.durable.queue_reader import QueueReader
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import ScheduleStream
 from moorage.scheduler.leader.discovery import Discovery
+from moorage.scheduler.leader.door import Door
 from moorage.scheduler.leader.fleet_detail import FleetDetails
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.scheduler.leader.gc_schedule import GcSchedule
@@ -32,7 +33,6 @@ from moorage.scheduler.leader.hearing import Hearing
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.outgoing import coalesced, messages_of
 from moorage.scheduler.leader.parts import Parts
-from moorage.scheduler.leader.tenant_door import TenantDoor
 from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
@@ -81,6 +81,7 @@ class Term:
     def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
         self._scheduler = scheduler
         self._world = scheduler.world
+        self._out = scheduler.out
         self._subjects = scheduler.subjects
         self._config = scheduler.config
         self._began_ms = began_ms
@@ -110,7 +111,7 @@ class Term:
         self.schedules = ScheduleKeeper(stream, self.engine, self._wake, self._gate)
         self.questions = Questions(
             self,
-            scheduler.world,
+            scheduler.out,
             scheduler.tenants,
             scheduler.world_js,
             scheduler.subjects,
@@ -131,13 +132,21 @@ class Term:
             lambda: scheduler.queue_streams.has_keys,
             lambda: scheduler.queue_streams.persons,
         )
-        self.door = TenantDoor(
+        self.door = Door(
+            "tenant",
             scheduler.tenants,
             scheduler.subjects,
             self.intake.rates,
-            self._on_delivery,
-            self._on_queued,
+            self._rows_of_tenant,
             self._known_tenants,
+        )
+        self.workers_door = Door(
+            "worker",
+            scheduler.world,
+            scheduler.subjects,
+            self.intake.worker_rates,
+            self._rows_of_worker,
+            lambda: self.engine.state.workers,
         )
         self.stalled = StalledRequests(
             scheduler.ledger.appending,
@@ -186,17 +195,9 @@ class Term:
 
         Between connections there is no order. So what arrives meanwhile is answered once all subscriptions are made.
         """
-        subjects, world, operators = self._subjects, self._world, self._scheduler.operators
-        for connection, subject in (
-            (world, subjects.worker_join_all),
-            (world, subjects.worker_renew_all),
-            (world, subjects.worker_fact_all),
-            (world, subjects.load_all),
-            (operators, subjects.admin_all),
-        ):
-            self._subscriptions.append(await connection.subscribe(subject, self._on_delivery))
-        looked = self._subjects.worker_looked_all
-        self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
+        operators = self._scheduler.operators
+        await self.workers_door.open()
+        self._subscriptions.append(await operators.subscribe(self._subjects.admin_all, self._on_delivery))
         may_store = self._subjects.may_store, self.questions.on_may_store
         # rights of an earlier release refuse it, until the servers have new ones
         self._subscriptions.append(await self._world.subscribe_ahead(*may_store))
@@ -208,7 +209,7 @@ class Term:
         why = self._scheduler.took_over
         leading = FleetEvent("leading", state.time_ms, state.seq, scheduler=self._scheduler.name, why=why)
         roll_call = self._subjects.roll_call, encode(RollCall(state.epoch)), ""
-        await self._world.send([roll_call, (self._subjects.events(FLEET), encode(leading), "")])
+        await self._out.send([roll_call, (self._subjects.events(FLEET), encode(leading), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._stats)
         self._subscriptions += await discovery.open(operators)
@@ -217,6 +218,7 @@ class Term:
     async def close(self) -> None:
         self.stalled.close()
         await self.door.close()
+        await self.workers_door.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
@@ -226,6 +228,24 @@ class Term:
     def _known_tenants(self) -> set[str]:
         streams = self._scheduler.queue_streams
         return {*self.engine.state.tenants, *streams.tenants, *streams.buckets_of}
+
+    def _rows_of_tenant(self, tenant: str) -> list[tuple[str, Handler]]:
+        subjects = self._subjects
+        return [
+            (subjects.api(tenant, "*"), self._on_delivery),
+            (subjects.member(tenant, "*", "load"), self._on_delivery),
+            (subjects.request(tenant, "*"), self._on_queued),
+        ]
+
+    def _rows_of_worker(self, worker: str) -> list[tuple[str, Handler]]:
+        subjects = self._subjects
+        told = [subjects.worker(worker, verb) for verb in ("join", "renew", "fact")]
+        rows: list[tuple[str, Handler]] = [(each, self._on_delivery) for each in (*told, subjects.load(worker))]
+        return [*rows, (subjects.worker(worker, "looked"), self._on_looked)]
+
+    def _on_looked(self, delivery: Delivery) -> None:
+        if self.intake.may_send(self._subjects.token(delivery.subject, 1), delivery):
+            self.questions.inspection.on_looked(delivery)
 
     def _on_queued(self, delivery: Delivery) -> None:
         """Note that the durable queue has a message; it counts for its tenant's rate, and is never refused."""
@@ -274,7 +294,7 @@ class Term:
         try:
             while self._now:
                 answers, self._now = self._now, []
-                await self._world.send(coalesced(answers, self._world.max_payload_bytes))
+                await self._out.send(coalesced(answers, self._out.max_payload_bytes))
         finally:
             self._sending_now = None
 
@@ -376,7 +396,7 @@ class Term:
             self._marked.append((mark, answer))
             return True
 
-        return messages_of(outputs, self._subjects, self.engine.state.seq, keep, self._world.max_payload_bytes)
+        return messages_of(outputs, self._subjects, self.engine.state.seq, keep, self._out.max_payload_bytes)
 
     async def _send_outputs(self, outputs: Outputs) -> None:
         """Send the outputs of a record that is acknowledged, the workers' frames first."""
@@ -388,8 +408,8 @@ class Term:
         for mark, answer in marked:
             self.queue_reader.decided(mark, answer)
         if messages:
-            await self._world.send(messages)
-            await self._world.written()  # else the next record may be built first
+            await self._out.send(messages)
+            await self._out.written()  # else the next record may be built first
         self.queue_reader.made_room()
         self.schedules.follow()
         for event in outputs.fleet:
@@ -522,19 +542,19 @@ class Term:
             self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
-            frame, bytes_max = frames.frame(self._scheduler.copies.figures()), self._world.max_payload_bytes
+            frame, bytes_max = frames.frame(self._scheduler.copies.figures()), self._out.max_payload_bytes
             if len(frame) > bytes_max and not told:
                 said = "observers get no fleet frame: it has %d bytes, and the nats-server takes at most %d"
                 log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
                 told = True
             await self._gate.recorded()
-            await self._world.send([(self._subjects.fleet_frame, frame, "")])
+            await self._out.send([(self._subjects.fleet_frame, frame, "")])
             if number % DETAIL_EVERY == 0:
                 for _ in details.catch_up():
                     await asyncio.sleep(0)
                 detail = details.frame()
                 await self._gate.recorded()
-                await self._world.send([(self._subjects.fleet_detail, detail, "")])
+                await self._out.send([(self._subjects.fleet_detail, detail, "")])
 
     async def snapshot(self) -> None:
         """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.

@@ -35,8 +35,8 @@ class Inspection:
     `expected` returns the workers that have to answer.
     """
 
-    def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], epoch: int) -> None:
-        self._world = world
+    def __init__(self, out: Transport, subjects: Subjects, expected: Callable[[], set[str]], epoch: int) -> None:
+        self._out = out
         self._subjects = subjects
         self._expected = expected
         self._epoch = epoch
@@ -89,7 +89,7 @@ class Inspection:
         self._number, self._answers, self._missing = secrets.randbits(48), {}, self._expected()
         if self._missing:
             self._all.clear()
-            await self._world.send([(self._subjects.look, encode(Look(self._number, self._epoch)), "")])
+            await self._out.send([(self._subjects.look, encode(Look(self._number, self._epoch)), "")])
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._all.wait()

@@ -90,7 +90,7 @@ class Questions:
     def __init__(
         self,
         leader: Leader,
-        world: Connection,
+        out: Connection,
         tenants: Connection,
         jetstream: JetStream,
         subjects: Subjects,
@@ -109,7 +109,7 @@ class Questions:
         self._agains = Agains(engine, self._history)
         self._lists = JobLists(jetstream, subjects, engine, self._written, self._answer_read)
         self._relay = Relay(tenants, subjects, engine, self._history, leader.answer_now)
-        self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
+        self.inspection = Inspection(out, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
             engine, leader.time_ms, partial(self._ask, "explain"), leader.send_soon, self._answer_plain, forks=forks
         )
