@@ -357,12 +357,12 @@ def _from_url(url: str, source: str) -> Context:
 
 
 def _bracketed(server: str) -> str:
-    """Return a URL that has a bare IPv6 address as it should be written; "" for any other."""
+    """Return a URL that has an IPv6 address without both brackets as it should be written; "" for any other."""
     scheme, _, rest = server.rpartition("://")
     address, _, port = rest.rstrip("/").rpartition(":")
     for host, end in ((address, f":{port}" if port.isdecimal() else ""), (rest.rstrip("/"), "")):
         with contextlib.suppress(ValueError):
-            return f"{scheme or SCHEMES[0]}://[{ipaddress.IPv6Address(host)}]{end}"
+            return f"{scheme or SCHEMES[0]}://[{ipaddress.IPv6Address(host.strip('[]'))}]{end}"
     return ""
 
 

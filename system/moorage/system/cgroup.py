@@ -147,6 +147,14 @@ class CgroupFolder:
             return None
         return GroupMemory(kills, at_limit, self._bytes("memory.peak"), self._bytes("memory.max"))
 
+    def cpu_ms(self) -> int | None:
+        """Return the CPU time of all processes that were ever in it or below; None once it is gone. Raises nothing."""
+        try:
+            stat = dict(line.split() for line in _read(self.path + "/cpu.stat").splitlines())
+            return int(stat["usage_usec"]) // 1000
+        except (OSError, ValueError, KeyError):
+            return None
+
     def _bytes(self, file: str) -> int:
         try:
             return int(_read(f"{self.path}/{file}"))

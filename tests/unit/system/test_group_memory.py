@@ -27,3 +27,12 @@ def test_where_memory_is_not_counted_nothing_is_known(tmp_path: Path) -> None:
     assert CgroupFolder(str(tmp_path / "gone")).memory() is None
     (tmp_path / "memory.events").write_text("broken")
     assert CgroupFolder(str(tmp_path)).memory() is None
+
+
+def test_its_cpu_time_is_read_with_or_without_that_controller(tmp_path: Path) -> None:
+    group = CgroupFolder(str(tmp_path))
+    assert group.cpu_ms() is None
+    (tmp_path / "cpu.stat").write_text("usage_usec 7250499\nuser_usec 7000000\nsystem_usec 250499\n")
+    assert group.cpu_ms() == 7250
+    (tmp_path / "cpu.stat").write_text("")
+    assert group.cpu_ms() is None

@@ -28,6 +28,8 @@ _YAML: Final = (".yaml", ".yml")
 _TOML: Final = (".toml",)
 #: options without a value
 _SWITCHES: Final = frozenset(field.name.rstrip("_") for field in fields(JobFlags) if field.default is False)
+#: the key with which YAML merges another mapping into one
+_MERGES: Final = "<<"
 #: stands for standard input among paths
 STDIN: Final = "-"
 #: what shlex says of a backslash at the end
@@ -244,7 +246,7 @@ def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Itera
     if option in ("--driver-config", "--driver-config-json"):
         yield f"{option}={msgspec.json.encode(typed[name]).decode()}"
     elif isinstance(value, Mapping):
-        yield from (f"{option}={key}={_text(where, name, each)}" for key, each in value.items())
+        yield from (f"{option}={key}={_text(where, name, each, key)}" for key, each in value.items())
     elif isinstance(value, list):
         yield from (f"{option}={_text(where, name, each)}" for each in value)
     else:
@@ -256,12 +258,15 @@ def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Itera
             yield f"{option}={_text(where, name, value)}"
 
 
-def _text(where: str, name: str, value: Any) -> str:
+def _text(where: str, name: str, value: Any, key: str = "") -> str:
+    """Return a value of an option, or of its `key`, as a command line has it. Raises `Rejected` if it is several."""
     if isinstance(value, Mapping | list):
+        which = f", and {key} is none" if key else ""
         raise rejected(
-            "invalid-argument", f"{where}: each value of {name} must be one text", field=f"$.{name}",
-            found=type(value).__name__,
-            next="write braces and brackets in quotes, as '{item}'",
+            "invalid-argument", f"{where}: each value of {name} must be one text{which}",
+            field=f"$.{name}", found=type(value).__name__,
+            next=f"{_MERGES} is not read: write what it stands for" if key == _MERGES
+            else "write braces and brackets in quotes, as '{item}'",
         )  # fmt: skip
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 

@@ -35,6 +35,7 @@ from moorage.cli.jobs.selectors import (
     one_id,
     with_named,
 )
+from moorage.cli.jobs.spent import spent_rows
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.answers import JobInfo
@@ -274,6 +275,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("priority", shown.priority),
             *asked_rows(request, found.brought),
             ("age", age(shown.age_ms) if shown.rev else ""),
+            *spent_rows(shown),
             ("worker", worker_cell(shown)),
             ("replicas", _replicas(shown)),
             ("members", members_words(shown.scaled)),

@@ -16,6 +16,7 @@ from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.show import item_cell, setup_words
+from moorage.cli.jobs.spent import spent_rows
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
@@ -383,7 +384,7 @@ def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:
         *asked_rows(request),
         ("setup", setup_words(shown)),
         ("age", age(shown.age_ms) if shown.rev else ""),
-        ("ended", utc(shown.ended_ms) if shown.ended_ms else ""),
+        *spent_rows(shown),
         ("replicas", shown_words(shown.replicas)),
         ("again of", request.get("again_of")),
         ("run again as", ", ".join(shown.again)),

@@ -10,8 +10,8 @@ from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.state import HISTORY_WORDS, RESIZED, Job
 from moorage.scheduler.follower.granted import granted_to, in_seconds, part_of
 from moorage.scheduler.history.unpacking import Found
-from moorage.schemas.answers.jobs import GpuTime
-from moorage.schemas.frames import UNKNOWN_MS, Change
+from moorage.schemas.answers.jobs import GpuTime, JobPeaks
+from moorage.schemas.frames import UNKNOWN, UNKNOWN_MS, Change
 from moorage.schemas.job import ON_WORKER, STATES, Request
 
 _RESIZED: Final = HISTORY_WORDS[RESIZED]
@@ -55,4 +55,17 @@ def used_of_job(used: tuple[int, int] | None, gpu_s: float, memory_mib_s: float 
         memory_mib_s=memory_mib_s,
         used_gpu_s=None if gpu_ms == UNKNOWN_MS else gpu_ms / 1000,
         used_memory_mib_s=used_mib_s,
+    )
+
+
+def peaks_of(peaks: tuple[int, int, int, int] | None) -> JobPeaks | None:
+    """Return what a job's attempts had at most, from its row; None while nothing of that is known."""
+    if peaks is None:
+        return None
+    memory_mib, largest_mib, gpu_memory_mib, cpu_ms = (None if each == UNKNOWN else each for each in peaks)
+    return JobPeaks(
+        memory_mib=memory_mib,
+        largest_mib=largest_mib if memory_mib is None else None,
+        gpu_memory_mib=gpu_memory_mib,
+        cpu_s=None if cpu_ms is None else cpu_ms / 1000,
     )

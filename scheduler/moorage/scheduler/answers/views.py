@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.answers.awaited import awaited, not_before, waits_for_others
 from moorage.scheduler.answers.counts import Counts
 from moorage.scheduler.answers.reruns import reruns
-from moorage.scheduler.answers.usage import usage_of_history, usage_of_job
+from moorage.scheduler.answers.usage import peaks_of, usage_of_history, usage_of_job
 from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
@@ -39,6 +39,7 @@ from moorage.scheduler.core.ledger.state import (
     READY,
     REPLICA,
     RESULT,
+    REV,
     RUNNING,
     STATE,
     WHY,
@@ -127,6 +128,8 @@ FLEET_BYTES: Final = 512 * 1024
 RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
 RUNS: Final = STATES[RUNNING]
+#: the revision of the first row behind ACCEPTED, which histories in memory do not have
+_FIRST_REV: Final = 2
 #: rows of a history whose words are no reason for the job's state: RUNNING has an address there
 NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY, EXEC, CHANGED))
 #: transitions of a replica that was cancelled
@@ -154,6 +157,9 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
         scaled=scaled(engine, job),
         own_subject=follow or engine.output_writer.own_subject(job),
         usage=usage_of_job(engine, job),
+        peaks=peaks_of(job.peaks),
+        started_ms=_started_ms([(row[REV], row[AT_MS], row[STATE] == RUNNING) for row in job.history]),
+        ended_ms=job.ended_ms,
         accepted_ledger=job.ledger,
         accepted_ms=job.accepted_ms,
         request=request,
@@ -182,6 +188,14 @@ def _alive(job: Job) -> dict[str, str]:
     return {STATES[state]: format_ranges(each, RANGES_SHOWN) for state, each in sorted(ranges.items())}
 
 
+def _started_ms(rows: list[tuple[int, int, bool]]) -> int | None:
+    """Return when the first attempt began to run; None if none has, or if the oldest rows are there no more.
+
+    `rows` are the transitions: (revision, when in ledger ms, whether it began to run).
+    """
+    return next((at_ms for _, at_ms, begins in rows if begins), None) if rows and rows[0][0] <= _FIRST_REV else None
+
+
 def _newest(engine: Engine, job: Job) -> list[Change]:
     """Return the last transitions in memory, as many as fit; `history` has all of them."""
     changes = changes_since(engine.state, job, 0)
@@ -204,6 +218,8 @@ def show_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
         sending(ShownJob, "accepted_ms", "accepted_ledger", "changes"),
         accepted_ms=found.accepted_ms,
         accepted_ledger=found.ledger,
+        peaks=peaks_of(found.peaks),
+        started_ms=_started_ms([(change.rev, change.time_ms, change.state == RUNS) for change in changes]),
         changes=changes[-fit:],
         kept=row.kept,
     )

@@ -105,16 +105,18 @@ class Packing:
         """
         moves, over = unwritten(job, parts), job.over
         request = _request(job) if over and (with_request or not job.is_listed) else None
+        peaks = () if job.peaks is None else (job.peaks,)
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
             told = moves
             if not job.is_listed:  # the rows do not say which revisions they tell of
                 told = list(filter(is_end, moves))
-                ended = (_ended(job),) if over else ()
+                ended = (_ended(job), *peaks) if over else ()
                 row = _encode((*name, parts if over else (), told, request, job.used, (first, last), *ended))
-            elif over and job.bad and job.size > 1:
-                row = _encode((*name, parts, told, request, job.used, None, _ended(job)))
+            elif over and ((job.bad and job.size > 1) or peaks):
+                unwell = _ended(job) if job.bad and job.size > 1 else None
+                row = _encode((*name, parts, told, request, job.used, None, unwell, *peaks))
             else:
                 used = () if job.used is None else (job.used,)
                 row = _encode((*name, parts, told, request, *used) if over else (*name, (), told))

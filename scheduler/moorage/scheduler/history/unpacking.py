@@ -34,6 +34,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     used: tuple[int, int] | None = None
     revs: tuple[int, int] | None = None
     ended: dict[int, bytes] | None = None
+    peaks: tuple[int, int, int, int] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):

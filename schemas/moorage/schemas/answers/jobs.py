@@ -86,7 +86,7 @@ class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     resized: Resized | None = None  # the part of each GPU since an operator's `resize`
     bounds: BoundsNow | None = None  # what a `change` has put in place of its request's
     compacted: bool = False  # whether it has left the scheduler's memory
-    ended_ms: int = 0  # when it ended; 0 if it has not, or is in memory
+    ended_ms: int = 0  # when it ended; 0 if it has not, and of `ls` also while it is in memory
     leases: list[tuple[str, list[int]]] = []  # with `at_ms`: worker and slots of each attempt
 
 
@@ -153,6 +153,15 @@ class GpuTime(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     used_memory_mib_s: float | None = always(nothing)
 
 
+class JobPeaks(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The most memory that one of a job's ended attempts had at once, and their CPU time; null: no worker knows it."""
+
+    memory_mib: int | None = None  # of all processes of an attempt together
+    largest_mib: int | None = None  # of the largest process; it stands for `memory_mib` where that is not counted
+    gpu_memory_mib: int | None = None  # of all GPUs of an attempt, as read once a second
+    cpu_s: float | None = None  # the sum of all attempts
+
+
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Until when the remains of an ended job are kept, ms since 1970."""
 
@@ -174,6 +183,8 @@ class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
     alive: dict[str, str] = {}  # ranges of the replicas that are not over, by state; left out for a job of one replica
     changes: list[Change] = []  # its last transitions; `history` has all
     usage: GpuTime | None = None
+    peaks: JobPeaks | None = None
+    started_ms: int | None = None  # when its first attempt began to run, of those in memory or in its history
     scaled: Scaled | None = None
     kept: Kept | None = None
     kept_until_ms: int | None = None  # until when its history is kept, if the answer is from it

@@ -45,6 +45,7 @@ class JobHistory(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ended`: of the last part of a job with several replicas, which of them ended without success: by state, as a
       position in the frame's `states`, a bit for each number from 0 on, the lowest of each byte first, packed by zlib.
     - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
+    - `peaks`: what they had at most, as `peaks` of a report.
     """
 
     job: str
@@ -59,6 +60,7 @@ class JobHistory(msgspec.Struct, frozen=True, gc=False, array_like=True):
     used: tuple[int, int] | None = None
     revs: tuple[int, int] | None = None
     ended: dict[int, bytes] | None = None
+    peaks: tuple[int, int, int, int] | None = None
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

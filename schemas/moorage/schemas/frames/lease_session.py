@@ -82,6 +82,46 @@ def sum_known(one_ms: int, other_ms: int) -> int:
     return sum(known) if known else UNKNOWN_MS
 
 
+UNKNOWN: Final = -1
+#: bound of each number of `Peaks`
+PEAK_MAX: Final = (1 << 48) - 1
+
+
+class Peaks(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The most memory that an attempt had at once, in MiB, and its CPU time in ms; -1 is not known.
+
+    `memory_mib` is of all its processes together. Where its worker cannot tell that, `largest_mib` is of the largest of
+    those that it has waited for. `gpu_memory_mib` is of all its GPUs, as read once a second.
+    """
+
+    memory_mib: int = UNKNOWN
+    largest_mib: int = UNKNOWN
+    gpu_memory_mib: int = UNKNOWN
+    cpu_ms: int = UNKNOWN
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any of them is."""
+        return self != NO_PEAKS
+
+    @property
+    def fits(self) -> bool:
+        """Whether each number is within its bounds."""
+        return all(UNKNOWN <= getattr(self, name) <= PEAK_MAX for name in self.__struct_fields__)
+
+    def beside(self, other: Peaks) -> Peaks:
+        """Return those of two attempts: the higher peaks, and the sum of CPU time."""
+        return Peaks(
+            max(self.memory_mib, other.memory_mib),
+            max(self.largest_mib, other.largest_mib),
+            max(self.gpu_memory_mib, other.gpu_memory_mib),
+            min(sum_known(self.cpu_ms, other.cpu_ms), PEAK_MAX),
+        )
+
+
+NO_PEAKS: Final = Peaks()
+
+
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An attempt that a worker holds. `phase` is claimed, running, frozen, ending or exited (its device is not yet
     free)."""
@@ -146,7 +186,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
       it, "" if none was, and null if the worker cannot tell. The next attempt begins with no other one.
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the attempt used of its GPUs, if the worker has measured it: `used:` with milliseconds
-      of a GPU at work (-1: unknown) and MiB seconds.
+      of a GPU at work (-1: unknown) and MiB seconds. `peaks` is what it had at most; null if nothing of it is known.
     - `idle`: `code` is for how many seconds the GPUs have shown no use, and `detail` after
       how many the worker ends the attempt (empty: never).
     - `frozen`: the attempt's processes are frozen, the memory of its devices was seen free, and their lease has ended.
@@ -167,6 +207,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     detail: str = ""
     ran_ms: int = 0
     checkpoint: str | None = None
+    peaks: Peaks | None = None
 
 
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -105,6 +105,19 @@ async def test_a_child_gets_exactly_the_environment_given(rig: Rig, arguments: t
 
 
 @rigged
+async def test_its_end_says_the_cpu_time_and_the_memory_of_its_processes(rig: Rig, arguments: tuple[str, ...]) -> None:
+    held, spins = "x = bytearray(300 << 20)", "while time.process_time() < 0.3: pass"
+    script = f"{sys.executable} -c '{held}'; {sys.executable} -c 'import time\n{spins}'; exit 3"
+    ended = await rig.run(sh("j", script))
+    assert ended.exit_code == 3
+    assert ended.cpu_ms is not None
+    assert ended.cpu_ms >= 300
+    assert 300 << 20 <= ended.largest_bytes < 1 << 30
+    little = await rig.run(sh("k", "exit 0"))
+    assert little.largest_bytes == 0, "what it had before its exec is not its own"
+
+
+@rigged
 async def test_a_child_starts_with_clean_process_attributes(rig: Rig) -> None:
     script = "umask; pwd; ulimit -n; echo $(ls /proc/self/fd); grep -E '^Sig(Blk|Ign)' /proc/self/status; cat"
     await rig.run(sh("j", script, cwd="/usr"))

@@ -31,10 +31,11 @@ from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.answers.fleet import FollowerRow
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import HistoryFrame
+from moorage.schemas.frames import HistoryFrame, Peaks, Report, ReportKind
 from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
+from tests.levels import know_next, raise_level
 from tests.scenes import in_virtual_time
 from tests.unit.scheduler.driving import SUBJECTS, Driving, wire
 from tests.waiting import until
@@ -214,6 +215,33 @@ async def test_show_of_a_job_long_over_is_whole(drive: Writing) -> None:
     assert (later["state"], later["code"], later["worker"]) == ("FAILED", 3, "w0")
     assert later["ended_ms"] == shown["changes"][-1]["time_ms"]
     assert later["kept_until_ms"] > later["ended_ms"] // 1000
+
+
+@scene()
+async def test_what_its_attempts_had_at_most_is_shown_of_a_job_long_over(drive: Writing) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        know_next(patch)
+        raise_level(drive)
+        await _with_peaks(drive)
+
+
+async def _with_peaks(drive: Writing) -> None:
+    worker = drive.worker("w0", 4, auto=False)
+    for job, (replicas, code) in (("a", (1, 0)), ("b", (1, 3)), ("c", (3, 0)), ("d", (3, 3))):
+        drive.submit(job, gpu={}, replicas=replicas, max_failed=None)
+        kinds: list[ReportKind] = ["claimed", "started", "exited"]
+        for kind in kinds:
+            drive.reports([(kind, job, replica, code, "") for replica in range(replicas)])
+        for attempt in drive.job(job).attempts:
+            worker.gathered.append(Report("freed", *attempt.name, peaks=Peaks(memory_mib=100 + attempt.replica.index)))
+        drive.report_all()
+        shown = await drive.asked("show", job)
+        await drive.written()
+        later = await drive.asked("show", job)
+        assert later["compacted"]
+        assert later["peaks"] == {"memory_mib": 99 + replicas}
+        for field in ("peaks", "started_ms", "ended_ms", "state", "replicas"):
+            assert later.get(field) == shown.get(field), field
 
 
 @scene()

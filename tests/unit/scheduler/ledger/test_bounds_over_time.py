@@ -92,7 +92,7 @@ FIXED = {
     "Replica.saved",  # as many as SAVED_MAX, of its checkpoints
     "Replica.tries",  # one for each row of its request's `retry`; no request here has one
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
-    "Job.shape",
+    "Job.peaks", "Job.shape",
     "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Worker.pool", "Worker.pool_of",
     "Attempt.runs_as",

@@ -9,7 +9,7 @@ import pytest
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import FRAME_BYTES_MAX, decode_request, encode
-from moorage.schemas.frames import End, Place, Renewed, Report, ReportAck, Resized, RollCall, Start, Wanted
+from moorage.schemas.frames import End, Peaks, Place, Renewed, Report, ReportAck, Resized, RollCall, Start, Wanted
 from moorage.schemas.gpu import Share
 from moorage.worker.session.attempt_messages import (
     PHASES,
@@ -19,6 +19,7 @@ from moorage.worker.session.attempt_messages import (
     Event,
     Forget,
     Log,
+    Metered,
     NotFree,
     NotStarted,
     ProbeFree,
@@ -99,6 +100,16 @@ def test_reports_that_are_true_at_once_leave_in_one_frame(bench: Bench) -> None:
         ("ran", 3, "exit", 1500),
         ("freed", 0, "", 0),
     ]
+
+
+def test_what_it_had_at_most_is_told_once_its_devices_are_free(bench: Bench) -> None:
+    name = bench.run(slots=(0,))
+    for mib in (100, 900, 300):
+        bench.do(Metered([(name, 10, mib * 1000, mib)]))
+    bench.do(Ended([(name, 0, "exit")], peaks={name: Peaks(memory_mib=50, cpu_ms=7)}))
+    bench.do(SeenFree([name]))
+    [freed] = [report for report in bench.reports() if report.kind == "freed"]
+    assert freed.peaks == Peaks(50, -1, 900, 7)
 
 
 def test_an_attempt_without_devices_is_freed_with_its_exit(bench: Bench) -> None:

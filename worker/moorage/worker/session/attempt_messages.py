@@ -14,9 +14,11 @@ import msgspec
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
+    NO_PEAKS,
     Exec,
     Held,
     Joined,
+    Peaks,
     Place,
     Renewed,
     Report,
@@ -100,6 +102,7 @@ class Attempt:
         "mps_not_asked",
         "name",
         "notice_s",
+        "peaks",
         "phase",
         "place",
         "ports",
@@ -153,6 +156,7 @@ class Attempt:
         self.address = ""  # where they are reached, as a `started` report says it
         self.ready: bool | None = None  # what this agent has reported of `run.ready`; None: nothing yet
         self.was_ready = False  # it was ready once, so that it does not end for not being so
+        self.peaks = NO_PEAKS  # what it had at most
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
@@ -189,11 +193,13 @@ class Started(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """Report attempts of which no process is left: (name, code, reason). After a signal, code is minus its number.
 
-    `checkpoints` has the digests of the checkpoints that were stored, "" where none was.
+    `checkpoints` has the digests of the checkpoints that were stored, "" where none was, and `peaks` what is known of
+    the memory and CPU time of each.
     """
 
     items: list[tuple[AttemptName, int, str]]
     checkpoints: dict[AttemptName, str] = {}
+    peaks: dict[AttemptName, Peaks] = {}
 
 
 class CheckpointStored(msgspec.Struct, frozen=True):
@@ -348,12 +354,12 @@ class ResumeDue(msgspec.Struct, frozen=True):
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """Report the attempts' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds).
+    """Report the attempts' use of devices since the last reading: (name, GPU milliseconds, MiB milliseconds, MiB now).
 
     The first number is UNKNOWN_MS if a device or process does not report its load.
     """
 
-    items: list[tuple[AttemptName, int, int]]
+    items: list[tuple[AttemptName, int, int, int]]
 
 
 class SaidWell(msgspec.Struct, frozen=True):

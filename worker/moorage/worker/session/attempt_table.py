@@ -477,11 +477,12 @@ class AttemptTable:
 
     def on_metered(self, event: Metered) -> None:
         """Add to the attempts' use of their devices."""
-        for name, gpu_ms, mib_ms in event.items:
+        for name, gpu_ms, mib_ms, mib in event.items:
             attempt = self.held.get(name)
             if attempt is not None:
                 before = attempt.used or (UNKNOWN_MS, 0)
                 attempt.used = sum_known(before[0], gpu_ms), before[1] + mib_ms
+                attempt.peaks = replace(attempt.peaks, gpu_memory_mib=max(attempt.peaks.gpu_memory_mib, mib))
 
     def _end_attempt(self, attempt: Attempt, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if attempt.phase == "claimed":
@@ -552,6 +553,9 @@ class AttemptTable:
 
     def on_ended(self, event: Ended) -> None:
         for name, code, reason in event.items:
+            attempt = self.held.get(name)
+            if attempt is not None and name in event.peaks:
+                attempt.peaks = attempt.peaks.beside(event.peaks[name])
             self._exited(name, code, reason, event.checkpoints.get(name))
 
     def on_start_failed(self, event: StartFailed) -> None:
@@ -714,7 +718,8 @@ class AttemptTable:
     def _freed(self, attempt: Attempt) -> None:
         self._freeing.pop(attempt.name, None)
         used = "" if attempt.used is None else used_detail(attempt.used[0], attempt.used[1] // 1000)
-        self.outbox.gathered.append(Report("freed", *attempt.name, 0, used))
+        peaks = attempt.peaks if attempt.peaks.is_known else None
+        self.outbox.gathered.append(Report("freed", *attempt.name, 0, used, peaks=peaks))
         self.commands.append(Release([attempt]))
         self._remove(attempt, "exited", attempt.code, attempt.why)
 

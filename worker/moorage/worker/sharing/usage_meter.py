@@ -49,12 +49,13 @@ class UsageMeter:
         """
         passed_ms, self._read_s = int((now_s - self._read_s) * 1000), now_s
         uses = self.measure(readings, now_s)
-        items: list[tuple[AttemptName, int, int]] = []
+        items: list[tuple[AttemptName, int, int, int]] = []
         for name, each in uses.items():
             if name in self._before:
                 percent = _sum([use.percent and use.percent // (use.shared_by or 1) for use in each])
                 gpu_ms = UNKNOWN_MS if percent is None else percent * passed_ms // 100
-                items.append((name, gpu_ms, sum(use.memory_mib or 0 for use in each) * passed_ms))
+                memory_mib = sum(use.memory_mib or 0 for use in each)
+                items.append((name, gpu_ms, memory_mib * passed_ms, memory_mib))
         return Metered(items) if items else None
 
     def measure(self, readings: Sequence[SlotReading], now_s: float) -> dict[AttemptName, list[DeviceUse]]:

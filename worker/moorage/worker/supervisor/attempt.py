@@ -74,6 +74,10 @@ class Attempt:
     """Its group of version 1, if devices are refused to it there."""
     memory: GroupMemory | None = None
     """What its cgroup last said of its memory, once its main process is gone."""
+    cpu_ms: int | None = None
+    """The CPU time of its processes by its cgroup; without one, of its main process and those it has waited for."""
+    largest_bytes: int = 0
+    """The most memory that one of the latter had."""
     ignored: tuple[str, ...] = ()
     confirmed: bool = False
     """Whether `Started` was reported: exec succeeded, or did not fail for a while."""
@@ -175,6 +179,8 @@ class Attempt:
             stderr_bytes=seen.get("stderr", 0),
             dropped_bytes=sum(pump.dropped_bytes for pump in self.pumps),
             memory=None if self.memory is None else MemoryAtEnd(**self.memory._asdict()),
+            cpu_ms=self.cpu_ms,
+            largest_bytes=self.largest_bytes,
         )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import os
+import resource
 import signal
 import socket
 from collections import deque
@@ -687,7 +688,7 @@ class Jobs:
         """Take the status of every ended child, adopted orphans included. Called on SIGCHLD."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
@@ -703,6 +704,9 @@ class Jobs:
                 self.launcher.reaped(pid)
                 continue
             attempt.wait_status = status
+            attempt.cpu_ms = round(1000 * (usage.ru_utime + usage.ru_stime))
+            if usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:  # else perhaps before its exec
+                attempt.largest_bytes = usage.ru_maxrss * 1024
             self._on_exec_report(attempt)
             self._resolve(attempt)
             if attempt.state is State.ENDING:
@@ -799,6 +803,7 @@ class Jobs:
                 try:
                     attempt.cgroup.kill()
                     attempt.memory = attempt.cgroup.memory() or attempt.memory
+                    attempt.cpu_ms = max(attempt.cgroup.cpu_ms() or 0, attempt.cpu_ms or 0)
                     if attempt.cgroup.remove():
                         emptied.add(attempt.key)
                 except OSError as error:

@@ -270,6 +270,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     dropped_bytes: int = 0
     memory: MemoryAtEnd | None = None
     """Null where its memory is not counted: without a cgroup of version 2 with that controller."""
+    cpu_ms: int | None = None
+    """CPU time of all its processes; without a cgroup, of its main process and those that this one has waited for."""
+    largest_bytes: int = 0
+    """The most memory that one of the latter had; 0 if its main process is none of the supervisor's."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):

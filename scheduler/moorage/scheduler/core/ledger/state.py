@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+from msgspec.structs import astuple
+
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
@@ -21,6 +23,7 @@ from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
+from moorage.schemas.frames import Peaks
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
 from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, numbers_in, without
 
@@ -321,6 +324,8 @@ class Job:
     added: int = 0  # how many replicas it has got beyond those of its request, each in the place of another
     #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
     used: tuple[int, int] | None = None
+    #: what its attempts had at most, and their CPU time, as workers reported (see `Peaks`); None while none has
+    peaks: tuple[int, int, int, int] | None = None
     history: list[Transition] = field(default_factory=list)
     ended_ms: int = 0  # ledger ms of the end of its last replica; 0 until then
     ever_ready: bool = False  # one of its attempts was ready for work at some time
@@ -382,6 +387,7 @@ class Job:
                 "refused": (tuple[int, ...], ()), "placed_many": (int, 0), "left_ms": (int, 0),
                 "ran": (tuple[int, ...], ()), "lent": (tuple[int, int], (0, 0)),
                 "wants": (Wants | None, None),
+                "peaks": (tuple[int, int, int, int] | None, None),
             }
         },
     )  # fmt: skip
@@ -426,7 +432,12 @@ class Job:
         marks, ended = (self.ever_ready, self.has_moved, self.refused), (self.ended_ms, self.placed_many, self.left_ms)
         row = number_of((row, "facts", marks, ended, self.ran))
         row = number_of((row, "lent", self.lent)) if any(self.lent) else row
+        row = number_of((row, "peaks", self.peaks)) if self.peaks is not None else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
+
+    def note_peaks(self, peaks: Peaks) -> None:
+        """Note what an ended attempt had at most, beside what others had."""
+        self.peaks = astuple(peaks if self.peaks is None else Peaks(*self.peaks).beside(peaks))
 
     @property
     def attempts(self) -> list[Attempt]:

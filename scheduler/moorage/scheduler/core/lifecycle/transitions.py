@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import astuple
+
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Used
+from moorage.scheduler.core.ledger.acts import Peaked, Used
 from moorage.scheduler.core.ledger.records import (
     COUNT_BITS,
     KIND,
@@ -122,10 +124,19 @@ def _streak(draft: Draft, replica: Replica) -> int:
 
 
 def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
-    """Record what an attempt used of its GPUs, as measured by its worker; do nothing if the report does not say."""
-    used = used_of(report.detail)
+    """Record what an attempt used, as measured by its worker; do nothing if the report does not say.
+
+    Below the feature level of the act, this leader alone knows what it had at most.
+    """
+    used, peaks, job = used_of(report.detail), report.peaks, attempt.replica.job
     if used is not None:
-        draft.add(Used(attempt.replica.job.num, *used))
+        draft.add(Used(job.num, *used))
+    if peaks is None or not (peaks.is_known and peaks.fits):
+        return
+    if draft.may(Peaked):
+        draft.add(Peaked(job.num, *astuple(peaks)))
+    else:
+        job.note_peaks(peaks)
 
 
 def _code(report: Report) -> int:
@@ -169,7 +180,7 @@ class Lifecycle:
             attempt = attempts.get((report.tenant, report.job, report.replica, report.attempt, report.fence))
             if attempt is None:
                 continue
-            if report.detail and report.kind == "freed":
+            if report.kind == "freed" and (report.detail or report.peaks is not None):
                 _note_used(draft, attempt, report)
             if report.kind == "freed":
                 if attempt.phase == AT_EXITED:

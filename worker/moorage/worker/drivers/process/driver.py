@@ -21,9 +21,11 @@ from moorage.schemas.frames import (
     CANNOT_RUN,
     NOT_HERE,
     START_FAILED,
+    UNKNOWN,
     Device,
     Exec,
     LogPage,
+    Peaks,
     ReadLog,
     Rescue,
     Rescued,
@@ -170,6 +172,7 @@ class ProcessDriver(Driver):
         self._known: set[AttemptName] = set()
         self._started: list[AttemptName] = []
         self._ended: list[tuple[AttemptName, int, str]] = []
+        self._peaks: dict[AttemptName, Peaks] = {}  # of those
         self._failed: list[tuple[AttemptName, int, str]] = []
         self._not_started: dict[int, list[tuple[AttemptName, str]]] = {}  # by exit code, 0 for none
         self._own_cwd: set[AttemptName] = set()  # attempts that start below their own folder
@@ -371,7 +374,11 @@ class ProcessDriver(Driver):
             if mark or _is_the_hosts(event):
                 self._not_started.setdefault(code if mark else 0, []).append((name, why))
                 return
-            (self._failed if event.reason == "start-failed" else self._ended).append((name, code, why))
+            if event.reason == "start-failed":
+                self._failed.append((name, code, why))
+            else:
+                self._ended.append((name, code, why))
+                self._peaks[name] = _peaks_of(event)
         elif isinstance(event, Unproven):
             self._stuck.append(name)
 
@@ -391,7 +398,8 @@ class ProcessDriver(Driver):
         for code, items in not_started.items():
             self.report(NotStarted(items, code))
         if ended:
-            self.report(Ended(ended))
+            peaks, self._peaks = self._peaks, {}
+            self.report(Ended(ended, peaks=peaks))
         for name, payload in self._output.take():
             self.publish(name, payload)
 
@@ -511,16 +519,19 @@ class ProcessDriver(Driver):
         if event.proof == "never-ran" or event.reason == "start-failed":
             return False  # it left no files, and the fault decides where it is tried next
         storing = self._files.store(name, *_verdict(event), event.reason != "exit")
-        self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, storing))
+        ending = self._store_then_end(name, storing, _peaks_of(event))
+        self._storing[name] = asyncio.get_running_loop().create_task(ending)
         return True
 
-    async def _store_then_end(self, name: AttemptName, storing: Coroutine[Any, Any, tuple[int, str]]) -> None:
+    async def _store_then_end(
+        self, name: AttemptName, storing: Coroutine[Any, Any, tuple[int, str]], peaks: Peaks
+    ) -> None:
         try:
             code, why = await storing
         finally:
             del self._storing[name]
         self._release([name])
-        self.report(Ended([(name, code, why)], self._files.told(name)))
+        self.report(Ended([(name, code, why)], self._files.told(name), {name: peaks}))
 
     def _release(self, names: Sequence[AttemptName]) -> None:
         """Release the folders and limiter segments of these attempts, of which nothing runs."""
@@ -670,6 +681,20 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
     if event.reason == "exit" and code != 0 and event.memory is not None and event.memory.oom_kills:
         return code, _out_of_memory(event.memory, event.signal == SIGKILL)
     return code, "lost" if event.reason == "supervisor-died" else event.reason
+
+
+def _peaks_of(event: ChildEnded) -> Peaks:
+    """Return what the supervisor knows of the memory and CPU time of an attempt that ended so."""
+    held = event.memory.peak_bytes if event.memory is not None else 0
+    return Peaks(
+        memory_mib=_mib(held),
+        largest_mib=_mib(event.largest_bytes),
+        cpu_ms=UNKNOWN if event.cpu_ms is None else event.cpu_ms,
+    )
+
+
+def _mib(count: int) -> int:
+    return math.ceil(count / (1 << 20)) if count else UNKNOWN
 
 
 _GIB: Final = 1 << 30

@@ -25,6 +25,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Lacks,
     Lends,
     Met,
+    Peaked,
     Preempt,
     Priority,
     Relocate,

@@ -33,7 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     without_job,
 )
 from moorage.scheduler.core.ledger.state import Resize as ResizeRow
-from moorage.schemas.frames import UNKNOWN_MS, sum_known
+from moorage.schemas.frames import UNKNOWN_MS, Peaks, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, STATES
 from moorage.schemas.ranges import is_in, joined, without
@@ -470,7 +470,25 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
+class Peaked(OfJob, tag="peaked"):
+    """A worker reports what an ended attempt had at most: the numbers of `Peaks`."""
+
+    LEVEL: ClassVar[int] = 2
+    memory_mib: int
+    largest_mib: int
+    gpu_memory_mib: int
+    cpu_ms: int
+
+    def fold(self, folding: Folding) -> None:
+        peaks = Peaks(self.memory_mib, self.largest_mib, self.gpu_memory_mib, self.cpu_ms)
+        if not peaks.fits:
+            raise FoldError(f"act {self.tag} of job {self.job} says {peaks}")
+        job = folding.job(self.job, "says what was at most used by")
+        job.note_peaks(peaks)
+        folding.out.jobs[job.num] = job
+
+
 JobAct = (
     Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Resize | Freeze | Scale | Relocate
-    | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used
+    | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked
 )  # fmt: skip
