@@ -117,6 +117,7 @@ class Cluster:
         self.did: Counter[str] = Counter()
         #: what workers' settings say of jobs that do not use their devices
         self.freezing: dict[str, Any] = {}
+        self.lease_s: dict[str, float] = {}  # that a worker asks for
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
         self.config = self._policy() if faults > 0 else CONFIG
         self.judge = Judge(self.config, self.ceilings)
@@ -302,7 +303,12 @@ class Cluster:
         journal = SimulatedJournal(machine, process)
         fleet_host = FleetHost(self.connect(name))
         settings = WorkerSettings(
-            machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S, **self.freezing
+            machine.state,
+            name,
+            modes=("exclusive", "mps", "time-slice"),
+            probation=PROBATION_S,
+            lease_s=self.lease_s.get(name, 0.0),
+            **self.freezing,
         )
         facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(

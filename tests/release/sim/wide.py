@@ -70,6 +70,9 @@ class WideWorld(World):
         takeover_s = chance.choice((4.0, 4.0, 2.0, 6.0))
         if chance.random() < FREEZING:
             self.freezing = {"limiter": True, "auto_freeze": True, "auto_freeze_s": AUTO_FREEZE_S}
+        leases = random.Random(f"leases {seed}")  # of its own: the rest of each world stays as it was
+        self.lease_s = {name: leases.choice((0.0, 0.0, 30.0, 60.0)) for name in self.hosts}
+        self._lease_most = leases.choice((0.0, 45.0, 60.0))  # of all schedulers, as after a restore one goes by its own
         self._configs = {name: self._settings(chance, takeover_s) for name in self.schedulers}
 
     def _settings(self, chance: random.Random, takeover_s: float) -> Config:
@@ -78,6 +81,7 @@ class WideWorld(World):
         return msgspec.structs.replace(
             self.config,
             takeover_s=takeover_s,
+            lease_most=self._lease_most,
             lease_s=chance.choice((20.0, 20.0, 12.5, 40.0)),
             grace_s=chance.choice((5.0, 1.0, 8.0)),
             margin_s=chance.choice((3.0, 1.0)),

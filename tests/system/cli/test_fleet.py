@@ -68,6 +68,7 @@ async def test_a_worker_shows_each_of_its_devices_with_its_ids(node: Node) -> No
     (worker,) = frame["data"]["workers"]
     assert [row[header.index("UUID")] for row in rows] == [device["uuid"] for device in worker["devices"]]
     uuid = worker["devices"][2]["uuid"]
+    assert f"lease: its jobs go on for {worker['lease_s']:g}s without an answer of a scheduler" in ran.err
     ran = await node.run("run", "--gpu-device", uuid, "--", "sh", "-c", "echo $MOORAGE_GPU_UUIDS")
     assert ran.out.strip() == uuid, "what is shown is what a job may ask for"
     for words, why in ((("no-such",), "no worker of this fleet has that id"), (("sim-0001", "--watch"), "whole fleet")):

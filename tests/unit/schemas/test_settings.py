@@ -188,9 +188,9 @@ def test_no_section_takes_an_unknown_key(name: str, tmp_path: Path) -> None:
 
 
 def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"\[worker\] has no key 'lease_s'") as refused:
-        the_file(file_with(tmp_path, "[worker]\nlease_s = 9\n"))
-    assert refused.value.problem.next == "lease_s is a setting of [scheduler]"
+    with pytest.raises(Refused, match=r"\[worker\] has no key 'takeover_s'") as refused:
+        the_file(file_with(tmp_path, "[worker]\ntakeover_s = 9\n"))
+    assert refused.value.problem.next == "takeover_s is a setting of [scheduler]"
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from moorage.bus.results import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LEAVING_S_MAX, OTHERS, Device
-from moorage.schemas.frames.fleet import LOAD_S_DEFAULT
+from moorage.schemas.frames.fleet import LEASE_S_MAX, LOAD_S_DEFAULT
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
 from moorage.schemas.job import QOS, UID_MAX, Qos
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
@@ -137,6 +137,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting("Where devices come from: nvidia (NVML, or CDI specs), drm, a package's reader, or module:Class."),
     ] = tuple(READERS)
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
+    lease_s: Annotated[
+        float,
+        setting(
+            "How long its jobs go on without an answer of a scheduler, and so begin nowhere else: 30s in a machine"
+            " room, 10m behind a slow link. The scheduler's lease_s is the least, its lease_most the most.",
+            unit="s",
+            ge=0,
+            le=LEASE_S_MAX,
+        ),
+    ] = 0.0
     free_wait_s: Annotated[
         float,
         setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),

@@ -96,7 +96,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         print_out(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(devices), *driver_words(row)]:
+        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(devices), *driver_words(row), *lease(row)]:
             print_err(folded(line, sys.stderr))
 
 
@@ -107,6 +107,13 @@ async def worker_of(client: AsyncClient, worker: str) -> tuple[Answer, WorkerInf
         if row.worker == worker:
             return answer, row
     raise not_found("no worker of this fleet has that id", found=worker, next="moorage fleet lists them")
+
+
+def lease(worker: WorkerInfo) -> list[str]:
+    """Return a line with how long a worker's jobs go on by themselves; none where its scheduler does not tell."""
+    if worker.lease_s is None:
+        return []
+    return [f"lease: its jobs go on for {age(round(worker.lease_s * 1000))} without an answer of a scheduler"]
 
 
 def kept(devices: Sequence[DeviceRow]) -> list[str]:

@@ -721,6 +721,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         drivers=hello.get("drivers", []),
         capabilities=hello.get("capabilities", {}),
         release=hello.get("release", ""),
+        lease_s=engine.config.lease_of(hello.get("lease_s", 0)),
         heard_ms_ago=mono_ms - host.last_ms if host is not None and host.heard else None,
         quarantined=slots_of(worker.quarantined),
         troubles=troubles(worker, host, now_ms),

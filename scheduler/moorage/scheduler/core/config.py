@@ -8,6 +8,7 @@ import msgspec
 
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.ledger.state import AVOID_MAX
+from moorage.schemas.frames.fleet import LEASE_S_MAX
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30
@@ -24,8 +25,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     renew_s: Annotated[float, setting("Interval of a worker's renewals.", unit="s", ge=0.1, le=60)] = 2.0
     lease_s: Annotated[
-        float, setting("How long a worker may run its jobs after a renewal that was answered.", unit="s", ge=1, le=3600)
+        float,
+        setting(
+            "How long a worker may run its jobs after a renewal that was answered, unless it asks for longer.",
+            unit="s",
+            ge=1,
+            le=LEASE_S_MAX,
+        ),
     ] = 20.0
+    lease_most: Annotated[
+        float,
+        setting(
+            "The longest lease that a worker may ask for (its lease_s), such as 10m where workers are behind a slow"
+            " link; 0: lease_s. After a restore nothing is placed for so long.",
+            unit="s",
+            ge=0,
+            le=LEASE_S_MAX,
+        ),
+    ] = 0.0
     grace_s: Annotated[
         float,
         setting(
@@ -192,11 +209,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"lease_s must be above {needed:g} = renew_s + takeover_s + 1 s + server_gap_s + margin_s,"
                 f" found {self.lease_s:g}"
             )
+        if 0 < self.lease_most < self.lease_s:
+            raise ValueError(
+                f"lease_most must be at least lease_s, the lease of a worker that asks for none: {self.lease_s:g},"
+                f" found {self.lease_most:g}"
+            )
 
     @property
     def lost_ms(self) -> int:
-        """The silence after which a worker is declared lost: lease + grace + margin."""
-        return int((self.lease_s + self.grace_s + self.margin_s) * 1000)
+        """The silence after which a worker is declared lost that asked for no lease: lease + grace + margin."""
+        return self.lost_after_ms(0)
+
+    @property
+    def lost_most_ms(self) -> int:
+        """The longest silence after which any worker is declared lost."""
+        return self.lost_after_ms(LEASE_S_MAX)
+
+    def lease_of(self, asked_s: float) -> float:
+        """Return the lease, in s, of a worker that asks for `asked_s`: within `lease_s` and `lease_most`."""
+        return min(max(asked_s, self.lease_s), self.lease_most or self.lease_s)
+
+    def lost_after_ms(self, asked_s: float) -> int:
+        """Return the silence, in ms, after which a worker is declared lost that asked for a lease of `asked_s`."""
+        return int((self.lease_of(asked_s) + self.grace_s + self.margin_s) * 1000)
 
     @property
     def half_life_ms(self) -> int:

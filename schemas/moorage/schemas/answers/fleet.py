@@ -81,6 +81,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: capabilities of its drivers, by name, as in hello
     capabilities: dict[str, Capabilities] = always(dict[str, Capabilities])
     release: str = always(str)  # its release of moorage
+    #: so long its jobs go on without an answer of a scheduler; null from a scheduler that does not tell
+    lease_s: float | None = None
     heard_ms_ago: int | None = always(nothing)  # ms since its last renewal; null if this leader received none
     quarantined: list[int] = always(list[int])  # slots in quarantine, which an operator has to release
     troubles: list[DeviceTrouble] = always(list[DeviceTrouble])  # GPUs that are not given out, or warned of

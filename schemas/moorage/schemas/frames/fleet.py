@@ -14,6 +14,8 @@ from moorage.schemas.frames.version import VERSION
 
 #: seconds between the load frames of a worker that does not say otherwise
 LOAD_S_DEFAULT: Final = 2.0
+#: the longest lease of a worker, in s
+LEASE_S_MAX: Final = 3600.0
 
 
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -104,6 +106,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     load_s: Annotated[float, msgspec.Meta(ge=0.2, le=60)] = LOAD_S_DEFAULT
     #: capabilities of each of `drivers`, by its name; one that is not listed has the defaults
     capabilities: dict[str, Capabilities] = {}
+    #: the lease that it asks for, in s; the scheduler gives one within its bounds. 0: the scheduler's own
+    lease_s: Annotated[float, msgspec.Meta(ge=0, le=LEASE_S_MAX)] = 0.0
 
 
 class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -245,6 +245,19 @@ async def test_hello_and_load_are_public_json_and_name_no_job(nats_url: str, uni
         assert (hello.worker, hello.labels, len(hello.gpu_pool), hello.drivers) == ("w1", {"zone": "a"}, 4, ["noop"])
 
 
+async def test_a_worker_that_gets_another_lease_than_it_asks_for_says_so(
+    nats_url: str, unique: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        given_s = w.leader.numbers[1]
+        await w.add("w1", lease_s=given_s)
+        await w.add("w2", lease_s=600.0)
+        assert [(await w.leader.joined(name)).joins[0].hello.lease_s for name in ("w1", "w2")] == [given_s, 600.0]
+        said = f"lease_s asks for 600 s, and the scheduler gives {given_s:g} s"
+        await until(lambda: said in caplog.text, what="a line of the log")
+        assert caplog.text.count("lease_s asks for") == 1
+
+
 async def test_a_busy_slot_is_refused_with_the_reason(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         agent = await w.add()

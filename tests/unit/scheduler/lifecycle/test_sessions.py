@@ -579,6 +579,61 @@ def test_a_restored_ledger_waits_for_the_longest_lease_that_it_knows_of() -> Non
     assert [trust.may_place(state.time_ms, ms) for ms in (30_000, 67_000, 68_000)] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("asked_s", "given_s"), [(0, 20.0), (5.0, 20.0), (20.0, 20.0), (60.0, 60.0), (600.0, 600.0), (3600.0, 600.0)]
+)
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_worker_has_the_lease_that_it_asks_for_within_the_schedulers_bounds(
+    asked_s: float, given_s: float, snapshot: bool
+) -> None:
+    """And its jobs begin elsewhere only once that lease, the grace and the margin are over; under a new leader, too."""
+    drive = Driving(Config(lease_most=600.0))
+    far = drive.worker("far", lease_s=asked_s)
+    drive.submit("a")
+    drive.settle()
+    drive.worker("near")
+    again = Join(far.machine, far.boot, far.n, far.hello)
+    assert drive.join(far, again)["lease_s"] == given_s
+    if snapshot:
+        drive.take_snapshot()
+        drive.config = Config()
+        drive.lead()
+    lost_ms = int(given_s * 1000) + 5_000 + 3_000
+
+    def pass_time(ms: int) -> None:
+        for _ in range(ms // 1_000):
+            drive.send("near", Renew(drive.workers["near"].session, drive.now))
+            drive.tick(1_000)
+
+    pass_time(lost_ms - 2_000)
+    assert [at.worker.id for at in drive.job("a").attempts] == ["far"]
+    pass_time(4_000)
+    assert [at.worker.id for at in drive.job("a").attempts] == ["near"]
+
+
+def test_a_silent_worker_with_a_long_lease_gets_no_jobs() -> None:
+    drive = Driving.with_hosts(1, config=Config(lease_most=600.0), lease_s=600.0)
+    drive.renew()
+    drive.pass_time(15_000, renew=False)
+    drive.submit("a")
+    drive.settle()
+    assert drive.states("a") == ["QUEUED"]
+
+
+def test_a_restored_ledger_waits_for_the_longest_lease_that_a_worker_may_have() -> None:
+    """One that joined after the backup is in no row of it."""
+    drive = Driving.with_hosts(1)
+    state = drive.state
+    state.restored_ms, state.restored_epoch = state.time_ms, state.epoch - 1
+    trust = StaleLedgerGuard(state, drive.engine.sessions, Config(lease_most=60.0), 0)
+    assert [trust.may_place(state.time_ms, ms) for ms in (30_000, 67_000, 68_000)] == [False, False, True]
+
+
+def test_the_longest_lease_is_no_shorter_than_the_usual_one() -> None:
+    with pytest.raises(ValueError, match="lease_most must be at least lease_s"):
+        Config(lease_s=30.0, lease_most=20.0)
+
+
 @pytest.mark.parametrize(("lease", "good"), [(20.0, True), (9.0, False), (10.0, False), (10.1, True)])
 def test_a_lease_must_outlive_a_takeover(lease: float, good: bool) -> None:
     if good:

@@ -640,6 +640,10 @@ class Agent:
 
     def _on_session_live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)
+        asked_s, given_s = self.settings.lease_s, self.attempts.session.lease_s
+        if asked_s not in (0, given_s):
+            told = f"lease_s asks for {asked_s:g} s, and the scheduler gives {given_s:g} s"
+            self.say(Log("warning", "other-lease", f"{told}: its lease_s and lease_most are the bounds"))
         if self.where:
             gpus = many(len(self.devices), "GPU")
             log.info("joined as %s, %s, at %s; moorage %s", self.worker, gpus, self.where, build())

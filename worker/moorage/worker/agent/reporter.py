@@ -185,6 +185,7 @@ class Reporter:
             address=settings.address or "",
             ports=len(settings.ports_lent),
             load_s=settings.load_s,
+            lease_s=settings.lease_s,
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
             capabilities={name: self._capabilities(driver) for name, driver in self.drivers.items()},

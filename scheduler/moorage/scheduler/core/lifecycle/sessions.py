@@ -121,7 +121,7 @@ class Sessions:
         num = self._number_new(draft, event, frame) if worker is None else self._end_last_session(draft, worker, frame)
         if isinstance(num, Problem):
             return num
-        hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
+        hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_after_ms(frame.hello.lease_s)}
         if event.json:
             hello["json"] = True  # kept in the ledger, so that the next leader uses this form too
         draft.add(acts.Join(num, frame.boot, frame.n, event.fresh, 0, hello))
@@ -149,7 +149,8 @@ class Sessions:
             return self._stale(worker, frame) if is_late else None
         if worker.machine != frame.machine:
             return self._id_in_use(worker, frame)
-        if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
+        lost_ms = self.config.lost_after_ms(frame.hello.lease_s)
+        if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, lost_ms):
             return worker.session  # the answer contains this leader's lease, so that must be the recorded one
         return self._stale(worker, frame) if frame.n <= worker.n else None
 
@@ -164,7 +165,7 @@ class Sessions:
             "worker-id-in-use",
             f"{holder} has the id {worker.id} until it leaves, or is silent for {lost_ms / 1000:g} s",
             next=f"give this worker another id with --id, or start it on {which}, or stop the other one",
-            retry_after_s=self.config.lost_ms / 1000,
+            retry_after_s=lost_ms / 1000,
         )
 
     def _stale(self, worker: Worker, frame: Join) -> Problem:
@@ -443,6 +444,7 @@ class Sessions:
 
     def _renews_no_more(self, host: Host, mono_ms: int) -> bool:
         """Return whether a host's last renewal is over half a lease old: then the worker itself refuses placements."""
+        # a worker with a longer lease of its own refuses none yet, and is as silent
         return mono_ms - host.last_ms > self.config.lease_s * 500
 
     @staticmethod

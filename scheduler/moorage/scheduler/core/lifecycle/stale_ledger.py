@@ -23,7 +23,12 @@ class StaleLedgerGuard:
         self._sessions = sessions
         self._config = config
         self._began_mono_ms = mono_ms
-        self._lost_ms = max(config.lost_ms, *(worker.lost_ms for worker in state.workers.values()), 0)
+        self._lost_ms = max(
+            # a worker that joined after the backup may have asked for the longest
+            config.lost_most_ms,
+            *(worker.lost_ms for worker in state.workers.values()),
+            0,
+        )
 
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
         """Return whether jobs may be placed: not while the ledger may be an older backup, nor soon after a restore.

@@ -133,7 +133,7 @@ class OutputWriter:
             frame.n,
             state.epoch,
             config.renew_s,
-            config.lease_s,
+            config.lease_of(frame.hello.lease_s),
             config.grace_s,
             state.ledger_id,
             formerly=state.former_of(frame.ledger),
