@@ -48,6 +48,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage submit -f request.json",
         'echo \'{"gpu": {}, "run": {"argv": ["nvidia-smi"]}}\' | moorage submit -f -',
     ),
+    "sbatch": (
+        "moorage sbatch job.sh",
+        "moorage sbatch job.sh --submit",
+        "moorage sbatch job.sh --also='--time=2:00:00' --submit -- --lr 0.1",
+        "moorage sbatch job.sh --shared --submit",
+    ),
     "show": (
         "moorage show train-42",
         "moorage show last",

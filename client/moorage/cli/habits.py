@@ -8,7 +8,7 @@ _OPTION: Final = re.compile(r"--[a-z-]+")
 #: a verb of ours, and the words that people who come from elsewhere type for it
 _SAID_FOR: Final = {
     "run": "srun salloc",
-    "submit": "sbatch qsub create launch enqueue apply sweep",
+    "submit": "qsub create launch enqueue apply sweep",
     "show": "describe inspect info scontrol",
     "ls": "squeue qstat sacct queue ps jobs list status",
     "logs": "tail output",
@@ -42,7 +42,7 @@ OURS: Final = {
 #: words for which a whole line says more than the verb
 LINES: Final = {
     "salloc": "moorage run -it --gpu -- bash",
-    **dict.fromkeys(("sbatch", "qsub"), "moorage submit --with job.sh -- bash job.sh"),
+    "qsub": "moorage submit --with job.sh -- bash job.sh",
 }
 #: the options of sbatch, and those of submit
 SBATCH: Final = (

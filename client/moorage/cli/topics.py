@@ -71,6 +71,6 @@ TOPICS: Final[dict[str, Topic]] = {
     "exit-codes": Topic("How a verb ends, in numbers.", _exit_codes),
     "jobs": Topic("How to name jobs: ids, beginnings, last, all.", _jobs),
     "gpu": Topic("The word for GPUs: 2xH100:80G.", _gpu),
-    "sbatch": Topic("The options of sbatch, and those of submit.", _sbatch),
+    "slurm": Topic("The options of sbatch, and those of submit.", _sbatch),
     "environment": Topic("The variables that moorage reads.", _environment),
 }

@@ -102,6 +102,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor.verb:doctor", "Check server, permissions, leader and this host."),
     ),
     LOOKUP: (
+        Verb("sbatch", "moorage.cli.jobs.sbatch:sbatch", "What a script for Slurm is here; --submit submits it."),
         Verb("uncancel", "moorage.cli.jobs.cancel:uncancel", "Undo cancel --before: take these ids again."),
         Verb("change", "moorage.cli.jobs.change:change", "Change jobs in place: how many at once, priority, limit."),
         Verb("follow", "moorage.cli.jobs.follow:follow", "Tell a command or a web address what becomes of jobs."),

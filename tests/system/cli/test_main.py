@@ -150,7 +150,7 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["squeue"], 2, "unknown-verb", "fix: moorage ls"),
         (["pause", "train-42"], 2, "unknown-verb", "fix: moorage admin freeze train-42"),
         (["salloc", "--gres=gpu:2"], 2, "unknown-verb", "moorage run -it --gpu -- bash"),
-        (["sbatch", "train.sh"], 2, "unknown-verb", "moorage submit --with job.sh -- bash job.sh"),
+        (["qsub", "train.sh"], 2, "unknown-verb", "moorage submit --with job.sh -- bash job.sh"),
         (["schedule", "add", "n", "--every", "3s", "--", "x"], 2, "invalid-argument", "--cron '@every 3s'"),
         (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
         (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),

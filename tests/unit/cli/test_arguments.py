@@ -214,7 +214,7 @@ def test_an_option_of_sbatch_is_told_as_what_does_the_same_here(line: str, fix: 
         read(verb.name, verb.load(), rest)
     assert " of sbatch: " in caught.value.fixes[0]
     assert fix in caught.value.fixes[0]
-    assert caught.value.fixes[1] == "moorage help sbatch"
+    assert caught.value.fixes[1] == "moorage help slurm"
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
         from moorage.cli.habits import as_elsewhere
 
         if said := as_elsewhere(option):
-            more = "moorage help sbatch" if " of sbatch: " in said else f"moorage {verb} --help"
+            more = "moorage help slurm" if " of sbatch: " in said else f"moorage {verb} --help"
             return CannotRead(f"no option {option}", said, more)
     if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")

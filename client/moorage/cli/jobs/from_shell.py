@@ -99,23 +99,31 @@ def _is_pythons(path: str, folder: str) -> bool:
     return bool(_PYTHON.fullmatch(os.path.basename(path))) or _head(path).startswith(f"#!{folder}/python".encode())
 
 
+#: scripts whose options for Slurm are options of the job already
+_read: Final[set[str]] = set()
+
+
+def has_read(script: str) -> None:
+    """Say nothing of the options of this script: they are read."""
+    _read.add(script)
+
+
 def warn_of_sbatch(request: Request) -> None:
     """Say that the options of a script for Slurm are not read, if the command names one.
 
     Raises `Rejected` if the command is the script's name alone, which no worker has among its programs.
     """
     for at, word in enumerate(request.workload.argv):
-        if os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
+        if word not in _read and os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
             if at == 0 and "/" not in word:
                 raise rejected(
                     "invalid-argument", f"{word} is a script for sbatch, and its #SBATCH lines are comments here",
                     field="$.run.argv", found=word,
-                    next=f"moorage submit --gpu 1 --with {word} -- bash {word}, with the options that `moorage help "
-                    "sbatch` names in place of its lines",
+                    next=f"moorage sbatch {word} says what they are here, and with --submit submits it",
                 )  # fmt: skip
             print_err(
                 f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
-                "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"
+                f"for --gres, --time-limit for --time and --job for --job-name; moorage sbatch {word} reads them"
             )
 
 
