@@ -7,6 +7,7 @@ where an operator gives that right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,14 +20,23 @@ from moorage.schemas.service import QUEUE
 VERBS: Final = ("PING", "INFO", "STATS")
 PREFIX: Final = "$SRV"
 _NS: Final = 1_000_000
+#: what ADR-32 lets a version be
+_SEMANTIC: Final = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
 
 class Discovery:
     """One member as an instance of a NATS service."""
 
     def __init__(
-        self, member: Member, service: str, tenant: str, subject: str, endpoints: Callable[[], Collection[str]] = tuple
+        self,
+        member: Member,
+        service: str,
+        tenant: str,
+        subject: str,
+        endpoints: Callable[[], Collection[str]] = tuple,
+        version: str = "",
     ) -> None:
+        """`version` is what `VERSION_VARIABLE` says."""
         load = member.load(0.0)
         # of an attempt, which job it is of: versions of a service are jobs
         attempt = {"job": load.job, "replica": str(load.replica), "attempt": str(load.attempt)} if load.job else {}
@@ -35,11 +45,18 @@ class Discovery:
         self._endpoints = endpoints
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._service = service
-        self._metadata = {"tenant": tenant, "by": "moorage serve", **attempt}
+        digest, _, label = version.partition(",")
+        said = {"request": digest, "version": label, "moorage": RELEASE}
+        self._metadata = {
+            "tenant": tenant,
+            "by": "moorage serve",
+            **attempt,
+            **{name: value for name, value in said.items() if value},
+        }
         self._identity = {
             "name": service,
             "id": member.name,
-            "version": RELEASE,
+            "version": label if _SEMANTIC.fullmatch(label) else RELEASE,
             "metadata": self._metadata,
         }
 

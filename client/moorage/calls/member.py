@@ -82,6 +82,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     whole_ms: int = 0  # with the tries before this one; 0 for the first
     output_max: int | None = None  # bytes of an answer in parts that its caller takes; None for any number
     endpoint: str = ""
+    says_wait: bool = False  # `wait_ms` is its caller's own
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     is_ahead: bool = False  # it went to the program before it had a place: it may be taken back though it has begun
     cancelled: bool = False
@@ -147,7 +148,8 @@ class Member:
     """One member. `places` calls run at the same time, `room` more may wait.
 
     By default as many wait as begin within `ROOM_MS`, by the mean time of a run, and at least twice as many as run: the
-    caller of a slow service hears `busy` soon, and a fast one refuses no burst that it answers at once.
+    caller of a slow service hears `busy` soon, and a fast one refuses no burst that it answers at once. A caller that
+    says how long it waits finds room for as many as begin within that.
     """
 
     def __init__(
@@ -223,6 +225,17 @@ class Member:
             return self._room_fixed
         in_time = self.places * ROOM_MS / self._mean_ms if self._mean_ms > 0 else 0
         return max(2, 2 * self.places, min(round(in_time), ROOM_MAX))
+
+    def _room_for(self, call: Call, now_s: float) -> int:
+        """Return how many calls may wait here where this one has come: as many as begin in its caller's time, if it
+        says one. Those that came before it in this way stay."""
+        if self._room_fixed is not None:
+            return self.room_max
+        others = sum(each.says_wait for each in self.room) - call.says_wait
+        in_time = 0.0
+        if call.says_wait:
+            in_time = self.places * call.left_ms(now_s) / self._mean_ms if self._mean_ms > 0 else ROOM_MAX
+        return max(self.room_max, min(others, ROOM_MAX), min(round(in_time), ROOM_MAX))
 
     @property
     def quiet_s(self) -> float:
@@ -540,9 +553,12 @@ class Member:
             self._send_away(call, now_s)
             return
         self._let_wait(call, now_s)
-        away = self._take_late(now_s, 0.0) if self.room.has_more_than(self.room_max) else []
-        while self.room.has_more_than(self.room_max):
-            away.append(self.room.take_last())
+        away = list[Call]()
+        if self.room.has_more_than(self.room_max):
+            away = self._take_late(now_s, 0.0)
+            most = self._room_for(call, now_s)
+            while self.room.has_more_than(most):
+                away.append(self.room.take_last())
         for each in away:
             self._send_away(each, now_s)
         if call in away:

@@ -147,6 +147,7 @@ class Messenger:
         folder: Path | None = None,
         queue: QueueSpec | None = None,
         output_bytes: int = OUTPUT_BYTES_DEFAULT,
+        version: str = "",
     ) -> None:
         self.name = name
         self.id = secrets.token_hex(8)
@@ -157,7 +158,9 @@ class Messenger:
         self.begin_batches: Callable[[], None] = lambda: None
         self._connection = connection
         self._subject = name.subject
-        self._discovery = Discovery(self.member, name.service, name.tenant, name.subject, lambda: self.endpoints)
+        self._discovery = Discovery(
+            self.member, name.service, name.tenant, name.subject, lambda: self.endpoints, version
+        )
         self._inboxes = f"{name.subjects.member_inbox(name.tenant)}."  # those of all members
         self._inbox = f"{self._inboxes}member.{self.id}"
         self._own_room = f"{self._inbox}.want"
@@ -329,7 +332,7 @@ class Messenger:
             for name, value in (delivery.headers or {}).items():
                 known = name.lower()
                 if known == _WAIT_MS:
-                    call.wait_ms = min(_checked(WAIT_MS, value), _WAIT_MS_MAX)
+                    call.wait_ms, call.says_wait = min(_checked(WAIT_MS, value), _WAIT_MS_MAX), True
                 elif known == _TIME_MS:
                     call.time_ms = min(_checked(TIME_MS, value), _WAIT_MS_MAX)
                 elif known == _WHOLE_MS:
@@ -850,7 +853,8 @@ def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
     if call.output_max is not None:
         own[OUTPUT] = str(call.output_max)
     theirs = {name: value for name, value in call.headers.items() if is_name(name)}
-    return {**theirs, **own, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
+    waits = {WAIT_MS: str(call.wait_ms)} if call.says_wait else {}
+    return {**theirs, **own, **waits, WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
 
 
 def _foreign(headers: Mapping[str, str], without: str = "") -> dict[str, str]:

@@ -32,6 +32,7 @@ from moorage.schemas.service import (
     INPUT_BYTES_DEFAULT,
     OUTPUT_BYTES_DEFAULT,
     READY_VARIABLE,
+    VERSION_VARIABLE,
     BatchSpec,
     QueueSpec,
     too_many,
@@ -124,6 +125,7 @@ async def serve(
             folder,
             serving.queue,
             serving.output_bytes,
+            variables.get(VERSION_VARIABLE, ""),
         )
 
         named.append(messenger)

@@ -86,6 +86,10 @@ QUEUE_VARIABLE: Final = "MOORAGE_CALL_QUEUE"
 CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
 BATCH_VARIABLE: Final = "MOORAGE_CALL_BATCH"
 GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
+#: the variable that says of which version of a service an attempt is, as `3f2a9c…,2.1.0`: the digest of its job's
+#: request, and the job's label `version`
+VERSION_VARIABLE: Final = "MOORAGE_CALL_VERSION"
+VERSION_LABEL: Final = "version"
 #: the variable of a program that `moorage serve` has started: its end of a socket, as the number of an open file
 FD_VARIABLE: Final = "MOORAGE_CALL_FD"
 #: its pipe with the numbers of the calls that it has ahead
@@ -195,7 +199,8 @@ class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 class QueueSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The calls that wait at one member of a service for a place. More than that are refused as `busy`."""
 
-    #: most calls that wait at one member, 0..10000; null is twice its places, or as many as begin within 50 ms
+    #: most calls that wait at one member, 0..10000; null is twice its places, or as many as begin within 50 ms, or
+    #: within the time that a caller says it waits
     most: int | None = None
     wait_s: float = WAIT_S_DEFAULT  # seconds that a call waits whose caller says no time, 0..86400
 

@@ -218,6 +218,33 @@ def test_a_room_has_as_many_calls_as_begin_soon() -> None:
     assert [what for what, *_ in outside.take()].count("send_on") == 2
 
 
+def test_who_says_how_long_it_waits_finds_room_for_what_begins_in_that_time() -> None:
+    m, outside = member(places=2)
+    for at in range(2):
+        m.on_call(call(f"run{at}"), 0.0)
+    m.on_end(1, 0.1)  # a run takes 100 ms: of two places 20 begin in a second
+    m.on_call(call("runs"), 0.1)
+    outside.take()
+    for at in range(22):
+        m.on_call(call(f"long{at}", 0.1, says_wait=True), 0.1)
+    assert [done[1] for done in outside.take() if done[0] == "send_on"] == ["long20", "long21"]
+    m.on_call(call("short", 0.1, 200, says_wait=True), 0.1)
+    m.on_call(call("silent", 0.1), 0.1)
+    assert [done[1] for done in outside.take() if done[0] == "send_on"] == ["short", "silent"]
+    assert len(m.room) == 20, "nobody who found room is sent away for who comes later"
+
+
+def test_before_a_run_has_ended_nobody_who_says_how_long_it_waits_is_refused_for_want_of_room() -> None:
+    m, _ = member(places=1)
+    for at in range(300):
+        m.on_call(call(f"c{at}", wait_ms=60_000, says_wait=True), 0.0)
+    assert len(m.room) == 256
+    fixed, _ = member(places=1, room=3)
+    for at in range(10):
+        fixed.on_call(call(f"c{at}", wait_ms=60_000, says_wait=True), 0.0)
+    assert len(fixed.room) == 3
+
+
 def test_an_idle_member_fetches_what_waits_elsewhere_and_asks_for_nothing_while_none_waits() -> None:
     m, outside = member()
     m.on_call(call("a"), 0.0)

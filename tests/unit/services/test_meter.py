@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from moorage.calls.discovery import Discovery
 from moorage.calls.member import Member
 from moorage.calls.meter import Meter
 from moorage.schemas.codec import encode
+from moorage.schemas.release import RELEASE
 from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, OTHER_CODES, CallCounts, MemberLoad
 from tests.unit.services.test_member import Recorded, call, member
 
@@ -33,6 +36,20 @@ def test_a_member_counts_its_calls_by_time_and_its_errors_by_code() -> None:
     assert (endpoint["num_errors"], endpoint["last_error"]) == (1, "503:all members that were asked are full")
     told = {name: endpoint["data"][name] for name in ("job", "replica", "attempt", "fence")}
     assert told == {"job": "embedder", "replica": 2, "attempt": 3, "fence": 7}
+
+
+def test_a_member_says_of_which_version_it_is_and_since_when_it_serves() -> None:
+    m = Member("m", Recorded(), 1, attempt=("acme", "embedder", 2, 3, 7))
+
+    def told(version: str, verb: str = "INFO") -> tuple[str, dict[str, str]]:
+        asked = Discovery(m, "embed", "acme", "moorage.call.acme.embed", version=version).answer(f"$SRV.{verb}", 0.0)
+        frame = msgspec.json.decode(asked)
+        return frame["version"], frame["metadata"]
+
+    version, metadata = told("3f2a,2.1.0-rc.1")
+    assert (version, metadata["request"], metadata["version"]) == ("2.1.0-rc.1", "3f2a", "2.1.0-rc.1")
+    assert datetime.fromisoformat(metadata["started"]).tzinfo == UTC
+    assert told("3f2a,blue", "PING") == (RELEASE, {**told("", "PING")[1], "request": "3f2a", "version": "blue"})
 
 
 def test_batches_are_counted_by_their_calls_and_codes_are_bounded() -> None:

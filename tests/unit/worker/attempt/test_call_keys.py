@@ -11,10 +11,13 @@ import pytest
 
 from moorage.bus.call_key import context_of_key
 from moorage.bus.contexts import Context
+from moorage.schemas.job import Request
 from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.secret_files import SecretRefused, trouble_with_secrets
+from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.call_access import call_access
 from moorage.worker.settings import WorkerSettings
 
 PLAIN = Context(url="nats://h1:4222,nats://worker:pw@h2:4222")
@@ -146,3 +149,19 @@ async def test_the_next_agent_removes_the_keys_of_attempts_that_have_ended(tmp_p
     assert (paths[NAME].exists(), paths[other].exists()) == (False, True)
     after.attempt_ended(other)
     assert not paths[other].exists()
+
+
+def test_an_attempt_is_told_of_which_version_of_its_service_it_is(tmp_path: Path) -> None:
+    keys = CallKeys(Context(url="nats://h1:4222"), "moorage", None)
+    folders = AttemptFolders(WorkerSettings(tmp_path), "w1")
+
+    def told(label: str, command: str = "true") -> list[str]:
+        body = {"run": {"argv": [command]}, "service": {"name": "embed"}, "labels": {"version": label}}
+        request = msgspec.convert(body, Request)
+        variables, _ = call_access(keys, folders, Assignment(NAME, request, [], "none"), None)
+        return variables["MOORAGE_CALL_VERSION"].split(",")
+
+    first, again, other = told("2.1.0"), told("2.1.0"), told("2.1.0", "false")
+    assert first == again
+    assert (len(first[0]), first[1]) == (16, "2.1.0")
+    assert other[0] != first[0]

@@ -3,15 +3,24 @@ somebody who answers its calls once it has ended."""
 
 from __future__ import annotations
 
+import hashlib
+from typing import Final
+
+import msgspec
+
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.held_calls import most_held_of
 from moorage.schemas.job import Request
+from moorage.schemas.service import VERSION_LABEL, VERSION_VARIABLE
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.attempt.orphaned_calls import OrphanedCalls
 from moorage.worker.drivers.base import Assignment
+
+#: of a request's digest, which tells versions of one service apart
+_DIGEST_CHARS: Final = 16
 
 
 def call_access(
@@ -30,7 +39,15 @@ def call_access(
         raise LacksHere("this worker gives its jobs no key to answer calls")
     key = calls.key(name[0])
     file = "" if key is None else folders.give_key(name, key, user)
-    return calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None), file
+    variables = calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None)
+    variables[VERSION_VARIABLE] = _version_of(assignment.request)
+    return variables, file
+
+
+def _version_of(request: Request) -> str:
+    """Return what tells this version of a service from others, as `VERSION_VARIABLE` has it."""
+    digest = hashlib.sha256(msgspec.json.encode(request, order="sorted")).hexdigest()[:_DIGEST_CHARS]
+    return f"{digest},{request.labels.get(VERSION_LABEL, '')}"
 
 
 def calls_of(request: Request) -> int:
