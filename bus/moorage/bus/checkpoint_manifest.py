@@ -35,12 +35,18 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A set, as of `at_ms` (Unix time, by its worker's clock). `step` is what its job calls its step, if it says so."""
+    """A set, as of `at_ms` (Unix time, by its worker's clock). `step` is what its job calls its step, if it says so.
+
+    A checkpoint that is a file has its name in `file`, and that entry alone; one that is a link has in `link` where it
+    leads, and the entries are those of what is there.
+    """
 
     at_ms: int
     entries: list[Entry]
     step: int | None = None
     v: int = 1
+    file: str = ""
+    link: str = ""
 
     @property
     def signature(self) -> frozenset[tuple[str, str, int, int, int, str]]:

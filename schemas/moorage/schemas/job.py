@@ -143,9 +143,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
     #: SUCCEEDED
     keep: list[str] = []
-    #: folder below the attempt's folder that is stored while an attempt runs, and when it ends, as far as its grace
-    #: allows; the replica's next attempt has the newest from its start. The newest two of a replica are kept, for a
-    #: week, or until it has succeeded. Ranks of a gang have none
+    #: a folder below the attempt's folder, a file, or a link there to one of these, that is stored while an attempt
+    #: runs, and when it ends, as far as its grace allows; the replica's next attempt has the newest from its start. The
+    #: newest two of a replica are kept, for a week, or until it has succeeded. Ranks of a gang have none
     checkpoint: str | None = None
     #: seconds after which the checkpoint is stored again while the attempt runs, once it has changed and then been
     #: quiet for a moment; at once when the job touches the file in `MOORAGE_CHECKPOINT_NOW`. 0: at its end alone

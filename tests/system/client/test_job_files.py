@@ -334,3 +334,15 @@ async def test_files_and_values_of_a_large_job_that_left_memory_are_whole_or_ref
 def test_the_output_of_each_replica_of_a_large_job_that_left_memory_is_read() -> None:
     data = shown("j", "SUCCEEDED", Change(9, 9, 2, 4, "SUCCEEDED", fence=7), request={"replicas": 3})
     assert newest_attempts(as_struct(JobInfo, data)) == {0: None, 1: None, 2: 4}
+
+
+async def test_an_end_says_that_there_is_no_checkpoint_and_a_file_or_a_link_is_one(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        with pytest.raises(JobFailed) as failed:
+            await client.run(["sh", "-c", "mkdir ckpt; touch ckpt/x; exit 3"], checkpoint="ck", retries=1)
+        assert "checkpoint-not-stored: files: there is no ck" in failed.value.result.changes[-1].why
+        for form in ("echo 1 > ck", "mkdir s1; echo 1 > s1/x; ln -s s1 ck"):
+            script = f"if test -e ck; then ls -l ck; cat ck ck/x; else {form}; exit 3; fi 2>/dev/null; exit 0"
+            done = await client.run(["sh", "-c", script], checkpoint="./ck/", retries=1)
+            assert "1\n" in done.stdout
+            assert ("-> s1" in done.stdout) == ("ln -s" in form)

@@ -261,8 +261,8 @@ class JobFlags:
     checkpoint: Annotated[
         str | None,
         Flag(
-            help="A folder of the job's folder that is stored while it runs; the next attempt begins with it.",
-            value="FOLDER",
+            help="A folder or file of the job's folder that is stored while it runs; the next attempt begins with it.",
+            value="PATH",
         ),
     ] = None
     checkpoint_every: Annotated[

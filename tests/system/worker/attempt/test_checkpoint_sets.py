@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.bus.checkpoint_manifest import Manifest
 from moorage.bus.object_store import ObjectStore
 from moorage.scheduler.buckets.sweeping import sweep
 from moorage.schemas.frames import End
 from moorage.schemas.subjects import Subjects
+from moorage.system.archives import BadArchive
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.attempt import checkpoint_sets, checkpoint_watch
 from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore
@@ -186,8 +188,9 @@ async def test_what_the_job_could_not_read_is_not_read_for_it_and_a_set_lacks_no
             await put(of, ck)
         (ck / "pipe").unlink()
         ck.rename(ck.with_name("elsewhere"))
-        ck.symlink_to("elsewhere")
-        assert await of.put(f"{OBJECT}.a", str(ck.parent), "ck", None, FREE, None) is None
+        ck.symlink_to("../elsewhere")
+        with pytest.raises(NotKept, match="a link that leaves the attempt's folder"):
+            await put(of, ck)
         assert await brought(1) == was
 
 
@@ -416,3 +419,47 @@ def test_no_more_is_read_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(4):
         pace.take(500)
     assert slept == [0.0, 0.5, 1.0, 1.5]
+
+
+async def test_a_checkpoint_may_be_a_file_or_a_link_to_a_file_or_a_folder_and_comes_back_as_such(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    def make(form: str, own: Path) -> None:
+        (own / "runs" / "step-2").mkdir(parents=True)
+        (own / "runs" / "step-2" / "w").write_text("weights")
+        if form == "file":
+            (own / "ck").write_text("state")
+        elif form == "link to a file":
+            (own / "last.pt").write_text("state")
+            (own / "ck").symlink_to("last.pt")
+        else:
+            (own / "ck").symlink_to("runs/step-2")
+
+    made = {"file": {"ck": "state"}, "link to a file": {"last.pt": "state"}, "link": {"runs/step-2/w": "weights"}}
+    async with sets(nats_url, unique, tmp_path) as (of, _store, _):
+        for number, (form, content) in enumerate(made.items()):
+            own = Path(fresh(tmp_path, number))
+            make(form, own)
+            kept = await of.put(f"{OBJECT}.a", str(own), "ck", None, FREE, None)
+            assert kept is not None
+            into = Path(fresh(tmp_path, 50 + number))
+            (into / "ck").write_text("of the job's files")  # is replaced
+            await of.restore(kept, str(into), "ck", MIB, None)
+            assert {p.relative_to(into).as_posix(): p.read_text() for p in into.rglob("*") if p.is_file()} == {
+                **content,
+                **({"ck": "state"} if form == "link to a file" else {}),
+            }
+            if form != "file":
+                assert os.readlink(into / "ck") == os.readlink(own / "ck")
+        own = Path(fresh(tmp_path, 90))
+        (own / "ck").symlink_to("/etc")
+        with pytest.raises(NotKept, match="a link that leaves the attempt's folder"):
+            await of.put(f"{OBJECT}.a", str(own), "ck", None, FREE, None)
+        (own / "ck").unlink()
+        (own / "other").symlink_to("runs")
+        (own / "ck").symlink_to("other")
+        with pytest.raises(NotKept, match="a link to another link"):
+            await of.put(f"{OBJECT}.a", str(own), "ck", None, FREE, None)
+        evil = KeptSet("x", "", Manifest(0, [], link="../../up"))
+        with pytest.raises(BadArchive, match="a link that leaves the folder"):
+            await of.restore(evil, str(own), "ck", MIB, None)

@@ -220,6 +220,8 @@ class AttemptFiles:
                 self._checkpoints[name], live = watch.digest, watch.live
             digest = await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint, live)
             self._checkpoints[name] = digest or self._checkpoints[name]
+            if not self._checkpoints[name]:
+                raise NotKept(f"there is no {checkpoint}, or nothing in it")
         except NotKept as error:  # the next attempt begins at an earlier one
             log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
             self._unstored[name] = error.problem.message

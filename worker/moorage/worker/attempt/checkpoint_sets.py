@@ -114,16 +114,72 @@ class Seen(NamedTuple):
         return self[:6]
 
 
+class Form(NamedTuple):
+    """What a checkpoint is: the folder below the attempt's that has its entries, the name of the only one if it is a
+    file, and where it leads if it is a link."""
+
+    folder: str
+    file: str = ""
+    link: str = ""
+
+
+def form_of(folder: str, checkpoint: str) -> Form | None:
+    """Return what is at `checkpoint` below an attempt's folder: a folder, a file, or a link to one of these below the
+    attempt's folder; None for nothing.
+
+    Raises NotKept for anything else, OSError.
+    """
+    found = _form_at(folder, PurePosixPath(checkpoint))
+    if found is None or not found.link:
+        return found
+    path = PurePosixPath(checkpoint)
+    if not link_stays_below(path, found.link):
+        raise NotKept(f"{checkpoint} is a link that leaves the attempt's folder")
+    leads = _form_at(folder, PurePosixPath(target_of(path, found.link)))
+    if leads is not None and leads.link:
+        raise NotKept(f"{checkpoint} is a link to another link")
+    return None if leads is None else leads._replace(link=found.link)
+
+
+def target_of(path: PurePosixPath, link: str) -> str:
+    """Return the path, below the attempt's folder, to which a link at `path` leads."""
+    return os.path.normpath(os.path.join(path.parent, link))
+
+
+def _form_at(folder: str, path: PurePosixPath) -> Form | None:
+    if not path.parts:
+        return Form("")
+    with _below(folder, str(path.parent)) as place:
+        if place is None:
+            return None
+        try:
+            about = os.stat(path.name, dir_fd=place, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISLNK(about.st_mode):
+            return Form("", link=os.readlink(path.name, dir_fd=place))
+    if stat.S_ISDIR(about.st_mode):
+        return Form(str(path))
+    return Form(str(path.parent), path.name)
+
+
 def look(folder: str, checkpoint: str) -> list[Seen]:
-    """Return what is in the folder `checkpoint` below an attempt's folder, [] if there is none.
+    """Return what is in the checkpoint below an attempt's folder, [] if there is none; of a file, the file alone.
 
     Raises NotKept if a part of it can never be stored, and OSError, as for what goes while it is looked at.
     """
+    form = form_of(folder, checkpoint)
+    return [] if form is None else _look(folder, form)
+
+
+def _look(folder: str, form: Form) -> list[Seen]:
     found: list[Seen] = []
-    with _below(folder, checkpoint) as top:
+    with _below(folder, form.folder) as top:
         if top is None:
             return []
         owner = os.stat(folder).st_uid
+        if form.file:
+            return [_seen(form.file, form.file, top, owner)]
         for above, folders, files, place in os.fwalk(".", dir_fd=top, follow_symlinks=False):
             folders.sort()
             for entry in sorted((*files, *folders)):
@@ -314,8 +370,9 @@ class SetsStore:
     ) -> KeptSet | None:
         now_ms = time.time_ns() // 1_000_000
         known = {} if last is None else known_files(last, now_ms)
-        seen = await asyncio.to_thread(look, folder, checkpoint)
-        if not seen:
+        form = await asyncio.to_thread(form_of, folder, checkpoint)
+        seen = [] if form is None else await asyncio.to_thread(_look, folder, form)
+        if form is None or not seen:
             return None
         files = [each for each in seen if each.kind == "file"]
         wanted = [each for each in files if (key := _key(each)) not in known and key not in sent]
@@ -331,7 +388,7 @@ class SetsStore:
             raise NotKept(f"it needs {new_bytes} bytes, and its bucket has room for {room}")
         by_digest = {e.content.digest: e for e in known.values() if e.content is not None}
         sizes = {each.size for each in by_digest.values()}
-        reading = await asyncio.to_thread(_Reading, folder, checkpoint, wanted)
+        reading = await asyncio.to_thread(_Reading, folder, form.folder, wanted)
         try:
             for each in wanted:
                 digest = await asyncio.to_thread(reading.digest, each, pace) if each.size in sizes else ""
@@ -343,7 +400,7 @@ class SetsStore:
         finally:
             reading.close()
         entries = [_entry(each, known, sent) for each in seen]
-        manifest = Manifest(now_ms, entries, step_of(seen, step))
+        manifest = Manifest(now_ms, entries, step_of(seen, step), file=form.file, link=form.link)
         payload = encode_manifest(manifest)
         if len(payload) > MANIFEST_BYTES_MAX:
             raise NotKept(f"its names take more than {MANIFEST_BYTES_MAX} bytes")
@@ -360,12 +417,25 @@ class SetsStore:
         """
         entries = sorted(kept.manifest.entries, key=lambda e: (e.kind == "link", e.path))
         _check(entries, bytes_max)
+        link, file = kept.manifest.link, kept.manifest.file
+        if link and not link_stays_below(PurePosixPath(checkpoint), link):
+            raise BadArchive(f"it is a link that leaves the folder: {link[:200]!r}")
+        if file and [(e.path, e.kind) for e in entries] != [(file, "file")]:
+            raise BadArchive("it is one file, and has others")
         try:
             root = await self._restore(entries, into, ids)
             await asyncio.to_thread(clear, into, checkpoint)
-            *above, _ = PurePosixPath(checkpoint).parts
-            await asyncio.to_thread(_make_folders, into, above, (), ids)
-            os.rename(root, os.path.join(into, checkpoint))
+            manifest, path = kept.manifest, PurePosixPath(checkpoint)
+            root = os.path.join(root, manifest.file) if manifest.file else root
+            if manifest.link:
+                target = target_of(path, manifest.link)
+                await asyncio.to_thread(_put_at, into, target, root, ids)
+                await asyncio.to_thread(_make_folders, into, path.parts[:-1], (), ids)
+                os.symlink(manifest.link, os.path.join(into, path))
+                if ids is not None:
+                    os.chown(os.path.join(into, path), *ids, follow_symlinks=False)
+            else:
+                await asyncio.to_thread(_put_at, into, checkpoint, root, ids)
         finally:
             await asyncio.to_thread(clear, into, _PART)
 
@@ -458,6 +528,13 @@ def _check(entries: Sequence[Entry], bytes_max: int) -> None:
             raise BadArchive(f"{e.path[:200]!r} is a link that leaves the folder")
         if e.kind == "file" and (e.content is None or e.content.size != e.size):
             raise BadArchive(f"{e.path[:200]!r} has no content of its size")
+
+
+def _put_at(into: str, path: str, root: str, ids: tuple[int, int] | None) -> None:
+    """Move what was restored to its place below the attempt's folder, in place of what is there."""
+    clear(into, path)
+    _make_folders(into, PurePosixPath(path).parts[:-1], (), ids)
+    os.rename(root, os.path.join(into, path))
 
 
 def clear(into: str, folder: str) -> None:

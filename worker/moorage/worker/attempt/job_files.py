@@ -42,7 +42,7 @@ from moorage.system.archives import (
 )
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
-from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore, clear
+from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore, clear, form_of
 from moorage.worker.settings import CHECKPOINT_BYTES_DEFAULT, CHECKPOINT_RATE_DEFAULT
 
 #: below the state folder
@@ -301,24 +301,26 @@ class JobFiles:
         checkpoint: str,
         live: Sequence[Manifest] = (),
     ) -> str:
-        """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones,
-        but for what the `live` sets have of them.
+        """Store the checkpoint of a folder as an object, and remove all but the newest of the `earlier` ones, but for
+        what the `live` sets have of them.
 
         Return its digest, "" if there was nothing to store. An empty one is not stored, nor one of which something
         would be missing: the next attempt begins at the newest whole one. Raises NotKept. No process may write to the
         folder any more.
         """
-        path = os.path.join(folder, checkpoint)
         try:
-            if os.path.islink(path) or not os.listdir(path):
+            form = form_of(folder, checkpoint)
+            if form is None or (not form.file and not os.listdir(os.path.join(folder, form.folder))):
                 return ""
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         store, most = self._checkpoints(tenant), self._checkpoint_bytes
-        kept_in = Bucket(store, most, "checkpoint_bytes")
-        digest = await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
+        if form.file or form.link:  # a set says what it is
+            kept = await self.sets(store).put(name, folder, checkpoint, None, Pace(0), None)
+            digest = "" if kept is None else kept.digest
+        else:
+            kept_in = Bucket(store, most, "checkpoint_bytes")
+            digest = await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
         await self.drop_checkpoints(tenant, earlier, CHECKPOINTS_KEPT - 1, live)
         return digest
 
