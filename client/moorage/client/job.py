@@ -22,7 +22,7 @@ from moorage.client.output import Joiner, Piece, Tail, read_page
 from moorage.client.replicas import Which, field_of, replicas_of
 from moorage.client.steps import Step, step_of
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
+from moorage.schemas.frames import LOG_OFFSET_MAX, USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
 from moorage.schemas.names import is_job
@@ -219,7 +219,7 @@ class AsyncJob:
         `NoOutput` if its worker does not answer or no longer keeps that output; `NotFound`, `NoScheduler`,
         `Overloaded`.
         """
-        page = await read_page(self._client.read, self.job, replica, None, "out", 0, 1)
+        page = await read_page(self._client.read, self.job, replica, None, "out", LOG_OFFSET_MAX, 1)
         return {int(own): where for own, where in page.ports.items()}
 
     async def again(

@@ -30,7 +30,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "usage": ("since_s", "by", "after"),
     "fleet": ("after", "worker"),
     "audit": (),
-    "acts": ("since_s", "by", "verb"),
+    "acts": ("since_s", "by", "verb", "after"),
     "tenants": (),
 }
 

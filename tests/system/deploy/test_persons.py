@@ -17,6 +17,7 @@ from tests.sites import free_servers, running
 from tests.system.cli.node import moorage
 from tests.system.deploy.test_how_it_came import asks, body_of, leaf_of
 from tests.system.deploy.test_queue_of_tenants import leads
+from tests.system.deploy.test_roles_live import everybody
 from tests.waiting import until
 
 SUBJECTS: Final = Subjects()
@@ -137,3 +138,53 @@ async def test_keys_has_the_persons() -> None:
         rows = {row["key"]: row for row in json.loads(ran.out)["keys"]}
         assert (rows["submitter.acme.lena"]["person"], rows["submitter.acme.lena"]["connected"]) == ("lena", 1)
         assert (rows["submitter.acme"]["person"], rows["operator.ana"]["person"]) == ("", "ana")
+
+
+@pytest.mark.slow
+async def test_who_read_the_output_of_another_persons_job_or_ran_a_command_in_it_is_listed_and_exported() -> None:
+    async with everybody(persons=("acme.lena", "acme.omar"), execs=("acme",)) as made:
+        env = dict(made.site.environment)
+
+        async def says(who: str, *words: str, code: int = 0) -> str:
+            verb, *rest = words
+            ran = await moorage(verb, "--nats", f"submitter.acme{who}", "--tenant", "acme", *rest, env=env)
+            assert ran.code == code, ran.err
+            return ran.out
+
+        async def told(*words: str) -> dict[str, Any]:
+            ran = await moorage("admin", "acts", "--json", "--nats", "operator.ana", *words, env=env)
+            assert ran.code == 0, ran.err
+            found: dict[str, Any] = json.loads(ran.out)["data"]
+            return found
+
+        await says(".lena", "submit", "--job", "hers", "--gpu", "1", "--", "sh", "-c", "echo secret; sleep 600")
+        await until(lambda: _runs(says), 60.0, "the job runs")
+        assert "secret" in await says(".lena", "logs", "--no-follow", "hers")
+        await says(".lena", "exec", "hers", "--", "true")
+        assert "secret" in await says(".omar", "logs", "--no-follow", "hers")
+        assert "secret" in await says("", "logs", "--no-follow", "hers")
+
+        async def all_there() -> bool:
+            return len((await told())["acts"]) == 3
+
+        await until(all_there, ANSWER_S, "both reads are listed")
+        first = await told("--after", "0")
+        assert [(row["verb"], row["by"], row["job"]) for row in first["acts"]] == [
+            ("exec", "tenant:acme/lena", "hers"),
+            ("logs", "tenant:acme/omar", "hers"),
+            ("logs", "tenant:acme", "hers"),
+        ], "her own reads are nobody's business"
+        assert all(row["came"].startswith("import MOORAGE_TENANT_acme U") for row in first["acts"])
+        assert (await told("--after", first["next"]))["acts"] == []
+        await says(".omar", "exec", "hers", "--", "true")
+        assert [row["by"] for row in (await told("--after", first["next"]))["acts"]] == ["tenant:acme/omar"]
+        ran = await moorage(
+            "usage", "--by", "person", "--json", "--nats", "submitter.acme", "--tenant", "acme", env=env
+        )
+        assert [row["person"] for row in json.loads(ran.out)["data"]["rows"]] == ["lena"], ran.out
+        ran = await moorage("show", "hers", "--nats", "submitter.acme", "--tenant", "acme", env=env)
+        assert "tenant:acme/omar" in ran.out, ran.out
+
+
+async def _runs(says: Any) -> bool:
+    return bool(json.loads(await says("", "show", "hers", "--json"))["data"]["state"] == "RUNNING")

@@ -367,12 +367,19 @@ def acts(
     since: Annotated[str | None, Parameter(help="How far back to begin: 2h, 7d.", value="DURATION")] = None,
     by: Annotated[str, Parameter(help="Only those of this operator, or of this name without keys.", value="NAME")] = "",
     verb: Annotated[str, Parameter(help="Only this order, as drain, limit or hold.", value="VERB")] = "",
+    after: Annotated[
+        str | None,
+        Parameter(help="All behind this place, the oldest first: `next` of an earlier answer, or 0.", value="PLACE"),
+    ] = None,
     options: RowOptions = ROWS,
 ) -> int:
     """List the newest orders of operators that changed something, at most 500: when, who, what and why.
 
-    Kept are the newest 10,000. Acts on dead letters are in the scheduler's log. CAME says how an order reached the
-    leader: import, from the account and the key that nats-server stamped; subject, where only that operator may
+    Also what tenants did that concerns others: commands in running jobs (exec), and who read the output of a job
+    (logs), or what it left (rescue), that another person submitted. Such a read is listed once in ten minutes, and is
+    lost if the scheduler ends before it is saved. Kept are the newest 10,000 orders, and as many of these. To export
+    them, ask with --json and --after. Acts on dead letters are in the scheduler's log. CAME says how an order reached
+    the leader: import, from the account and the key that nats-server stamped; subject, where only that operator may
     publish. Any other is unproven: on an open server, without a program that waits for an answer, or not recorded.
     """
 
@@ -383,7 +390,11 @@ def acts(
         from moorage.schemas.answers.operators import ActsAnswer
 
         asked = {"since_s": None if since is None else seconds(since), "by": by or None, "verb": verb or None}
+        asked |= {} if after is None else {"after": after}
         answer = await client._wire.operate("acts", asked)
+        while after is not None and answer.data["left_out"]:
+            page = await client._wire.operate("acts", {**asked, "after": answer.data["next"]})
+            answer = msgspec.structs.replace(page, data={**page.data, "acts": answer.data["acts"] + page.data["acts"]})
         told = msgspec.convert(answer.data, ActsAnswer)
         if options.shown(answer, told.acts):
             return

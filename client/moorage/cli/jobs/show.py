@@ -175,19 +175,19 @@ async def _ports_of(client: AsyncClient, shown: JobInfo) -> dict[str, dict[str, 
 
 async def _cuts_of(client: AsyncClient, shown: JobInfo) -> dict[str, int | None]:
     """Ask the workers of which streams they did not keep all: the number of bytes that are missing, None if it is not
-    known. Nothing is said of workers that do not answer soon."""
+    known. Nothing is said of workers that do not answer soon. It reads no byte: that would be told to auditors."""
     import asyncio
 
     from moorage.client.kept_output import newest_attempts
     from moorage.client.output import STREAMS, read_page
     from moorage.client.tenant import is_operators
-    from moorage.schemas.frames import StreamName
+    from moorage.schemas.frames import LOG_OFFSET_MAX, StreamName
 
     found: dict[str, int | None] = {}
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client._wire.read, shown.job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire.read, shown.job, replica, attempt, stream, LOG_OFFSET_MAX, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 

@@ -29,6 +29,7 @@ from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.pacing.retrying import retry_unanswered
+from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.subjects import Subjects
 
@@ -52,7 +53,8 @@ class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
     `usage` is about the GPU time of a tenant (None: of all), `acts` about operators' orders; `where` about the frames
-    with the history of the `job`; `written` is answered once the history stream has all histories up to that record.
+    with the history of the `job`; `read` has it note that somebody of the tenant read output, which is no record of the
+    ledger; `written` is answered once the history stream has all histories up to that record.
     """
 
     verb: str
@@ -255,7 +257,11 @@ class Follower:
                 async with asyncio.timeout(ANSWER_S):
                     await future
             except TimeoutError:
-                return behind(max(1, question.seq - self._state.seq))
+                if question.verb != "read":
+                    return behind(max(1, question.seq - self._state.seq))
+        if question.verb == "read":
+            self._note(question)
+            return {}
         if question.verb == "written":
             return {}
         if question.verb == "usage":
@@ -268,6 +274,10 @@ class Follower:
             return behind(1)
         parts, seq = found
         return {"parts": parts, "seq": seq}
+
+    def _note(self, question: Question) -> None:
+        row = ActRow(seq=question.seq, at_ms=self._state.time_ms, tenant=question.tenant or "", **question.arguments)
+        self._acts.note(row)
 
 
 async def count_the_rest(jetstream: JetStream, world: JetStream, subjects: Subjects, replicas: int) -> str:

@@ -1,4 +1,8 @@
-"""The newest orders of operators, from each record of the ledger. Pure: no I/O, no clock.
+"""The newest orders of operators, and what tenants did that an auditor asks for. Pure: no I/O, no clock.
+
+Orders and commands in running jobs are from each record of the ledger. That somebody read the output of another
+person's job is told by the leader once a worker has answered; it is in no record, and lost with a follower that has not
+saved it yet.
 
 A drain that begins or ends by its own window is in the ledger again, as of the operator who asked for it: that is no
 further order, and not listed. Orders that changed nothing are in no record.
@@ -6,6 +10,7 @@ further order, and not listed. Orders that changed nothing are in no record.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -26,8 +31,12 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import ACTS
 from moorage.schemas.units import many
 
-#: orders that are remembered
+#: orders that are remembered, and as many other rows: tenants do far more than operators
 ACTS_MAX: Final = 10_000
+#: pages of one job's output that one person reads within this time are one row
+READ_MS: Final = 600_000
+#: what tenants do, beside the verbs of operators
+OF_TENANTS: Final = ("exec", "logs", "rescue")
 #: orders in one answer
 ANSWERED_MAX: Final = 500
 SINCE_S_MAX: Final = 366 * 86_400
@@ -36,18 +45,47 @@ _REQUEUED: Final = "requeued"
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[ActRow]).decode
+#: a time in ledger ms, and how many rows of it were given
+_CURSOR: Final = re.compile(r"(\d{1,15})(?:\.(\d{1,6}))?").fullmatch
 
 
 class OperatorsActs:
     """The orders of the records that were folded into `state`, the oldest first."""
 
     def __init__(self, rows: Sequence[ActRow] = ()) -> None:
-        self._rows: deque[ActRow] = deque(rows, ACTS_MAX)
+        self._rows: deque[ActRow] = deque(rows)
+        orders_ms = [row.at_ms for row in rows if row.verb not in OF_TENANTS]
+        self._of_tenants = len(rows) - len(orders_ms)
+        #: ledger ms up to which orders are no longer remembered
+        self._lost_ms = orders_ms[0] if len(orders_ms) >= ACTS_MAX else 0
+        self._read_ms: dict[tuple[str, ...], int] = {}
 
     def fold(self, state: State, record: Record, folded: Folded) -> None:
         """Take the orders of a record that has just been folded into `state`."""
         if record.acts or record.actors:
-            self._rows.extend(_orders(state, record, folded))
+            for row in _orders(state, record, folded):
+                self._add(row)
+
+    def note(self, row: ActRow) -> None:
+        """Take a row that no record has; of one person and job only the first of `READ_MS`."""
+        key = row.by, row.verb, row.tenant, row.job
+        if row.at_ms - self._read_ms.get(key, -READ_MS) >= READ_MS:
+            if len(self._read_ms) >= ACTS_MAX:
+                self._read_ms.clear()
+            self._read_ms[key] = row.at_ms
+            self._add(row)
+
+    def _add(self, row: ActRow) -> None:
+        rows = self._rows
+        rows.append(row)
+        is_mine = row.verb in OF_TENANTS
+        self._of_tenants += is_mine
+        if (self._of_tenants if is_mine else len(rows) - self._of_tenants) > ACTS_MAX:
+            oldest = next(at for at, each in enumerate(rows) if (each.verb in OF_TENANTS) == is_mine)
+            if not is_mine:
+                self._lost_ms = rows[oldest].at_ms
+            del rows[oldest]
+            self._of_tenants -= is_mine
 
     def dump(self) -> bytes:
         return _encode(list(self._rows))
@@ -62,10 +100,11 @@ class OperatorsActs:
     ) -> dict[str, Any] | Problem:
         """Return the newest orders of the last `since_s` seconds, by one operator, of one verb; without these, all.
 
-        An operator without a key of its own is found by the name that it gave. `gaps` are times (from, until), in
-        ledger ms, whose records nobody read.
+        An operator without a key of its own is found by the name that it gave. With `after`, the `next` of an earlier
+        answer or "0", they are the oldest behind that. `gaps` are times (from, until), in ledger ms, whose records
+        nobody read.
         """
-        since_s, by, verb = (arguments.get(name) for name in ("since_s", "by", "verb"))
+        since_s, by, verb, after = (arguments.get(name) for name in ("since_s", "by", "verb", "after"))
         if since_s is not None and (
             isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX
         ):
@@ -74,24 +113,39 @@ class OperatorsActs:
         if by is not None and not isinstance(by, str):
             said = "by must be the name of an operator"
             return problem("invalid-argument", said, field="$.by", found=str(by)[:80], next=_NEXT)
-        if verb is not None and (not isinstance(verb, str) or verb not in ACTS):
-            said = f"verb must be one of {', '.join(sorted(ACTS))}"
+        if verb is not None and (not isinstance(verb, str) or verb not in (*ACTS, *OF_TENANTS)):
+            said = f"verb must be one of {', '.join(sorted((*ACTS, *OF_TENANTS)))}"
             return problem("invalid-argument", said, field="$.verb", found=str(verb)[:80], next=_NEXT)
+        cursor = None if after is None else _CURSOR(after if isinstance(after, str) else "")
+        if after is not None and cursor is None:
+            said = "after must be the `next` of an earlier answer, or 0"
+            return problem("invalid-argument", said, field="$.after", found=str(after)[:80], next=_NEXT)
         from_ms = 0 if since_s is None else now_ms - int(since_s * 1000)
+        behind = (0, 0) if cursor is None else (int(cursor[1]), int(cursor[2] or 0))
         found = [
-            row
-            for row in self._rows
-            if row.at_ms >= from_ms and verb in (None, row.verb) and (by is None or _is_by(row, by))
+            (place, row)
+            for place, row in self._placed()
+            if place >= behind and row.at_ms >= from_ms and verb in (None, row.verb) and (by is None or _is_by(row, by))
         ]
+        told = found[-ANSWERED_MAX:] if cursor is None else found[:ANSWERED_MAX]
+        (last_ms, count), _ = told[-1] if told else ((behind[0], behind[1] - 1), None)
         answer = ActsAnswer(
-            acts=found[-ANSWERED_MAX:],
-            left_out=max(0, len(found) - ANSWERED_MAX),
-            from_ms=max(from_ms, self._rows[0].at_ms if len(self._rows) == ACTS_MAX else 0),
+            acts=[row for _, row in told],
+            left_out=len(found) - len(told),
+            from_ms=max(from_ms, self._lost_ms),
             until_ms=now_ms,
             gaps=[[begin, end] for begin, end in gaps if end >= from_ms],
+            next=f"{last_ms}.{count + 1}",
         )
         plain: dict[str, Any] = msgspec.to_builtins(answer)
         return plain
+
+    def _placed(self) -> Iterator[tuple[tuple[int, int], ActRow]]:
+        """Yield each row with its place: its time, and how many rows of that time are before it."""
+        at_ms, count = -1, 0
+        for row in self._rows:
+            at_ms, count = row.at_ms, count + 1 if row.at_ms == at_ms else 0
+            yield (at_ms, count), row
 
 
 def _is_by(row: ActRow, name: str) -> bool:
@@ -104,10 +158,17 @@ def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
     windows = {act.worker: act for act in record.acts if isinstance(act, acts.Window)}
     for at, act in enumerate(record.acts):
         actor = getattr(act, "by", "")
-        if _is_operator(actor) and (told := _verb_of(state, folded, act, windows)):
+        if isinstance(act, acts.Exec):
+            by, said = actors.split(actor)
+            came = way_of(record.ways, record.notes, ACTS_AT, at)
+            what = f"replica {act.replica}: {act.why}"
+            told: dict[str, Any] = {"verb": "exec", "what": what, "came": came, **_job(state, act.job)}
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, **told)
+            continue
+        if _is_operator(actor) and (order := _verb_of(state, folded, act, windows)):
             by, said = actors.split(actor)
             came, why = way_of(record.ways, record.notes, ACTS_AT, at), getattr(act, "why", "")
-            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, came=came, **told)
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, came=came, **order)
     for first, end, note in zip(record.actors[::3], record.actors[1::3], record.actors[2::3], strict=True):
         actor = record.notes[note - 1]
         if _is_operator(actor):

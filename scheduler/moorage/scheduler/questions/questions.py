@@ -31,7 +31,7 @@ from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.inspection import Inspection, device_drift
 from moorage.scheduler.questions.job_lists import JobLists, jobs_asked
 from moorage.scheduler.questions.question_queue import contained
-from moorage.scheduler.questions.relay import ASKED, Relay, page_asked
+from moorage.scheduler.questions.relay import ASKED, Asked, Reader, Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.answers.fleet import FleetAnswer
@@ -108,7 +108,7 @@ class Questions:
         self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
         self._agains = Agains(engine, self._history)
         self._lists = JobLists(jetstream, subjects, engine, self._written, self._answer_read)
-        self._relay = Relay(tenants, subjects, engine, self._history, leader.answer_now)
+        self._relay = Relay(tenants, subjects, engine, self._history, leader.answer_now, self._note_read)
         self.inspection = Inspection(out, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
             engine, leader.time_ms, partial(self._ask, "explain"), leader.send_soon, self._answer_plain, forks=forks
@@ -127,7 +127,7 @@ class Questions:
         question."""
         check_fields(verb, arguments)
         if verb in ASKED:
-            self._page(tenant, verb, arguments, reply, json)
+            self._page(tenant, verb, arguments, reply, json, came)
             return
         if verb == "plan":
             # only while this scheduler surely leads: a former leader would plan with an old state
@@ -200,7 +200,13 @@ class Questions:
             return self._letters.refusal(tenant, job) or found
         return found
 
-    def _page(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+    def _note_read(self, reader: Reader, tenant: str, asked: Asked) -> None:
+        """Have the follower note that a person read the output of another one's job; nobody waits for that."""
+        verb = next(verb for verb, kind in ASKED.items() if isinstance(asked, kind))
+        row = {"by": reader.by, "came": reader.came, "verb": verb, "job": asked.job}
+        self._leader.follower.ask(Question("read", self._engine.state.seq, tenant, row), lambda _: None)
+
+    def _page(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool, came: str) -> None:
         """Let the relay answer, at once or behind a record; nothing happens without a reply subject.
 
         Raises `Refused` for invalid arguments.
@@ -208,7 +214,7 @@ class Questions:
         asked = page_asked(verb, arguments)
         if not reply:
             return
-        begin = partial(self._relay.ask, tenant, asked, reply, json)  # the relay sends the answer itself
+        begin = partial(self._relay.ask, tenant, asked, reply, json, came)  # the relay sends the answer itself
         if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
             begin()
         else:

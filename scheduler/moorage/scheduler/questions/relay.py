@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from moorage.scheduler.answers.logs import Kept, find_in_history, find_log
 from moorage.scheduler.answers.use import find_use
 from moorage.scheduler.arguments import check_job
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
@@ -25,7 +26,9 @@ from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, Rescue, RescueAsked, Rescued, UseAsked, UsePage
 from moorage.schemas.handler import rescued_object
 from moorage.schemas.passed_on import StoreAsked
+from moorage.schemas.signed import person_in
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.ways import person_of
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -44,8 +47,19 @@ ASKED: Final[dict[str, type[Asked]]] = {"logs": LogsAsked, "use": UseAsked, "res
 _decode_page: Final[Decoder[Page | Problem]] = Decoder(Page | Problem)
 
 
+class Reader(NamedTuple):
+    """Who asks for output: the actor, the way of the question, and the person, "" if nothing proves one."""
+
+    by: str
+    came: str
+    person: str
+
+
 class Relay:
-    """The relay of one term. `ask` begins, `answer` sends the answer, `close` cancels what is in progress."""
+    """The relay of one term. `ask` begins, `answer` sends the answer, `close` cancels what is in progress.
+
+    `noted` is told who has read the output of a job that another person submitted, once a worker has answered.
+    """
 
     def __init__(
         self,
@@ -54,16 +68,18 @@ class Relay:
         engine: Engine,
         history: HistoryReader,
         answer: Callable[[str, bytes], None],
+        noted: Callable[[Reader, str, Asked], None],
     ) -> None:
         self._world = world
         self._history = history
         self._subjects = subjects
         self._engine = engine
         self._answer = answer
+        self._noted = noted
         self.rescues: dict[StoreAsked, None] = {}  # the oldest first
         self._answers = Answering("questions to workers", RELAYS_MAX, RELAYS_MAX_TENANT)
 
-    def ask(self, tenant: str, asked: Asked, reply: str, json: bool) -> None:
+    def ask(self, tenant: str, asked: Asked, reply: str, json: bool, came: str) -> None:
         """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
         engine = self._engine
         find = find_use(engine, tenant, asked) if isinstance(asked, UseAsked) else find_log(engine, tenant, asked)
@@ -73,7 +89,8 @@ class Relay:
         elif (trouble := self._trouble(tenant, found)) is not None:
             self._send_answer(trouble, reply, json)
         else:
-            make = partial(self._find, tenant, asked, found)
+            reader = person_of(came, tenant)
+            make = partial(self._find, tenant, asked, found, Reader(by_tenant(tenant, reader), came, reader))
             self._answers.begin(make, lambda page: self._send_answer(page, reply, json), tenant, asked.job)
 
     def _trouble(self, tenant: str, kept: Kept | None) -> Problem | None:
@@ -81,18 +98,25 @@ class Relay:
             return self._away(kept)
         return self._answers.overloaded(tenant)
 
-    async def _find(self, tenant: str, asked: Asked, kept: Kept | None) -> Page | Problem:
+    async def _find(self, tenant: str, asked: Asked, kept: Kept | None, reader: Reader) -> Page | Problem:
         """Ask the worker; a job that left memory is looked up in the history first."""
         found: Kept | Page | Problem
+        job = self._engine.state.job(tenant, asked.job)
+        of = "" if job is None else person_in(job.body)
         if kept is not None or isinstance(asked, UseAsked):
             assert kept is not None  # use is only of jobs in memory
             found = kept
         else:
-            history = await self._history.of_replica(tenant, asked.job, asked.replica)
-            found = find_in_history(self._engine, tenant, asked, *history)
+            changes, request = await self._history.of_replica(tenant, asked.job, asked.replica)
+            of = of or (request.person if request is not None else None) or ""
+            found = find_in_history(self._engine, tenant, asked, changes, request)
         if not isinstance(found, Kept):
             return found
-        return await self._relay(found) if found.worker.session else self._away(found)
+        page = await self._relay(found) if found.worker.session else self._away(found)
+        has_read = isinstance(page, Rescued) or (isinstance(page, LogPage) and bool(page.text or page.data))
+        if has_read and of != reader.person:
+            self._noted(reader, tenant, asked)
+        return page
 
     async def _relay(self, kept: Kept) -> Page | Problem:
         if isinstance(ask := kept.ask, Rescue):

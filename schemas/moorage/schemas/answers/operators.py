@@ -96,11 +96,12 @@ class Audit(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ActRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An order of an operator that changed something, as the ledger has it."""
+    """An order of an operator that changed something, as the ledger has it; or a tenant's `exec` of a command in a
+    running job, its read of the output of another person's job (`logs`), or of what that left (`rescue`)."""
 
     seq: int  # number of its record
     at_ms: int  # ledger time of the record
-    by: str  # operator:NAME as the key proves, or operator without keys
+    by: str  # operator:NAME as the key proves, or operator without keys; tenant:NAME, tenant:NAME/PERSON
     verb: str  # as drain; release and resume undo hold and freeze
     said: str = ""  # the name that the caller gave
     tenant: str = ""
@@ -115,13 +116,14 @@ class ActRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ActsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The newest orders of operators, the oldest of them first: at most 500."""
+    """The newest orders of operators, the oldest of them first: at most 500; with `after`, the oldest behind that."""
 
     acts: list[ActRow] = always(list[ActRow])
-    left_out: int = always(int)  # older ones that were asked for, too
+    left_out: int = always(int)  # older ones that were asked for, too; with `after`, newer ones
     from_ms: int = always(int)  # of orders since then, as asked for or as far back as known; 0: of all
     until_ms: int = always(int)  # the ledger time now
     gaps: list[list[int]] = []  # times (from, until) of which no order is known
+    next: str = ""  # where the last one stands: ask again with it as `after` for what came since
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.events import Execute, Order
 from moorage.scheduler.core.ledger.acts.job import OfJob
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
@@ -14,13 +14,18 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower import operators_acts
 from moorage.scheduler.follower.operators_acts import OperatorsActs
+from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Unwell
+from moorage.schemas.frames import ExecAsked, Unwell
 from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving
 
 HOUR_MS = 3_600_000
+
+
+def row_of(verb: str, at_ms: int, what: str) -> ActRow:
+    return ActRow(seq=1, at_ms=at_ms, by="tenant:t/omar" if verb == "logs" else "operator:ana", verb=verb, what=what)
 
 
 class Ordering(Driving):
@@ -116,7 +121,64 @@ def test_orders_are_chosen_by_time_operator_and_verb(monkeypatch: pytest.MonkeyP
     assert drive.told(verb="uncordon") == ["uncordon w0"]
 
 
-@pytest.mark.parametrize("wrong", [{"since_s": "1h"}, {"since_s": -1}, {"by": 7}, {"verb": "fleet"}, {"verb": []}])
+def test_all_orders_come_once_page_by_page_however_many_are_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators_acts, "ANSWERED_MAX", 3)
+    made = OperatorsActs([row_of("limit", at_ms, str(n)) for n, at_ms in enumerate((5, 5, 5, 5, 7, 8, 8))])
+    found, after = list[str](), "0"
+    for left_out in (4, 1, 0, 0):
+        answer = made.answer({"after": after}, 9)
+        assert not isinstance(answer, Problem)
+        found += [row["what"] for row in answer["acts"]]
+        after = answer["next"]
+        assert answer["left_out"] == left_out
+    assert found == list("0123456")
+    made.note(row_of("logs", 8, "7"))
+    answer = made.answer({"after": after}, 9)
+    assert not isinstance(answer, Problem)
+    assert [row["what"] for row in answer["acts"]] == ["7"], "what came later, at the same moment"
+
+
+def test_what_tenants_did_takes_no_place_of_orders_nor_orders_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators_acts, "ACTS_MAX", 3)
+    made = OperatorsActs()
+    for at in range(6):
+        made.note(row_of("logs", at * operators_acts.READ_MS, f"read {at}"))
+        made._add(row_of("limit", at * operators_acts.READ_MS, f"order {at}"))
+    for table in (made, OperatorsActs.load(made.dump())):
+        answer = table.answer({}, 0)
+        assert not isinstance(answer, Problem)
+        assert [row["what"] for row in answer["acts"]] == [
+            f"{what} {at}" for at in (3, 4, 5) for what in ("read", "order")
+        ]
+        assert answer["from_ms"] == (2 if table is made else 3) * operators_acts.READ_MS
+
+
+def test_many_pages_of_one_jobs_output_are_one_row() -> None:
+    made = OperatorsActs()
+    for at_ms in (0, 1, operators_acts.READ_MS - 1, operators_acts.READ_MS):
+        made.note(row_of("logs", at_ms, ""))
+    answer = made.answer({"verb": "logs"}, 0)
+    assert not isinstance(answer, Problem)
+    assert [row["at_ms"] for row in answer["acts"]] == [0, operators_acts.READ_MS]
+
+
+def test_a_command_in_a_running_job_is_listed_with_who_ran_it() -> None:
+    drive = Ordering()
+    drive.worker("w0", 1, capabilities={"noop": Capabilities(execs=True)})
+    drive.submit("j", gpu={})
+    drive.settle()
+    asked = ExecAsked(job="j", argv=["cat", "a b"])
+    drive.engine.offer(Execute("t", asked, "s", "r", True, "import A U t/lena"))
+    drive.tick()
+    rows = [(row["verb"], row["by"], row["job"], row["what"], row["came"]) for row in drive.asked()["acts"]]
+    assert rows == [("exec", "tenant:t/lena", "j", "replica 0: cat 'a b'", "import A U t/lena")]
+    assert drive.told(by="t/lena", verb="exec") == ["exec t j replica 0: cat 'a b'"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"since_s": "1h"}, {"since_s": -1}, {"by": 7}, {"verb": "fleet"}, {"verb": []}, {"after": 1}, {"after": "x"}],
+)
 def test_a_wrong_question_is_refused_with_its_field(wrong: dict[str, Any]) -> None:
     answer = OperatorsActs().answer(wrong, 0)
     assert isinstance(answer, Problem)
