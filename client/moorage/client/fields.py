@@ -69,6 +69,7 @@ class Fields(_RunFields, total=False):
     priority: int
     resources: Resources
     requires: dict[str, list[str]]
+    where: list[str]
     driver_config: dict[str, Any]
     deadline_s: float
     start_within_s: float

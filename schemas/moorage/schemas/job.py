@@ -20,6 +20,7 @@ from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import Trouble, quoted
+from moorage.schemas.where import where_trouble
 
 REPLICAS_MAX: Final = NUMBERS_MAX
 #: the most ranks of a gang
@@ -514,6 +515,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     resources: Resources | None = None  # the host's CPU cores and memory for each replica; null counts none
     #: a worker's labels: each has one of these values, at most 256 in all and of 256 characters
     requires: dict[str, list[str]] = {}
+    #: conditions about a worker's labels, as `gpu.driver>=570` and `zone!=b`: at most 64
+    where: list[str] = []
     run: Run | None = None  # the program, its driver and its limits; required
     #: each driver's own settings, as `{"process": {"gpu_device_ids": ["0"]}}`; those of the job's driver are checked
     driver_config: dict[str, Any] = {}
@@ -1046,6 +1049,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         gpu = self.gpu
         if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
             return _too_long("gpu.vendor", gpu.vendor)
+        if self.where and (wrong := where_trouble(self.where)):
+            return wrong
         if not self.requires:
             return None
         values = [value for values in self.requires.values() for value in values]

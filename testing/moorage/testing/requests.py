@@ -179,6 +179,21 @@ FIELDS: Final = (
         ),
     ),
     Field(
+        "where",
+        "requires",
+        (
+            one(["gpu.driver>=570"], "gpu.driver>=570"),
+            one(["zone!=b", "gpu.cuda<13.1", "a>0"], "zone!=b", "gpu.cuda<13.1", "a>0"),
+            *(one([f"zone!={word}"], f"zone!={word}") for word in ("", *_WORDS)),
+        ),
+        (
+            one(["gpu.driver>=new"], "gpu.driver>=new"),
+            one(["a b!=c"], "a b!=c"),
+            one([f"zone!={'x' * 257}"], f"zone!={'x' * 257}"),
+            *unsaid(["zone"], "zone!=b", [""], ["zone!=b"] * 65),
+        ),
+    ),
+    Field(
         "driver_config",
         "driver-config",
         (one({"own": {"a": [1, "x"]}}, '{"own": {"a": [1, "x"]}}'),),

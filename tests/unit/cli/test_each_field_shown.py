@@ -98,6 +98,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "resources.memory_mib": ("resources", part(r"(\d+[GM]i) of", lambda text: size_bytes(text) >> 20)),
     "resources.enforce": ("resources", part(r"(\w+) enforced")),
     "requires": ("requires", lambda text: {name: each.split(",") for name, each in pairs(text).items()}),
+    "where": ("where", split),
     "driver_config": ("settings", json.loads),
     "deadline_s": ("deadline", seconds),
     "start_within_s": ("starts within", seconds),

@@ -170,7 +170,7 @@ def test_the_table_has_every_field_of_a_request_and_every_option() -> None:
     assert {".".join(path[: 2 if path[0] == "run" else 1]) for path in parts} == paths_of_requests()
     options = {field.name.strip("_").replace("_", "-") for field in fields(JobFlags)}
     #: what these say is in other options' fields
-    apart = {"or-gpu", "gpu-device", "each-line", "each", "gang", "hosts", "spread", "env-file", "with"}
+    apart = {"or-gpu", "gpu-device", "each-line", "each", "gang", "hosts", "spread", "env-file", "with", "on", "not-on"}
     assert {field.option for field in FIELDS} - {""} == options - apart
 
 

@@ -12,6 +12,7 @@ from moorage.cli.framework.console import print_err
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
+from moorage.schemas.where import HOST_NAME, is_condition
 
 _MIB: Final = 1024 * 1024
 _DECIMAL: Final = re.compile(r"([\d.]+ ?G)B?", re.IGNORECASE)
@@ -241,9 +242,14 @@ def labels(texts: Sequence[str]) -> dict[str, str]:
     return dict(pairs("label", texts))
 
 
-def required(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Return the labels of --requires, each with its values. Raises `Rejected`."""
-    return {name: text.split(",") for name, text in pairs("requires", texts)}
+def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of --requires, --on and --not-on: labels with their values, and conditions. Raises
+    `Rejected`."""
+    requires = {name: text.split(",") for name, text in pairs("requires", [t for t in texts if not is_condition(t)])}
+    where = [text for text in texts if is_condition(text)] + [f"{HOST_NAME}!={worker}" for worker in not_on]
+    if on:
+        requires[HOST_NAME] = list(on)
+    return ({"requires": requires} if requires else {}) | ({"where": where} if where else {})
 
 
 def milli_cores(cores: float) -> int:

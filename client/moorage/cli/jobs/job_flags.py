@@ -20,9 +20,9 @@ from moorage.cli.jobs.flag_values import (
     no_retry,
     of_option,
     pairs,
+    places,
     ready,
     replicas,
-    required,
     retry,
     seconds_to,
     service,
@@ -174,11 +174,16 @@ class JobFlags:
     requires: Annotated[
         list[str] | None,
         Flag(
-            help="A label that the worker must have: zone=a, or zone=a,b for either value.",
+            help="A label that the worker must have: zone=a, zone=a,b for either value, zone!=b, or gpu.driver>=570. "
+            "Repeatable. Each worker has host.name, host.arch, gpu.model, gpu.driver and gpu.cuda.",
             value="LABEL",
-            reads=required,
+            of="requires",
         ),
     ] = None
+    on: Annotated[
+        list[str] | None, Flag(help="On this worker alone; repeated, on one of them.", value="WORKER", of="requires")
+    ] = None
+    not_on: Annotated[list[str] | None, Flag(help="Not on this worker. Repeatable.", value="WORKER", of="where")] = None
     label: Annotated[
         list[str] | None,
         Flag(help="A label to give to the job: team=vision.", value="LABEL", field="labels", reads=labels),
@@ -602,6 +607,7 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
                 "invalid-argument", "--array NUMBERS%N and --max-running say the same", found=flags.array,
                 next="take one of them",
             )  # fmt: skip
+    fields |= places(flags.requires or (), flags.on or (), flags.not_on or ())
     if flags.no_retry_on:
         fields["retry"] = [no_retry(flags.no_retry_on), *fields.get("retry", ())]
     if flags.hosts is not None:

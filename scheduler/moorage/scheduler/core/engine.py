@@ -681,7 +681,7 @@ class Engine:
         if tenant in self.fleet.named:
             event.shape = self.reader.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
-        if shape.requires or shape.device_ids:
+        if shape.requires or shape.where or shape.device_ids:
             self.fleet.distinguish(shape)
         outcome = self.admission.submit(draft, event, flight.new.values())
         if not isinstance(outcome, NewJob):

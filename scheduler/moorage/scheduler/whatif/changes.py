@@ -405,6 +405,9 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
     for label in request.requires:
         rest = {name: values for name, values in request.requires.items() if name != label}
         yield f"without the label {label}", msgspec.structs.replace(request, requires=rest), ("requires",)
+    for text in request.where:
+        left = [each for each in request.where if each != text]
+        yield f"without {text}", msgspec.structs.replace(request, where=left), ("where",)
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import AGENT_STOPPED, Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.where import GPU_MODEL, HOST_ARCH, HOST_NAME
 from moorage.system.build import build
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
@@ -165,6 +167,12 @@ class Reporter:
         told = ((name, driver.engine_down()) for name, driver in self.drivers.items() if not driver.is_foreign)
         return [DriverDown(name, down[0], max(0, int(now_s - down[1]))) for name, down in told if down is not None]
 
+    def _own_labels(self) -> dict[str, str]:
+        """Return what a request may ask for of any worker: its name, its processors, and its GPUs if all are alike."""
+        models = {device.name for device in self.devices}
+        of_gpus = {GPU_MODEL: models.pop()} if len(models) == 1 else {}
+        return {HOST_NAME: self.worker, HOST_ARCH: platform.machine(), **of_gpus, **self.inventory.versions}
+
     def hello(self) -> Hello:
         settings, facts = self.settings, self.facts
         nothing: dict[str, float] = {}
@@ -176,7 +184,7 @@ class Reporter:
             drivers=list(self.drivers),
             modes=list(settings.modes_offered),
             sharers_max={mode: sharers for mode, sharers in settings.sharers_max.items() if sharers},
-            labels=settings.labels,
+            labels=self._own_labels() | settings.labels,
             cpu_milli=facts.cpu_milli,
             memory_mib=facts.memory_mib,
             gpu_cpu_milli=round(settings.cores_per_gpu * 1000),

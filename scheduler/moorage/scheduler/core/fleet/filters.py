@@ -88,8 +88,10 @@ def shown(names: Iterable[str], between: str = ", ") -> str:
 
 
 def has_labels(offer: Offer, shape: Shape) -> bool:
-    """Return whether the hosts have every label that a shape requires."""
-    return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items())
+    """Return whether the hosts have every label that a shape requires, and pass its conditions about labels."""
+    return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items()) and all(
+        each.holds(offer.labels.get(each.label)) for each in shape.where
+    )
 
 
 # ------------------------------------------------------------------------------------------------ whether it passes
@@ -178,7 +180,11 @@ def _no_worker(shape: Shape, also: str = "") -> str:
 
     An earlier filter may have taken workers out that have what the text says is missing.
     """
-    has = [*([also] if also else []), f"the driver {shape.driver}", *(["its labels"] if shape.requires else [])]
+    has = [
+        *([also] if also else []),
+        f"the driver {shape.driver}",
+        *(["its labels"] if shape.requires or shape.where else []),
+    ]
     return f"no worker with {', '.join(has[:-1])}{' and ' if len(has) > 1 else ''}{has[-1]}"
 
 
@@ -198,13 +204,18 @@ def _ports(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    """Return a text about the required label that the fewest workers have."""
+    """Return a text about the condition, or the required label, that the fewest workers pass."""
+    for each in shape.where:
+        if not any(each.holds(offer.labels.get(each.label)) for offer in offers):
+            known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(each.label))
+            has = f"the fleet has {each.label}={shown(known)}" if known else f"no worker has the label {each.label}"
+            return f"no worker with the driver {shape.driver} has {each}: {has}"
     count = {
         label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
         for label, allowed in shape.requires.items()
     }
-    label = min(count, key=lambda name: (count[name], name))
-    if count[label]:
+    label = min(count, key=lambda name: (count[name], name), default="")
+    if not label or count[label]:
         return (
             f"no worker with the driver {shape.driver} has all the labels that it requires, though each label is on one"
         )

@@ -188,6 +188,9 @@ class Fleet:
         """
         if shape.requires:
             self._distinguish_labels(shape.requires)
+        for each in shape.where:  # a host without the label is apart from each value of it
+            values = [each.value] if each.sign == "!=" else list(self.labelled.get(each.label, ()))
+            self._distinguish_labels({each.label: values})
         if shape.device_ids:
             self._distinguish_devices(shape.device_ids)
 

@@ -137,7 +137,7 @@ class HostClass:
         found = self.fits.get(shape.index)
         if found is None:
             found = self.fits.put(shape.index, self._fit(shape))
-        if shape.requires and not has_labels(self, shape):
+        if (shape.requires or shape.where) and not has_labels(self, shape):
             return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
 

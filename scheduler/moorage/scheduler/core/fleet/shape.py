@@ -10,6 +10,7 @@ from typing import Final
 from moorage.scheduler.core.ledger.records import MODE_OF, Mode
 from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
+from moorage.schemas.where import condition
 
 _ANY_NUMBER: Final = 1 << 30
 #: the table is emptied when it has this many shapes
@@ -73,6 +74,7 @@ class Shape:
         "together",
         "user",
         "vendor",
+        "where",
     )
 
     def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
@@ -98,6 +100,7 @@ class Shape:
         self.as_user = (request.run.user or "") if request.run else ""  # the user that it is to run as
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
+        self.where = tuple(map(condition, request.where))
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
         self.vendor = gpu.effective_vendor if gpu else ""
@@ -184,6 +187,7 @@ def shape_key(request: Request) -> ShapeKey:
         request.preemptible,
         request.service and (request.spreads, request.sleeps, request.ends_idle),  # None without a service
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
+        tuple(sorted(request.where)) if request.where else None,
     )
 
 
@@ -244,5 +248,6 @@ class Shapes:
 
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
+    labels += [word for each in shape.where for word in each]
     words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

@@ -127,6 +127,8 @@ class Inventory:
 
     #: devices that are there and cannot be offered, each as a line for the log
     faults: Sequence[str] = ()
+    #: labels that it gives its worker: versions of the GPUs' driver
+    versions: Mapping[str, str] = {}
 
     @classmethod
     async def open(cls, host: Host) -> Inventory:

@@ -52,6 +52,7 @@ class CombinedInventory(Inventory):
             raise ValueError("two inventories list the same device")
         for slot, names in enumerate(cdi[:DEVICES_MAX]):
             self._devices[slot] = msgspec.structs.replace(self._devices[slot], cdi=names or self._devices[slot].cdi)
+        self.versions = {name: text for part in self._parts for name, text in part.versions.items()}
 
     @property
     def simulated(self) -> bool:

@@ -8,6 +8,7 @@ reading is made in a thread of its own (`threads`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib
 import re
@@ -24,6 +25,7 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import mig_profile
+from moorage.schemas.where import GPU_CUDA, GPU_DRIVER
 from moorage.system.daemon_threads import Question, in_thread, start_thread
 from moorage.worker.devices.readers.base import (
     MPS_COMM,
@@ -249,13 +251,16 @@ async def open_nvml(
     try:
         async with asyncio.timeout(open_timeout_s):
             found = await in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
+            versions = await in_thread("nvml-versions", lambda: _versions(nvml)) if found[0] else {}
     except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
-        found, is_there = ([], [], []), False
+        found, is_there, versions = ([], [], []), False, {}
     except TimeoutError:
         raise NvmlUnavailable(f"no answer within {open_timeout_s:g} s") from None
     except nvml.NVMLError as error:
         raise NvmlUnavailable(str(error)) from error
-    return NvmlInventory(nvml, *found, proc, sample_timeout_s, is_there)
+    opened = NvmlInventory(nvml, *found, proc, sample_timeout_s, is_there)
+    opened.versions = versions
+    return opened
 
 
 def import_pynvml() -> Any:
@@ -289,6 +294,18 @@ def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle
     linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
     devices = [msgspec.structs.replace(device, peers=peers) for device, peers in zip(devices, linked, strict=True)]
     return devices, handles, faults
+
+
+def _versions(api: Any) -> dict[str, str]:
+    """Return the versions of the driver, and of CUDA as far as it supports it; one that NVML does not tell is left
+    out."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(api.NVMLError):
+        found[GPU_DRIVER] = str(api.nvmlSystemGetDriverVersion())
+    with contextlib.suppress(api.NVMLError):
+        cuda = int(api.nvmlSystemGetCudaDriverVersion())
+        found[GPU_CUDA] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    return found
 
 
 def _handle(api: Any, raw: Any, whole: Any, uuid: str, proc: Path) -> _Handle:

@@ -1,0 +1,91 @@
+"""Conditions about a worker's labels: `gpu.driver>=570`, `zone!=b`.
+
+Labels are compared as versions by `>=`, `>`, `<=` and `<`: numbers between dots, from the left, as in 570.86 < 570.124.
+A worker without the label, or with one that is no version, passes none of these; it passes each `!=`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from moorage.schemas.trouble import Trouble, quoted
+
+#: labels that each worker has of itself, unless its settings have one of that name
+HOST_NAME: Final = "host.name"
+HOST_ARCH: Final = "host.arch"
+GPU_MODEL: Final = "gpu.model"
+GPU_DRIVER: Final = "gpu.driver"
+GPU_CUDA: Final = "gpu.cuda"
+#: conditions of one request, and characters of a label's value
+WHERE_MAX: Final = 64
+VALUE_CHARS_MAX: Final = 256
+_CONDITION: Final = re.compile(r"([A-Za-z0-9_./-]{1,63})(>=|<=|!=|>|<)(.*)", re.DOTALL)
+_VERSION: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,7}")
+
+Version = tuple[int, ...]
+
+
+class Condition(NamedTuple):
+    """What a label of a worker has to be."""
+
+    label: str
+    sign: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.label}{self.sign}{self.value}"
+
+    def holds(self, found: str | None) -> bool:
+        """Return whether a worker passes whose label has this value; None: it has no such label."""
+        if self.sign == "!=":
+            return found != self.value
+        has, asked = version_of(found or ""), version_of(self.value)
+        if has is None or asked is None:
+            return False
+        if self.sign == ">=":
+            return has >= asked
+        if self.sign == "<=":
+            return has <= asked
+        return has > asked if self.sign == ">" else has < asked
+
+
+def version_of(text: str) -> Version | None:
+    """Return the numbers of a version, without zeros at its end; None for what is none."""
+    found = _VERSION.match(text)
+    if found is None or text[found.end() :][:1].isalnum():
+        return None
+    numbers = [int(each) for each in found[0].split(".")]
+    while len(numbers) > 1 and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def is_condition(text: str) -> bool:
+    """Return whether a text has the form of a condition, and not that of `LABEL=VALUE`."""
+    return _CONDITION.fullmatch(text) is not None
+
+
+def condition(text: str) -> Condition:
+    """Return the condition of a text. Raises ValueError for what has not the form of one."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no condition")
+    return Condition(*found.groups())
+
+
+def where_trouble(texts: list[str]) -> Trouble | None:
+    """Return what is wrong with the conditions of a request; None if nothing is."""
+    if len(texts) > WHERE_MAX:
+        return Trouble("where", f"at most {WHERE_MAX} conditions", len(texts), f"0..{WHERE_MAX}")
+    for at, text in enumerate(texts):
+        field, allowed = f"where[{at}]", "LABEL!=VALUE, or LABEL>=VERSION with >=, >, <= or <"
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            return Trouble(field, "a condition is a label, a sign and a value", quoted(text[:80]), allowed)
+        label, sign, value = found.groups()
+        if len(value) > VALUE_CHARS_MAX:
+            return Trouble(field, "the value of a condition is too long", len(value), f"{VALUE_CHARS_MAX} characters")
+        if sign != "!=" and _VERSION.fullmatch(value) is None:
+            return Trouble(field, f"{sign} compares versions", quoted(value[:80]), f"numbers as {label}{sign}570.86")
+    return None
