@@ -38,7 +38,7 @@ def three() -> Driving:
     drive = Driving()
     for name, zone, driver in ("w0", "a", "550.54"), ("w1", "b", "570.86"), ("w2", "b", "580.1"):
         drive.worker(name, 1, labels={"host.name": name, "zone": zone, "gpu.driver": driver})
-    drive.worker("w3", 1)
+    drive.worker("w3", 1, labels={"host.name": "w3"})
     return drive
 
 
