@@ -97,7 +97,7 @@ INTERNAL: Final[dict[str, frozenset[str]]] = {
 }  # fmt: skip
 #: its fields have a page of their own
 #: keywords whose default is another one than that of the wire
-OF_THE_SDK: Final = {"events": "`'tenant'`", "max_failed": "20, or 5 %"}
+OF_THE_SDK: Final = {"on_no_match": "`'reject'`", "events": "`'tenant'`", "max_failed": "20, or 5 %"}
 FIELDS_ELSEWHERE: Final = {"WorkerSettings": "the keys of [`[worker]`](settings.md#worker)"}
 HEAD: Final = """# Python
 

@@ -82,6 +82,13 @@ def _sets_events(what: What) -> bool:
     return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
 
 
+def _sets_no_match(what: What) -> bool:
+    """Return whether the request says itself what is done if no known worker could ever run it."""
+    if isinstance(what, COMMAND):
+        return False
+    return isinstance(what, Request) or (isinstance(what, Mapping) and "on_no_match" in what)
+
+
 class AsyncClient:
     """A client of moorage: `async with AsyncClient() as moorage: …`. Use it from one event loop.
 
@@ -179,10 +186,13 @@ class AsyncClient:
         id and the same content returns the same job. Without one the client makes an id that sorts by time, and
         retries of this call keep that id. `files` are files and folders for the job's folder; see `send_files`. For
         argv, and for a mapping without `events`, `events` defaults to `tenant`: the job's events go to the tenant's
-        subject only, until a client follows the job. A `Request` keeps its own `events`. Raises `Rejected`
-        (`Conflict`, `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
+        subject only, until a client follows the job. What no known worker could ever run is refused, unless
+        `on_no_match` is `wait`. A `Request` keeps its own `events` and `on_no_match`. Raises `Rejected` (`Conflict`,
+        `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         await self._bring(fields)
+        if not _sets_no_match(what):
+            fields.setdefault("on_no_match", "reject")  # as the command does: it is most likely a slip
         if not _sets_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
@@ -302,6 +312,8 @@ class AsyncClient:
         from moorage.client.follow.watch import run
 
         await self._bring(fields)
+        if not _sets_no_match(what):
+            fields.setdefault("on_no_match", "reject")  # as the command does: it is most likely a slip
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         histories = self._wire._histories
         await histories.linger()
@@ -326,10 +338,11 @@ class AsyncClient:
         have been accepted; if each names its `job`, all can be sent again and no job is submitted twice.
         """
         await self._bring(fields)
+        rejecting: Fields = {"on_no_match": "reject", **fields}
         built: list[tuple[Request, bytes] | Problem] = []
         for at, what in enumerate(many):
             try:
-                built.append(self._requests.encoded(what, gpu, None, fields))
+                built.append(self._requests.encoded(what, gpu, None, fields if _sets_no_match(what) else rejecting))
             except Rejected as error:
                 said_for_all = {*fields, *(["gpu"] if gpu is not None else [])}
                 if said_for_all.intersection(error.problem.field.split(".")):

@@ -15,7 +15,18 @@ import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.client import AsyncClient, AsyncJob, Gpu, GpuSpec, JobFailed, JobInfo, NoScheduler, Rejected, TimedOut
+from moorage.client import (
+    AsyncClient,
+    AsyncJob,
+    BatchRejected,
+    Gpu,
+    GpuSpec,
+    JobFailed,
+    JobInfo,
+    NoScheduler,
+    Rejected,
+    TimedOut,
+)
 from moorage.client.events import Change, Claimed, Ended, Placed, Progress, Queued, Running, Step, Submitted
 from moorage.client.fleet import FLEET_FRAMES_MAX
 from moorage.client.output import TAIL_LINES
@@ -601,3 +612,21 @@ async def test_who_reads_the_fleet_slowly_gets_only_its_newest_frames() -> None:
         await anext(frames)
         assert loop.time() > now_s, "and no more than those"
         assert waiting[-1].ledger >= waiting[0].ledger
+
+
+@in_virtual_time
+async def test_what_no_worker_could_ever_run_is_refused_as_the_command_refuses_it() -> None:
+    """A misspelt model waited for ever, with a line in a log."""
+    async with AsyncClient(transport=SimFleet("1xH100")) as moorage:
+        for submit in (moorage.submit, moorage.run):
+            with pytest.raises(Rejected, match="no known worker could ever run"):
+                await submit(["true"], "1xH10O")
+        with pytest.raises(BatchRejected):
+            await moorage.submit_many([["true"]], "1xH10O")
+        with pytest.raises(Rejected):
+            await moorage.submit({"run": {"argv": ["true"]}}, "1xH10O")
+        assert (await moorage.submit(["true"], "1xH10O", on_no_match="wait")).accepted is not None
+        own = {"run": {"argv": ["true"]}, "on_no_match": "wait"}
+        assert (await moorage.submit(own, "1xH10O")).accepted is not None
+        [_] = await moorage.submit_many([own], "1xH10O")
+        assert (await moorage.submit(moorage.request(["true"], "1xH10O"))).accepted is not None
