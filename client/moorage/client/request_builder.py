@@ -21,6 +21,7 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.handler import NOT_FINITE, not_finite
 from moorage.schemas.job import After, Request, Run, check_command, names_a_program
 from moorage.schemas.names import is_job
+from moorage.schemas.trouble import NONE, Trouble
 
 _TEXT: Final = frozenset({str})
 #: the usual types of a command given as words
@@ -70,6 +71,17 @@ _NEXT: Final = {
     "max_running": "leave it out, or give a number as replicas",
     "start_within_s": "leave it out, or keep one member with replicas.min 1",
     "run.user": "give a user of the worker's host, or leave it out",
+}
+
+#: and about one that needs another one beside it, or that is missing itself
+_NEXT_WITHOUT: Final = {
+    "run.image": "name the image: image='python:3.13-slim', --image python:3.13-slim",
+    "run.checkpoint_step": "name the checkpoint: checkpoint='ck', --checkpoint ck; or leave checkpoint_step out",
+    "run.checkpoint_every_s": "name the checkpoint: checkpoint='ck', --checkpoint ck; or leave checkpoint_every_s out",
+    "run.checkpoint_before_s": "name the signal: checkpoint_signal='SIGUSR1', --checkpoint-signal SIGUSR1; or leave"
+    " checkpoint_before_s out",
+    "run.setup_s": "give the command: setup='…', --setup '…'; or leave setup_s out",
+    "service.awake_s": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave awake_s out",
 }
 
 What = Request | Sequence[str] | Mapping[str, Any]
@@ -205,15 +217,18 @@ def _checked(body: dict[str, Any]) -> Request:
             field=f"$.{trouble.field}",
             found=trouble.found,
             allowed=trouble.allowed,
-            next=_next(trouble.field),
+            next=_next(trouble),
         )
     return request
 
 
-def _next(field: str) -> str:
+def _next(trouble: Trouble) -> str:
     """Return what to do about a refused field; "" if the error's `allowed` says enough."""
-    names_devices = field.partition("[")[0].rpartition(".")[2] in DEVICE_KEYS
-    return "leave the ids out for any GPU that fits" if names_devices else _NEXT.get(field, "")
+    field = trouble.field
+    if field.partition("[")[0].rpartition(".")[2] in DEVICE_KEYS:
+        return "leave the ids out for any GPU that fits"
+    is_for_want = trouble.found == "null" or trouble.allowed.startswith(f"{NONE} ")
+    return (_NEXT_WITHOUT.get(field, "") if is_for_want else "") or _NEXT.get(field, "")
 
 
 def _odd_variable(body: dict[str, Any]) -> Rejected | None:

@@ -19,7 +19,7 @@ from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers,
 from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
-from moorage.schemas.trouble import Trouble, quoted
+from moorage.schemas.trouble import NONE, Trouble, quoted
 from moorage.schemas.where import where_trouble
 
 REPLICAS_MAX: Final = NUMBERS_MAX
@@ -401,13 +401,31 @@ def step_pattern(text: str) -> re.Pattern[str] | None:
 _STEP_TEXT: Final = re.compile(r"(?:[A-Za-z0-9_/=@%,~ -]|\\\.)*")
 
 
+#: fields of `Run` that say how something is done, by what that is
+_ABOUT: Final = {
+    "checkpoint_step": "checkpoint",
+    "checkpoint_every_s": "checkpoint",
+    "checkpoint_before_s": "checkpoint_signal",
+    "setup_s": "setup",
+}
+_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(Run)}
+
+
+def _unused_trouble(run: Run) -> Trouble | None:
+    """Return the first field that would not be used, as what it is about is not asked for; None if each is used."""
+    for name, about in _ABOUT.items():
+        value = getattr(run, name)
+        if getattr(run, about) is None and value != _DEFAULTS[name]:
+            found = quoted(value[:80]) if isinstance(value, str) else value
+            message = f"{name} says how {about} is done, and the request has no {about}"
+            return Trouble(f"run.{name}", message, found, f"{NONE} {name} without {about}")
+    return None
+
+
 def _checkpoint_trouble(run: Run) -> Trouble | None:
     if run.checkpoint_step is not None and step_pattern(run.checkpoint_step) is None:
         message = r"checkpoint_step must be a name's text with one (\d+) in it, and a backslash before a dot"
         return Trouble("run.checkpoint_step", message, quoted(run.checkpoint_step[:80]), r"as in step-(\d+)")
-    if run.checkpoint is None and run.checkpoint_step is not None:
-        message = "checkpoint_step finds the step of a checkpoint, and the request names none"
-        return Trouble("run.checkpoint_step", message, quoted(run.checkpoint_step[:80]), "null without a checkpoint")
     if 0 < run.checkpoint_every_s < CHECKPOINT_EVERY_S_MIN:
         message = f"checkpoint_every_s must be at least {CHECKPOINT_EVERY_S_MIN:g} seconds"
         return Trouble("run.checkpoint_every_s", message, run.checkpoint_every_s, "0 for at the end alone")
@@ -728,6 +746,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or self._scale_trouble
             or self._length_trouble
             or self._time_trouble
+            or _unused_trouble(self.workload)
             or _checkpoint_trouble(self.workload)
             or self._stall_trouble
             or self._driver_trouble

@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.schemas.http_service import HttpSpec, models_trouble
 from moorage.schemas.names import SERVICE, is_service
-from moorage.schemas.trouble import Trouble, quoted
+from moorage.schemas.trouble import NONE, Trouble, quoted
 
 #: the queue group of a service's members
 QUEUE: Final = "calls"
@@ -265,6 +265,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
             return Trouble("service.sleep_after_s", message, self.sleep_after_s, f"0..{SLEEP_AFTER_S_MAX}")
         if not 0 <= self.awake_s <= AWAKE_S_MAX:
             return Trouble("service.awake_s", f"awake_s must be 0..{AWAKE_S_MAX}", self.awake_s, f"0..{AWAKE_S_MAX}")
+        if self.awake_s != AWAKE_S_DEFAULT and not self.sleep_after_s:
+            message = "awake_s says how long a member stays awake at least, and without sleep_after_s none sleeps"
+            return Trouble("service.awake_s", message, self.awake_s, f"{NONE} awake_s without sleep_after_s")
         if self.queue is not None and (wrong := self.queue.trouble) is not None:
             return wrong
         if wrong := (None if self.http is None else self.http.trouble) or models_trouble(self.models):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: how `allowed` begins where a field is refused for want of another one
+NONE: Final = "no"
 
 
 class Trouble(NamedTuple):

@@ -239,6 +239,35 @@ def unnamed(field: Field, door: str, refused: Exception) -> str:
     return "" if name in said or (door == "python" and field.keyword in said) else "no field"
 
 
+#: what needs nothing beside it in truth: these make what they are in
+APART_ALONE: Final = ("gpu.", "service.", "resources.")
+
+
+def test_what_would_not_be_used_is_refused_by_its_name_with_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each field that needs another one, without it, through each door."""
+    wrong, tried = [], 0
+    for field in FIELDS:
+        if not field.needs or (field.path.startswith(APART_ALONE) and field.path != "service.awake_s"):
+            continue
+        kept = () if field.path != "service.awake_s" else alone(field, field.good[0]).said[:2]
+        asked = Drawn((*kept, (field, field.good[0])))
+        tried += 1
+        for name, door in doors_of(asked).items():
+            try:
+                door(asked, capsys)
+            except (MoorageError, Refusal) as refused:
+                told = str(refused).lower()
+                needed = [path.rpartition(".")[2] for path in field.needs]
+                if (why := unnamed(field, name, refused)) or not any(
+                    each in told or each.replace("_", "-") in told for each in needed
+                ):
+                    wrong.append(f"{field.path} {name}: {why}: {told}")
+            else:
+                wrong.append(f"{field.path} {name}: taken")
+    assert not wrong, "\n".join(wrong)
+    assert tried >= 8
+
+
 @pytest.mark.parametrize(
     "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -252,3 +281,11 @@ def test_a_request_with_all_that_goes_together_is_the_same_through_each_door(
         told_of_people = {door: asked_for(spoken, take(spoken, capsys)) for door, take in doors_of(spoken).items()}
         assert all(each == told["wire"] for each in told.values()), (seed, asked)
         assert all(each == told_of_people["wire"] for each in told_of_people.values()), (seed, asked)
+
+
+def test_a_job_in_a_container_without_an_image_is_told_to_name_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was told to take a driver that runs images, which it had."""
+    with pytest.raises(Refusal, match=r"fix: name the image: .*--image"):
+        _dry(capsys, "--driver=docker", "--", "true")
+    with pytest.raises(Refusal, match="fix: give a driver that runs images"):
+        _dry(capsys, "--image=a:1", "--", "true")
