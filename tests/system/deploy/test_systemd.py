@@ -139,6 +139,7 @@ def machine(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--store", "/var/lib/moorage/jetstream", "--tenant", "vision", "--worker", "n01", "--operator", "metrics"),
         *("--observer", "page"),
     )
+    (machine.tree / "var/lib/moorage").mkdir()  # as where a data disk is mounted: root's, and useradd leaves it so
     for command in _of_the_page("useradd"):
         machine.before("sh", "-c", command)
     settings = (DEPLOY / "moorage.toml").read_text() + 'simulate = "1x8xH100"\n'
