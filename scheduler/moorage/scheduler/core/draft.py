@@ -279,7 +279,7 @@ class Draft:
         return number
 
     def _address(self, address: str) -> int:
-        return self.note(address, always=True, most=ADDRESS_CHARS_MAX) if address else 0
+        return self.note(address, always=True, most=ADDRESS_CHARS_MAX)
 
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
@@ -406,13 +406,14 @@ class Draft:
 
     def claim(self, replica: Replica, master: str, ran_ms: int = 0) -> None:
         """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address."""
-        self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master))
+        self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master) if master else 0)
 
     def start(self, replica: Replica, ran_ms: int = 0, address: str = "", told: str = "") -> None:
         """Record that an attempt has started, and has run for so many ms already; at the address its ports are
         reached. `told` is what its worker told of how it began."""
         self._starts(replica.job)
-        self._step_of(_START, replica, ran_ms, self.note(told), self._address(address))
+        noted = self.note(told) if told else 0
+        self._step_of(_START, replica, ran_ms, noted, self._address(address) if address else 0)
 
     def ran(self, replica: Replica, ran_ms: int, result: int | None) -> None:
         """Record that a placed attempt was claimed, ran for so many ms and succeeded: most attempts of short jobs."""

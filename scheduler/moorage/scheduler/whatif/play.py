@@ -103,6 +103,8 @@ class Play:
     def _windows_ms(self) -> list[int]:
         """Return the ledger times ahead at which a drain begins or is over, or a closed worker opens by itself."""
         state = self.engine.state
+        if not state.windows and not state.shut:
+            return []
         windows = [worker.window for worker in state.windows.values() if worker.window is not None]
         times = [at_ms for window in windows for at_ms in (window.from_ms, window.leave_ms, window.until_ms)]
         return [at_ms for at_ms in (*times, *(each.until_ms for each in state.shut.values())) if at_ms > self.time_ms]

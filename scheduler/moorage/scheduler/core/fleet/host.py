@@ -462,8 +462,10 @@ class Host:
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}
             most = min(most, self.cls.rooms(slots, shape, beside.values()))
-        cpu_milli = self.cpu_left(shape) if now else self.cpu_of(shape)
-        return max(0, self.within(shape, most, cpu_milli, self.memory_free if now else self.memory_mib))
+        if shape.cpu_milli or shape.memory_mib:
+            cpu_milli = self.cpu_left(shape) if now else self.cpu_of(shape)
+            most = self.within(shape, most, cpu_milli, self.memory_free if now else self.memory_mib)
+        return max(0, most)
 
     def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
         """Return for how many replicas of a shape, at most `most`, this much CPU and memory is enough."""

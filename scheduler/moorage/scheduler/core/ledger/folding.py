@@ -439,7 +439,7 @@ class Folding:
             attempt.mask,
             attempt.fence,
         )
-        attempt.began_ms = began = self._began(attempt, b)
+        attempt.began_ms = began = self._began(attempt, b) if b else self.time
         job.history += (
             (rev + 1, began, index, no, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, began, index, no, RUNNING, worker, mask, 0, "", fence, by),
@@ -461,18 +461,19 @@ class Folding:
             job.master = self.notes[c - 1]
         attempt.phase = AT_CLAIMED
         self.attempts[attempt] = None
-        self._move(job, replica, CLAIMED, 0, "", attempt, by, self._began(attempt, a))
+        self._move(job, replica, CLAIMED, 0, "", attempt, by, self._began(attempt, a) if a else self.time)
 
     def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
-        began = self._began(attempt, a)
+        began = self._began(attempt, a) if a else self.time
         if attempt.phase < AT_RUNNING:  # else it was kept through a partition
             attempt.phase, attempt.began_ms = AT_RUNNING, began
         self.attempts[attempt] = None
         job.started = True
         attempt.address = self._note(c)
         # earlier releases write no `b`, and read none
-        self._move(job, replica, RUNNING, 0, start_note(attempt.address, self._note(b)), attempt, by, began)
+        note = start_note(attempt.address, self._note(b)) if b else attempt.address
+        self._move(job, replica, RUNNING, 0, note, attempt, by, began)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
@@ -521,7 +522,7 @@ class Folding:
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
-        if not any(no == attempt.no for no, _ in replica.stored):
+        if not replica.stored or all(no != attempt.no for no, _ in replica.stored):
             replica.untold = attempt.no
         self._move(job, replica, a & STATE_MASK, b, self._note(c), attempt, by, -1, _result(a))
         self._linger(job, replica, attempt)
@@ -632,7 +633,7 @@ class Folding:
 
     def _began(self, attempt: Attempt, ran_ms: int) -> int:
         """Return when an attempt began that has run for so many ms: not before its placement."""
-        return max(attempt.began_ms, self.time - ran_ms) if ran_ms else self.time
+        return max(attempt.began_ms, self.time - ran_ms)
 
     def _move(
         self,
@@ -656,22 +657,15 @@ class Folding:
         was, replica.state = replica.state, to
         job.rev = rev = job.rev + 1
         if attempt is not None and to not in ON_WORKER:
-            self._ends(
-                job,
-                replica,
-                attempt,
-                to,
-                Ended(
-                    rev,
-                    code,
-                    why,
-                    self.time - attempt.began_ms if attempt.phase == AT_RUNNING else -1,
-                    attempt.ever_ready,
-                    was == ENDING,
-                    by == BY_WORKER,
-                    (attempt.unready_ms or self.time) - attempt.ready_ms if attempt.ready_ms else 0,
-                ),
-            )
+            ran_ms = self.time - attempt.began_ms if attempt.phase == AT_RUNNING else -1
+            job.left_ms = job.left_ms or self.time
+            replica.deaths += why == WITH_SUPERVISOR
+            if not IS_TERMINAL[to]:
+                ready_ms = (attempt.unready_ms or self.time) - attempt.ready_ms if attempt.ready_ms else 0
+                is_asked, by_worker = was == ENDING, by == BY_WORKER
+                replica.ended = Ended(rev, code, why, ran_ms, attempt.ever_ready, is_asked, by_worker, ready_ms)
+            if ran_ms >= 0 and to in WORKED and not attempt.has_frozen:
+                self._learn(job, ran_ms)
         if IS_TERMINAL[to]:
             del job.rows[replica.index]
             self._end_replicas(job, replica.index, replica.index, to, code)
@@ -693,15 +687,6 @@ class Folding:
                 *result,
             )
         )
-
-    def _ends(self, job: Job, replica: Replica, attempt: Attempt, to: int, ended: Ended) -> None:
-        """Keep what is to be known of an attempt that ends."""
-        job.left_ms = job.left_ms or self.time
-        replica.deaths += ended.why == WITH_SUPERVISOR
-        if not IS_TERMINAL[to]:
-            replica.ended = ended
-        if ended.ran_ms >= 0 and to in WORKED and not attempt.has_frozen:
-            self._learn(job, ended.ran_ms)
 
     def _learn(self, job: Job, ran_ms: int) -> None:
         job.ran = (*job.ran[1 - RAN_MAX :], ran_ms)

@@ -33,11 +33,12 @@ def note_checkpoint(draft: Draft, attempt: Attempt, report: Report) -> None:
 
     What it has told before counts if it tells of none at its end.
     """
-    digest, reason = report.checkpoint, reason_of(report.detail)
-    if digest is None and (reason == _LOST or reason.startswith(START_FAILED)):
-        digest = ""
+    digest = report.checkpoint
     if digest is None:
-        return
+        detail = report.detail
+        if not detail.startswith(START_FAILED) and not (detail.startswith(_LOST) and reason_of(detail) == _LOST):
+            return
+        digest = ""
     if len(digest) > DIGEST_CHARS_MAX:
         digest = ""
     before = attempt.replica.stored_by(attempt.no)

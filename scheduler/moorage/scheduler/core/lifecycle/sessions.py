@@ -547,8 +547,10 @@ def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
         return True
     if isinstance(frame, ReportFrame | Join):
         steps = 2 * len(frame.reports)
-        told = (worker.attempts.get(name_in(report)) for report in frame.reports)
-        steps += steps_to_end([attempt for attempt in told if attempt is not None and attempt.replica.job.gang])
+        gangs = [attempt for attempt in worker.attempts.values() if attempt.replica.job.gang]
+        if gangs:
+            told = {name_in(report) for report in frame.reports}
+            steps += steps_to_end([attempt for attempt in gangs if attempt.name in told])
     if isinstance(frame, Join | Goodbye):
         steps += steps_to_end(worker.attempts.values())
     return steps == 0 or draft.has_room(steps)

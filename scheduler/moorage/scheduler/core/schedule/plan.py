@@ -160,7 +160,7 @@ def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
             had[claim.num] = found
             if now_ms - found.short_ms >= SHORT_MS:
                 continue
-        elif claim.num in had:
+        elif claim.num in had and had[claim.num].short_ms:
             had[claim.num] = had[claim.num]._replace(short_ms=0)
         if not found.hosts:
             if at < SEARCHES_MAX // 2 or not in_turns:
@@ -198,6 +198,8 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
     order, found, next_ms = known.order, list[Claim](), math.inf
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
     needing: dict[int, bool] = {}  # by shape, whether it needs whole hosts
+    keeps = last.num if last is not None and last.is_wide else -1
+    least = _smallest_host(known.fleet)
     for group in _likely(known, last):
         job = draft.state.jobs.get(group.jobs[0]) if order.prune(group) else None
         if job is None:
@@ -208,10 +210,10 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
             next_ms = min(next_ms, overdue_ms)
         elif order.may(group):
             key, shape = order.key(group), group.shape
-            if last is not None and last.num == job.num and last.is_wide:
+            if job.num == keeps:
                 key = (*key[:2], MOST_OWED)
             if (needs := needing.get(shape.index)) is None:
-                needs = needing[shape.index] = needs_whole_hosts(known.fleet, shape)
+                needs = needing[shape.index] = shape.gpus >= least and fills_hosts(known.fleet, shape)
             later = not needs
             found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
             if not later:
@@ -228,6 +230,8 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
     Others are of the same class, and need whole hosts alike. Those that are passed over do not count, nor those of a
     tenant with a limit: for that they may have waited.
     """
+    if len(claims) < 2:
+        return claims, math.inf
     since = dict[tuple[int, int, bool], int]()
     for claim in claims:
         had, tenant = last.had.get(claim.num), known.order.state.read_tenant(claim.group.tenant)
@@ -236,11 +240,13 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
             kind = (*claim.key[:2], claim.later)
             since[kind] = min(since.get(kind, claim.since_ms), claim.since_ms)
     found, next_ms = list[Claim](), math.inf
+    keeps = last.reservation.num if last.reservation is not None and last.reservation.is_wide else -1
     for claim in claims:
         first_ms = since.get((*claim.key[:2], claim.later), claim.since_ms)
-        alike_ms = claim.since_ms + max(0, claim.since_ms - first_ms) * ALIKE[0] // (ALIKE[1] - ALIKE[0])
-        is_kept = last.reservation is not None and claim.num == last.reservation.num and last.reservation.is_wide
-        if alike_ms <= now_ms or is_kept:
+        alike_ms = claim.since_ms
+        if first_ms < alike_ms:
+            alike_ms += (alike_ms - first_ms) * ALIKE[0] // (ALIKE[1] - ALIKE[0])
+        if alike_ms <= now_ms or claim.num == keeps:
             found.append(claim)
         else:
             next_ms = min(next_ms, alike_ms)

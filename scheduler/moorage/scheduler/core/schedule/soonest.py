@@ -103,10 +103,12 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
     opens, ended = mask & host.lent & ~(host.shut | host.awaited), 0
     # by attempt the slots that later ends leave: a device with several sharers is free once the last of them has left
     later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
-    # not what the host has free: that counts an attempt that leaves in this record, which is among the ends, too
-    cpu = host.cpu_milli - sum(row[2] for row in ends)
-    rest = host.cpu_of(shape) - sum(row[2] for row in ends if not row[1])
-    memory = host.memory_mib - sum(row[3] for row in ends)
+    cpu = rest = memory = 0
+    of_host = bool(shape.cpu_milli or shape.memory_mib)
+    if of_host:  # not what the host has free: that counts an attempt that leaves in this record, as its end here does
+        cpu = host.cpu_milli - sum([row[2] for row in ends])
+        rest = host.cpu_of(shape) - sum([row[2] for row in ends if not row[1]])
+        memory = host.memory_mib - sum([row[3] for row in ends])
     for (at, slots, cpu_milli, memory_mib), held in zip(ends, later, strict=True):
         if at >= FOREVER_MS:
             return
@@ -114,9 +116,9 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
         cpu, memory = cpu + cpu_milli, memory + memory_mib
         rest += 0 if slots else cpu_milli
         open_ = (host.open | ended & opens & ~held) & mask
-        room = host.within(
-            shape, min(host.cls.rooms(open_, shape), emptied), cpu if shape.count else min(cpu, rest), memory
-        )
+        room = min(host.cls.rooms(open_, shape), emptied)
+        if of_host:
+            room = host.within(shape, room, cpu if shape.count else min(cpu, rest), memory)
         if room > last:
             last = room
             yield at, num, room

@@ -70,6 +70,7 @@ class Verdicts:
     def __init__(self, known: Known, preempting: Preempting) -> None:
         self.reservation: Reservation | None = None  # of the last plan, while its job may start
         self._answer = NOTHING  # the last plan
+        self._is_later = False  # whether the reserved job needs no whole hosts, as of the last plan
         self._usable = 0  # how many of the reserved hosts were usable at the last plan
         self._changes = 0  # the change of the fleet up to which openings were looked at
         self._number = 0  # of the last plan from which on more may pass than before; the first is 1
@@ -118,6 +119,8 @@ class Verdicts:
             self._number += self._lets_more_pass(answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
+            held = answer.reservation
+            self._is_later = held is not None and not needs_whole_hosts(self._fleet, held.shape)
             self._usable = self._count_usable()
             # else the plan saw changes that are in no digest yet
             self._seen = self._view() if draft.empty else None
@@ -137,7 +140,7 @@ class Verdicts:
     def tell(self, draft: Draft, late_ms: int = 0) -> None:
         """Write the reservation into the record if the ledger tells another, or a start that is off by `late_ms`."""
         held, told = self.reservation, draft.state.reserved
-        if not draft.may(Reserves):
+        if (held is None and told is None) or not draft.may(Reserves):
             return
         if held is None:
             if told is not None:
@@ -164,7 +167,7 @@ class Verdicts:
         """Return how many of the reserved hosts are usable."""
         hosts = self._fleet.hosts
         nums = () if self.reservation is None else self.reservation.hosts
-        return sum(1 for num in nums if num in hosts and hosts[num].bucket >= 0)
+        return len([num for num in nums if num in hosts and hosts[num].bucket >= 0])
 
     def _have_room(self, nums: frozenset[int]) -> bool:
         """Return whether any of these hosts may have room for some job."""
@@ -330,7 +333,7 @@ class Verdicts:
             return False
         if then is None or group is None or first is None:
             return then is None
-        return (order.key(group), not needs_whole_hosts(self._fleet, held.shape), first) < then[:3]
+        return (order.key(group), self._is_later, first) < then[:3]
 
     def _let_in(self, group: Group) -> list[Host]:
         """Return the reserved hosts that a queue group may use all the same."""
