@@ -1,8 +1,8 @@
 """What nats-server itself answers, it answers on whatever subject the asker names: in the users' account, on none but
 the asker's own inbox.
 
-Tried for every role, in every layout: not with the rights that the product lists, but with every verb of JetStream's
-API on every stream of a site, every object, and what discovery and the system answer.
+Tried for every role, in every layout, directly and through a leaf node: with every verb of JetStream's API on every
+stream of a site, every object, what discovery and the system answer, and whatever of that the product lists as a right.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
@@ -25,10 +26,11 @@ from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store
 from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import ResultStore, results_bucket
 from moorage.bus.server_users import RIGHTS, SYSTEM, connections
+from moorage.bus.site import Identity, Site
 from moorage.bus.transport import Delivery
 from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result
-from moorage.schemas.roles import Role, inbox
+from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import Subjects
 from tests.jwt_sites import running_jwt
 from tests.leftover import ends_with_the_test
@@ -39,12 +41,26 @@ from tests.waiting import until
 USERS: Final = "MOORAGE"
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "account-per-tenant": {},
-    "shared-account": {"shared": True},
+    "shared-account": {"shared": True, "persons": ()},
+    "shared-commands": {"shared": True, "persons": (), "execs": ("acme",)},
+    "commands": {"execs": ("acme",)},
+    "some-tenants": {"serves": {"w1": ("acme",)}},
     "without-buckets": {"results": False},
     "cluster": {"servers": 3},
-    "cluster-shared": {"servers": 3, "shared": True},
-    "jwt": {},
-    "jwt-shared": {"shared": True},
+    "cluster-shared": {"servers": 3, "shared": True, "persons": ()},
+    "cluster-without-buckets": {"servers": 3, "results": False},
+    "jwt": {"persons": ()},
+    "jwt-shared": {"shared": True, "persons": ()},
+}
+#: everybody but the tenants, workers, operators and observers of each site
+OTHERS: Final[dict[str, Any]] = {"callers": ("acme.door",), "persons": ("acme.lena",)}
+#: by role: what the owner of a key may say, given the tenant or else the name, so that it is heard behind all questions
+LAST: Final = {
+    "submitter": "moorage.api.{}.ls",
+    "service": "moorage.calls.{}.s.load",
+    "caller": "moorage.api.{}.services",
+    "worker": "moorage.load.{}",
+    "operator": "moorage.admin.{}.fleet",
 }
 #: by kind of bucket
 BUCKETS: Final = ("FILES", "RESULT", "SCHEDULES", "CHECKPOINTS")
@@ -52,8 +68,8 @@ TENANTS: Final = ("acme", "beta")
 SUBJECTS: Final = Subjects()
 #: what each question says: harmless, and enough for an answer
 FIRST: Final = b'{"seq":1}'
-#: subjects that are no asker's inbox
-REPLIES: Final = ("elsewhere.1", "moorage.admin.ana.nonsense", f"{inbox('worker', 'other')}.x.1")
+#: subjects on which no asker may publish, nor hear
+REPLIES: Final = ("elsewhere.1", "moorage.admin.ben.nonsense", f"{inbox('worker', 'other')}.x.1")
 
 
 def streams() -> list[str]:
@@ -85,6 +101,18 @@ def passed_on(worker: str) -> list[str]:
     for verb in ("store", "result"):
         found += [f"{head}.{verb}.{each.removeprefix('$O.')}" for each in questions() if each.startswith("$O.")]
     return found
+
+
+def asked_by(site: Site, who: Identity) -> list[str]:
+    """What one user asks: all of it, as it has no right to most."""
+    may = site.rights_of(who)
+    assert may is not None
+    rights = [each.replace("*", "x").replace(">", "x") for each in may.publish if each.startswith("$")]
+    return [*questions(), *rights, *(passed_on(who.name) if who.role == "worker" else ())]
+
+
+def may_not_ask(site: Site) -> list[Identity]:
+    return [each for each in site.identities if each.role not in ("scheduler", "ledger")]
 
 
 async def made(users: Connection, replicas: int) -> None:
@@ -122,7 +150,7 @@ async def passing_site(*, jwt: bool = False, **settings: Any) -> AsyncIterator[t
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(layout: str) -> None:
-    settings = {"callers": ("acme.door",), "jwt": layout.startswith("jwt"), **LAYOUTS[layout]}
+    settings = {**OTHERS, "jwt": layout.startswith("jwt"), **LAYOUTS[layout]}
     async with passing_site(**settings) as (site, users), contextlib.AsyncExitStack() as opened:
         heard: list[Delivery] = []
         for reply in REPLIES:
@@ -130,12 +158,9 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         end = await users.subscribe("end.*", heard.append)
         await settled(users)
         asked = 0
-        for identity in site.site.identities:
-            if identity.role in ("scheduler", "ledger") or (identity.role == "system" and layout.startswith("jwt")):
-                continue
+        for identity in may_not_ask(site.site):
             user = await opened.enter_async_context(await site.connect(identity.key, on_error=lambda _: None))
-            of_worker = passed_on(identity.name) if identity.role == "worker" else []
-            for subject in (*questions(), *of_worker):
+            for subject in asked_by(site.site, identity):
                 await user.send([(subject, FIRST, reply) for reply in REPLIES])
                 asked += len(REPLIES)
             await settled(user)
@@ -151,52 +176,65 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         assert asked > 1_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", ["worker.w1", "submitter.acme"])
-async def test_nor_does_one_through_a_leaf_node(key: str, tmp_path: Path) -> None:
-    """Whose server connects with that key, while its clients have none."""
-    [port, leaf_port] = free_ports(2)
-    async with passing_site(leaves=port) as (site, users), contextlib.AsyncExitStack() as opened:
-        seed = (site.folder / "keys" / f"{key}.nk").read_text().strip()
-        (tmp_path / "leaf.conf").write_text(
-            f'server_name: "leaf"\nlisten: "127.0.0.1:{leaf_port}"\n'
-            f'leafnodes {{ remotes: [ {{ url: "nats-leaf://127.0.0.1:{port}", nkey: $LEAF_KEY }} ] }}\n'
+@contextlib.asynccontextmanager
+async def leaf_of(site: RunningSite, key: str, port: int, folder: Path) -> AsyncIterator[Connection]:
+    """A client without a key of a server that connects with that one, as a leaf node, to a port of the site."""
+    [own] = free_ports(1)
+    seed = (site.folder / "keys" / f"{key}.nk").read_text().strip()
+    configuration, log = folder / f"{key}.conf", folder / f"{key}.log"
+    configuration.write_text(
+        f'server_name: "leaf-{key}"\nlisten: "127.0.0.1:{own}"\n'
+        f'leafnodes {{ remotes: [ {{ url: "nats-leaf://127.0.0.1:{port}", nkey: $LEAF_KEY }} ] }}\n'
+    )
+    with log.open("wb") as out:
+        configured = (find_binary(), "-c", str(configuration))
+        environment = {**os.environ, "LEAF_KEY": seed}
+        server = ends_with_the_test(
+            await asyncio.create_subprocess_exec(*configured, stdout=out, stderr=out, env=environment)
         )
-        with (tmp_path / "leaf.log").open("wb") as log:
-            configured = (find_binary(), "-c", str(tmp_path / "leaf.conf"))
-            server = ends_with_the_test(
-                await asyncio.create_subprocess_exec(
-                    *configured, stdout=log, stderr=log, env={**os.environ, "LEAF_KEY": seed}
-                )
-            )
-        try:
-            up = "Leafnode connection created"
-            await until(lambda: up in (tmp_path / "leaf.log").read_text(), what="the leaf node")
-            heard: list[Delivery] = []
-            for reply in REPLIES:
-                await users.subscribe(reply, heard.append)
-            end = await users.subscribe("moorage.log.acme.job-1.0", heard.append)
-            await settled(users)
-            role, _, name = key.partition(".")
-            prefix = inbox(cast(Role, role), name)
-            client = await opened.enter_async_context(
-                await connect(Context(url=f"nats://127.0.0.1:{leaf_port}", source="test"), "leaf", inbox_prefix=prefix)
-            )
-            of_worker = passed_on(name) if role == "worker" else []
-            for subject in (*questions(), *of_worker):
-                await client.send([(subject, FIRST, reply) for reply in REPLIES])
-            await settled(client)
-            if role == "worker":  # behind them all, and so does its own question arrive
-                await client.send([("moorage.log.acme.job-1.0", b"end", "")])
-                await until(lambda: any(each.data == b"end" for each in heard))
-                mine = files_store(JetStream(through_schedulers(client, "moorage")), SUBJECTS, "acme")
-                assert await mine.find("nothing") is None
-            await settled(users)
-            assert end.refused is None
-            assert [(each.subject, each.data[:80]) for each in heard if each.data != b"end"] == []
-        finally:
-            server.terminate()
-            await server.wait()
+    try:
+        await until(lambda: "Leafnode connection created" in log.read_text(), what=f"the leaf node of {key}")
+        prefix = site.context(key).inbox_prefix
+        context = Context(url=f"nats://127.0.0.1:{own}", source="test")
+        async with await connect(context, "leaf", inbox_prefix=prefix, on_error=lambda _: None) as client:
+            yield client
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["account-per-tenant", "shared-account", "cluster", "cluster-shared"])
+async def test_nor_does_one_through_a_leaf_node(layout: str, tmp_path: Path) -> None:
+    """Whose server connects with somebody's key, while its clients have none."""
+    [port] = free_ports(1)
+    async with passing_site(leaves=port, **{**OTHERS, **LAYOUTS[layout]}) as (site, users):
+        heard: list[Delivery] = []
+        for reply in REPLIES:
+            await users.subscribe(reply, heard.append)
+        last: list[Delivery] = []
+        await settled(users)
+        for identity in may_not_ask(site.site):
+            end = LAST.get(identity.role, "").format(identity.tenant or identity.name)
+            if end:
+                await users.subscribe(end, last.append)
+
+            async def arrives(client: Connection, words: bytes, end: str = end) -> bool:
+                await client.send([(end, words, "")] if end else [])
+                await settled(client)
+                return not end or any((each.subject, each.data) == (end, words) for each in last)
+
+            async with leaf_of(site, identity.key, port, tmp_path) as client:
+                # until its server knows who hears what
+                await until(partial(arrives, client, b"first"), what=f"the first of {identity.key}")
+                for subject in asked_by(site.site, identity):
+                    await client.send([(subject, FIRST, reply) for reply in REPLIES])
+                await until(partial(arrives, client, b"last"), what=f"the last of {identity.key}")
+                if identity.role == "worker" and site.site.has_buckets:  # its own question arrives
+                    mine = files_store(JetStream(through_schedulers(client, "moorage")), SUBJECTS, "acme")
+                    assert await mine.find("nothing") is None
+        await settled(users)
+        assert [(each.subject, each.data[:80]) for each in heard] == []
 
 
 @pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.slow)])
