@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
-from moorage.bus.errors import NoResponders, PermissionRefused, RequestTimeout
+from moorage.bus.errors import Disconnected, NoResponders, PermissionRefused, RequestTimeout
 from moorage.bus.jetstream import ERR_TOO_MANY, MESSAGE_ID, Asked, JsError
 from moorage.bus.jetstream_answers import read_ack
 from moorage.bus.link import Link
 from moorage.bus.transport import Delivery
 from moorage.schemas.names import is_worker
-from moorage.schemas.passed_on import API, OBJECTS, PassedOn
+from moorage.schemas.passed_on import API, NO_LEADER, OBJECTS, PassedOn
 from moorage.schemas.roles import RIGHTS_ANEW, inbox
 from moorage.schemas.subjects import Subjects
 
@@ -29,6 +29,8 @@ from moorage.schemas.subjects import Subjects
 PIECES_MAX: Final = 4
 #: how often a message to store is sent: again if no answer comes, or the server has too much to store
 TRIES_MAX: Final = 8
+#: for how long it is sent again while no leader says whose an object is: its attempt's end could not be told either
+LEADERLESS_S: Final = 600.0
 #: the longest pause if the server has too much to store
 BUSY_S: Final = 4.0
 #: how long a worker waits for a scheduler that passes on, and how often it looks
@@ -79,7 +81,7 @@ class _ThroughSchedulers:
         self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Delivery:
         """Ask as `Link.request`. A message to store is sent again, and stored once, if no answer comes: the scheduler
-        that was to pass it on may have ended."""
+        that was to pass it on may have ended, or no leader says whose an object is."""
         if not subject.startswith(f"{OBJECTS}."):
             return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, headers))
         marked = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
@@ -93,18 +95,24 @@ class _ThroughSchedulers:
             return await self._stored(subject, store)
 
     async def _stored(self, subject: str, store: Callable[[str], Awaitable[Delivery]]) -> Delivery:
-        for left in reversed(range(TRIES_MAX)):
+        loop = asyncio.get_running_loop()
+        left, until_s = TRIES_MAX, loop.time() + LEADERLESS_S
+        while True:
             try:
                 stored = await self._ask(subject, store)
-            except RequestTimeout:
+            except (RequestTimeout, Disconnected):
+                left -= 1
                 if not left:
                     raise
                 continue
             answer = read_ack(stored.data)
-            if not left or not isinstance(answer, JsError) or answer.err_code != ERR_TOO_MANY:
+            if isinstance(answer, JsError) and answer.code == NO_LEADER and loop.time() < until_s:
+                await asyncio.sleep(AGAIN_S)
+            elif isinstance(answer, JsError) and answer.err_code == ERR_TOO_MANY and left > 1:
+                left -= 1
+                await asyncio.sleep(random.uniform(0, BUSY_S))
+            else:
                 return stored
-            await asyncio.sleep(random.uniform(0, BUSY_S))
-        raise AssertionError
 
     async def request_many(
         self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]

@@ -33,6 +33,8 @@ OBJECTS: Final = "$O"
 CHECKPOINT: Final = "checkpoint."
 #: last token of the subject of messages with small results; for a piece of an object it is the object's id
 TOGETHER: Final = "together"
+#: what a worker hears in place of the server's answer while no leader says whose an object is: it sends again
+NO_LEADER: Final = 504
 #: by which a message takes the place of its subject's earlier ones; other values would empty more
 _ROLLUP: Final = ("Nats-Rollup", "sub")
 #: by which a message that is sent twice is stored once

@@ -187,6 +187,15 @@ def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["left_out"] == ["operator.joe", "worker.w10", "worker.w9"]
 
 
+def test_one_account_with_commands_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There a worker's key and a tenant's are together every key."""
+    for number, (more, is_told) in enumerate(
+        [(("--shared", "--exec", "acme"), True), (("--shared",), False), (("--exec", "acme"), False)]
+    ):
+        assert make(tmp_path / f"site{number}", *more) == 0
+        assert ("can publish as anyone" in capsys.readouterr().err) == is_told
+
+
 def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.bus import passed_on as passed_on_module
 from moorage.bus.connection import Connection, connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
@@ -28,6 +29,7 @@ from moorage.bus.results import ResultStore, results_bucket
 from moorage.bus.server_users import RIGHTS, SYSTEM, connections
 from moorage.bus.site import Identity, Site
 from moorage.bus.transport import Delivery
+from moorage.scheduler.buckets import passing as passing_module
 from moorage.scheduler.buckets.passing import passing
 from moorage.schemas.handler import Result
 from moorage.schemas.roles import inbox
@@ -320,6 +322,35 @@ async def test_a_worker_waits_for_a_scheduler_that_passes_on_and_stores_once() -
             await second.publish("$O.MOORAGE_RESULT_acme.C.together", passed.data, "_INBOX.gone", passed.headers)
             assert await storing == 2
         assert (await JetStream(users).stream_info("OBJ_MOORAGE_RESULT_acme")).messages == 2
+
+
+async def test_a_worker_stores_once_a_leader_says_whose_it_is_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost after eight tries, and at once where the worker's own connection broke meanwhile."""
+    monkeypatch.setattr(passing_module, "LEADER_S", 0.01)
+    monkeypatch.setattr(passed_on_module, "AGAIN_S", 0.01)
+    async with (
+        running() as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("worker.w1") as worker,
+    ):
+        await made(users, 1)
+        asked: list[Delivery] = []
+        silent = await scheduler.subscribe(SUBJECTS.may_store, asked.append)
+        async with passing(scheduler, scheduler, SUBJECTS):
+            mine = files_store(JetStream(through_schedulers(worker, "moorage")), SUBJECTS, "acme")
+            storing = asyncio.create_task(mine.put("kept", [b"words"], {}, lambda _: None))
+            await until(lambda: len(asked) > passed_on_module.TRIES_MAX, what="it is sent again and again")
+            await worker.reconnect()
+            again = len(asked) + passed_on_module.TRIES_MAX
+            await until(lambda: len(asked) > again, what="and when the worker is back")
+            await silent.unsubscribe()
+            await allows_all(scheduler)
+            await storing
+            info = await mine.find("kept")
+            assert info is not None
+            assert b"".join([piece async for piece in mine.get(info)]) == b"words"
+            assert (await JetStream(users).stream_info("OBJ_MOORAGE_FILES_acme")).messages == 1 + 2, "each once"
 
 
 async def test_no_piece_of_an_object_passes_another_one_on_its_way() -> None:

@@ -418,6 +418,11 @@ def _print_written(site: Site, out: Path, written: Written, *, is_first: bool, n
             "note: submitters may submit to the scheduler only, not to the durable queue, which needs an account "
             "for each tenant"
         )
+    if site.shared and site.execs:
+        print_err(
+            "warning: with --shared and --exec together, who has the keys of a worker and of a tenant that may run "
+            "commands can publish as anyone; leave out --shared"
+        )
     settings = out.absolute() / SCHEDULERS
     if site.clustered:
         _print_copies(len(site.servers), settings, is_new=str(settings) in written.configuration)

@@ -20,7 +20,7 @@ from moorage.bus.transport import Delivery, Transport
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.passed_on import MayStore, PassedOn, StoreAsked, may_pass
+from moorage.schemas.passed_on import NO_LEADER, MayStore, PassedOn, StoreAsked, may_pass
 from moorage.schemas.roles import RIGHTS_ANEW, inbox
 from moorage.schemas.subjects import Subjects
 
@@ -28,10 +28,11 @@ from moorage.schemas.subjects import Subjects
 GROUP: Final = "moorage-buckets"
 #: what waits here to be written to the server: behind it, messages are dropped, and their workers hear nothing
 WAITING_BYTES_MAX: Final = 256 << 20
-#: questions to the leader under way at a time, and how long one waits for its answer
+#: questions to the leader under way at a time, and how long one waits for its answer: less than the worker does
 ASKING_MAX: Final = 1_000
-LEADER_S: Final = 2.0
+LEADER_S: Final = 4.0
 #: what the worker hears in place of the server's answer
+_NO_LEADER: Final = b'{"error":{"code":%d,"description":"no leader says whose the object is"}}' % NO_LEADER
 _NOT_YOURS: Final = b'{"error":{"code":403,"description":"the leader knows of no such attempt on this worker"}}'
 
 log = logging.getLogger("moorage.scheduler")
@@ -101,7 +102,7 @@ class Passing:
         self._some.set()
 
     async def _ask(self, asked: StoreAsked, subject: str, delivery: Delivery) -> None:
-        """Pass a description on if the leader says so, and else refuse it; without an answer the worker sends again."""
+        """Pass a description on if the leader says so, and else refuse it; without its answer the worker is told so."""
         try:
             answer = await self._connection.request(self._may_store, encode(asked, json=True), LEADER_S)
             may = _decode(answer.data).data.may
@@ -110,6 +111,7 @@ class Passing:
             may = True
         except (BusError, Refused) as error:
             self._say(f"what worker {asked.worker} has stored waits for a leader: {error}")
+            await self._connection.send([(delivery.reply, _NO_LEADER, "")])
             return
         if may:
             self._put(subject, delivery)
