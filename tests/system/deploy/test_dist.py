@@ -52,7 +52,7 @@ def test_the_wheels_have_the_same_files_but_for_the_compiled_programs(published:
     assert pure < compiled
     with tarfile.open(the(published, "*.tar.gz")) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    sources = {re.sub(r"^\w+/(?=moorage/)", "", name) for name in names if not name.endswith("/")}
+    sources = {re.sub(r"^\w+/(?=(moorage|hydra_plugins)/)", "", name) for name in names if not name.endswith("/")}
     assert pure <= sources
     assert {name.partition("/")[0] for name in names} & {"tests", "bench", "docs", "deploy", "tools", ".venv"} == set()
 
