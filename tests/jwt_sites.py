@@ -132,7 +132,7 @@ def write_site(site: Site, folder: Path, port: int) -> None:
             continue
         creds = make_creds(site.account_of(each), each.key, site.rights_of(each))
         fields = {"url": f"nats://127.0.0.1:{port}", "creds": str(creds)}
-        if each.role != "ledger":
+        if each.role != "ledger" and each.role != "leaf":
             fields["inbox_prefix"] = inbox_of(each.role, each.name, site.subjects)
         (contexts / f"{each.key}.json").write_text(json.dumps(fields))
     for account in [*keys]:

@@ -131,23 +131,23 @@ def free_servers(count: int, host: str = HOST) -> tuple[Server, ...]:
 @contextlib.asynccontextmanager
 async def running(
     *,
-    servers: int = 1,
+    servers: int | tuple[Server, ...] = 1,
     host: str = HOST,
     started: int | None = None,
     small: int | None = None,
     room: str = "",
     pending: int = 0,
-    leaves: int = 0,
+    leaf_port: int = 0,
     **of: Any,
 ) -> AsyncIterator[RunningSite]:
     """The servers of a site with these settings, and nothing left of them at the end.
 
     With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room; with
     `room`, each lets its streams reserve so much. With `pending`, each cuts a client for which so many bytes wait. With
-    `leaves`, leaf nodes connect to that port of the first one.
+    `leaf_port`, leaf nodes connect to that port of the first one.
     """
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
-                   "servers": free_servers(servers, host), **of})  # fmt: skip
+                   "servers": free_servers(servers, host) if isinstance(servers, int) else servers, **of})  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="moorage-site-") as name, contextlib.ExitStack() as ending:
         folder, witness = Path(name), f"w{secrets.token_hex(8)}"
         write(site, folder)
@@ -159,18 +159,18 @@ async def running(
         if site.auth != "mtls":
             accounts.write_text(_with_witnesses(accounts.read_text(), witness))
         made = RunningSite(site, folder, passwords, witness, ending)
-        for at in range(servers if started is None else started):
+        for at in range(len(site.servers) if started is None else started):
             if most := "300MB" if at == small else room:
                 file = folder / server_name(site, at)
                 file.write_text(file.read_text().replace("jetstream {", f"jetstream {{\n  max_file_store: {most}"))
             if pending:
                 file = folder / server_name(site, at)
                 file.write_text(re.sub(r"max_pending: \d+", f"max_pending: {pending}", file.read_text()))
-            if leaves and not at:
+            if leaf_port and not at:
                 with (folder / server_name(site, at)).open("a") as configuration:
                     own = f'cert_file: "{folder}/tls/server.1.pem", key_file: "{folder}/tls/server.1.key"'
                     tls = f", tls {{ {own} }}" if site.encrypts else ""
-                    configuration.write(f'leafnodes {{ listen: "{HOST}:{leaves}"{tls} }}\n')
+                    configuration.write(f'leafnodes {{ listen: "{HOST}:{leaf_port}"{tls} }}\n')
             made.start(at)
         try:
             await made._ready()
@@ -211,7 +211,7 @@ def _contexts(site: Site, folder: Path, passwords: dict[str, str]) -> None:
     urls = ",".join(f"nats://{each.host}:{each.port}" for each in site.servers)
     for each in site.identities:
         fields = {"url": urls, "user": each.key, "password": passwords[each.variable]}
-        if each.role != "ledger" and each.role != "system":
+        if each.role != "ledger" and each.role != "system" and each.role != "leaf":
             fields["inbox_prefix"] = inbox(each.role, each.name)
         (folder / CONTEXTS / f"{each.key}.json").write_bytes(msgspec.json.encode(fields))
 

@@ -44,13 +44,15 @@ class Ends(NamedTuple):
 
 
 def certificates(folder: Path, site: Site) -> None:
-    """Make what is missing of an authority and of a certificate for each server, and for each user if they show one.
+    """Make what is missing of an authority and of a certificate for each server and each leaf node, and for each user
+    if they show one.
 
     A server whose address is not in its certificate gets another one. The authority's own key stays in `ca.key`: take
     it off the servers, and bring it back to make another certificate. Raises OSError, MoorageError.
     """
     optional("cryptography", extra="nats-config")
     wanted = [(_of_server(at), ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)]
+    wanted += [(f"leaf.{place}", ("leaf", place), server.host) for place, server in site.leaves.items()]
     if site.auth == "mtls":
         users = [*site.identities, *([site.system] if site.system is not None else [])]
         wanted += [(identity.key, (identity.role, identity.name), "") for identity in users]

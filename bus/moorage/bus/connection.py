@@ -36,6 +36,7 @@ from moorage.bus.errors import (
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, check_line, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
+from moorage.bus.leaf_names import leaf_of
 from moorage.bus.link import Link, OnError, OnRegained, OnState
 from moorage.bus.own_login import with_own_login
 from moorage.bus.subscription import Subscription
@@ -333,6 +334,7 @@ class Connection(Link):
         self.server_version = f"{version.major}.{version.minor}.{version.patch}"
         self.asks_for_login = bool(client._server_info.get("auth_required"))
         self.is_clustered = bool(client._server_info.get("cluster"))  # of INFO: the cluster's name
+        self.leaf = leaf_of(str(client._server_info.get("server_name", "")))
         self.server_at = client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
         if self.state is State.RECONNECTING:
             self.reconnects += 1

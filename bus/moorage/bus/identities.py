@@ -21,13 +21,15 @@ _SEED_BYTES: Final = 32
 
 def nkey(folder: Path, identity: Identity) -> str:
     """Return the public key of a user. If `<folder>/<key>.nk` does not exist, make a new seed there. Raises OSError."""
-    seed = kept(
-        folder / f"{identity.key}.nk",
-        lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER),
-    )
-    pair = nkeys.from_seed(bytearray(seed.strip()))
+    pair = nkeys.from_seed(bytearray(seed_of(folder, identity)))
     public: bytes = pair.public_key
     return public.decode()
+
+
+def seed_of(folder: Path, identity: Identity) -> bytes:
+    """Return the secret key of a user, which is made if it does not exist. Raises OSError."""
+    path = folder / f"{identity.key}.nk"
+    return kept(path, lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)).strip()
 
 
 def route_password(folder: Path) -> str:

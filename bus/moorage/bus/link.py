@@ -38,6 +38,7 @@ class Link:
         self.reconnects = 0
         self.max_payload_bytes = 0
         #: whether that server asks who connects: then it may have permissions, for others too
+        self.leaf = ""
         self.asks_for_login = False
         #: of the server connected last, e.g. `2.15.1`
         self.server_version = ""

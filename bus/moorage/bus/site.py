@@ -19,9 +19,10 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
+from moorage.bus.leaf_names import leaf_name
 from moorage.bus.server_users import EXPORTS, RIGHTS, SYSTEM_ACCOUNT
 from moorage.schemas.names import PERSON, TENANT, WORKER
-from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, rights
+from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, joint, rights, through_leaf
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
@@ -29,14 +30,18 @@ Auth = Literal["nkey", "mtls", "env"]
 #: whether servers encrypt: not at all, also for clients that ask for it (a site on its way to TLS), or always
 Tls = Literal["off", "offered", "only"]
 PORT_DEFAULT: Final = 4222
+ORGANISATION: Final = "moorage"
 #: a cluster port for each client port
 ROUTES_BEHIND: Final = 2000
+#: a port for leaf nodes, for each client port: 7422 for 4222, as nats-server has it
+LEAVES_BEHIND: Final = 3200
 #: a port for monitoring, on loopback, for each client port: 8222 for 4222, as nats-server's own pages have it
 MONITOR_BEHIND: Final = 4000
 #: the setting of a server that opens this port
 MONITORING: Final = "http:"
 #: how the blocks of a server that encrypts begin, and its setting for clients that do not
 _TLS: Final = "tls {"
+_LEAVES: Final = "leafnodes {"
 _BOTH: Final = "allow_non_tls: true"
 #: more than the 50 ms of `auto`: on a busy machine the first bytes of a client come later than that
 FIRST_LINE_AFTER: Final = "200ms"
@@ -44,7 +49,6 @@ SERVERS_ALLOWED: Final = (1, 3, 5)
 USERS_MAX: Final = 10_000
 #: a page of output is read from a disk before it is answered
 ANSWER_WITHIN: Final = "1m"
-ORGANISATION: Final = "moorage"
 #: of each tenant's account: a program that opens connections without end takes no other tenant's, whatever the server
 #: takes at most (65,536 connections by default). A member of a service has one
 TENANT_CONNECTIONS: Final = 10_000
@@ -58,7 +62,7 @@ TENANT_LIMITS: Final = (
 class Identity(NamedTuple):
     """A user: its role and name. `key` is the name of its files. A person of a tenant is a submitter, TENANT.NAME."""
 
-    role: Role | Literal["ledger", "system"]
+    role: Role | Literal["ledger", "system", "leaf"]
     name: str
 
     @property
@@ -121,8 +125,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     run commands in their running jobs. `persons` are TENANT.NAME: each has a key with all rights of the tenant's own.
     `callers` are TENANT.NAME: they call that tenant's services alone, and those of
     a tenant have an account of their own, in which no reply subject leads to what the tenant may do. `serves` has
-    the tenants of those workers that write for some alone. With `monitor`, each server answers monitoring on loopback,
-    to every user of its machine.
+    the tenants of those workers that write for some alone. `leaves` are the nats-servers of other places by their
+    names, each a leaf node of the site's servers, and `behind` the workers that are behind one of them. With
+    `monitor`, each server answers monitoring on loopback, to every user of its machine.
     """
 
     tenants: tuple[str, ...]
@@ -141,6 +146,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     monitor: bool = False
     tls: Tls = "off"
     serves: dict[str, tuple[str, ...]] = {}
+    leaves: dict[str, Server] = {}
+    behind: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if self.auth == "mtls" and self.tls == "offered":
@@ -177,6 +184,16 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 other = next((each for each in served if each not in self.tenants), "")
                 told = f"{other[:80]!r}, which is none" if served else "none"
                 raise ValueError(f"worker {worker[:80]} serves tenants of the site, found {told}")
+        for place in self.leaves:
+            if not WORKER.fullmatch(place):
+                raise ValueError(f"a leaf has a name that matches {WORKER.pattern}, found {place[:80]!r}")
+        if self.leaves and (self.shared or self.auth != "nkey"):
+            raise ValueError("a leaf needs an account for each tenant, and NKeys: leave out --shared and --auth")
+        for worker, place in self.behind.items():
+            if place not in self.leaves:
+                raise ValueError(
+                    f"worker {worker[:80]} is behind a leaf of the site, found {place[:80]!r}, which is none"
+                )
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
@@ -231,6 +248,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         found += [Identity("scheduler", name) for name in self.schedulers]
         found += [Identity("operator", name) for name in self.operators]
         found += [Identity("observer", name) for name in self.observers]
+        for place in self.leaves:
+            found += self.leaves_at(place)
         return found + [Identity("ledger", name) for name in self.schedulers]
 
     def rights_of(self, identity: Identity) -> Rights | None:
@@ -239,6 +258,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if identity.role == "system":
             return RIGHTS
+        if identity.role == "leaf":
+            rights_of = [self.rights_of(each) for each in self.users_behind(identity)]
+            return through_leaf(joint(each for each in rights_of if each is not None))
         results_of = self.tenants if self.has_buckets else ()
         queues_of = self.tenants if self.queue else ()
         return rights(
@@ -253,12 +275,29 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             serves=self.serves.get(identity.name) if identity.role == "worker" else None,
         )
 
+    def leaves_at(self, place: str) -> list[Identity]:
+        """Return the users by which the leaf node of a place connects: one for its workers, and one for each tenant."""
+        return [Identity("leaf", place), *(Identity("leaf", f"{place}.{tenant}") for tenant in self.tenants)]
+
+    def users_behind(self, leaf: Identity) -> list[Identity]:
+        """Return for which users a leaf node passes on: the workers of its place, or of one tenant all but callers.
+
+        It can do what they can, and no more.
+        """
+        place, _, tenant = leaf.name.partition(".")
+        if tenant:
+            return [Identity("submitter", tenant), Identity("service", tenant)]
+        return [Identity("worker", name) for name in self.workers if self.behind.get(name) == place]
+
     def account_of(self, identity: Identity) -> str:
         upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT
         if identity.role == "ledger":
             return f"{upper}_LEDGER"
         if identity.role == "system":
             return f"{upper}_SYSTEM"
+        if identity.role == "leaf":
+            tenant = identity.name.partition(".")[2]
+            return self.account_of(Identity("submitter", tenant)) if tenant else upper
         if self.shared or identity.role not in ("submitter", "caller", "service"):
             return upper
         kind = "CALLERS" if identity.role == "caller" else "TENANT"
@@ -315,6 +354,24 @@ def accounts(site: Site, credentials: dict[Identity, str]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
+def leaf_accounts(site: Site, place: str, credentials: dict[Identity, str]) -> str:
+    """Return `accounts.conf` of a leaf node: the accounts of the site with the users behind it, each with its rights.
+
+    Nothing crosses between accounts here: that is for the site's servers. So what the users of one account ask each
+    other, such as calls of a service, is answered here, whether or not these servers can be reached.
+    """
+    lines = ["# Made by `moorage admin nats-config`: make it anew rather than edit it.", "accounts {"]
+    for leaf in site.leaves_at(place):
+        lines += [f"  {quoted(site.account_of(leaf))} {{", "    users: ["]
+        for identity in site.users_behind(leaf):
+            lines += _user(identity, site.rights_of(identity), site.auth, credentials.get(identity, ""))
+        lines.append("    ]")
+        if "." in leaf.name:
+            lines.append(f"    limits: {{ {TENANT_LIMITS} }}")
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
 def _persons(site: Site, credentials: dict[Identity, str]) -> list[str]:
     """Return the rights by which schedulers know whose keys are persons'."""
     persons = [each for each in site.identities if each.person]
@@ -339,6 +396,8 @@ def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -
     head = f"      # {identity.role} {identity.name}"
     if may is None:
         return [head, f"      {{ {who} }}"]
+    if identity.role == "leaf":
+        who += ', allowed_connection_types: ["LEAFNODE"]'
     lines = [head, f"      {{ {who}, permissions: {{"]
     for verb, subjects, refused in (("publish", may.publish, may.refused), ("subscribe", may.subscribe, may.unheard)):
         if not subjects:  # an empty list of what is allowed would allow everything
@@ -415,13 +474,7 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
     lines = [
         f"# Made by `moorage admin nats-config`: server {at + 1} of {len(site.servers)}.",
         f'server_name: "{ORGANISATION}-{at + 1}"',
-        f'listen: "{me.listen(me.port)}"',
-        *_monitoring(site, me),
-        f"max_payload: {MAX_PAYLOAD_BYTES}",
-        f"max_pending: {MAX_PENDING_BYTES}",
-        f'ping_interval: "{PING_INTERVAL_S}s"',
-        "ping_max: 2",
-        'write_deadline: "10s"',
+        *_heard(site, me),
         "jetstream {",
         f"  store_dir: {quoted(store)}",
         "  # Each message is on disk before it is acknowledged: what moorage answers is recorded.",
@@ -444,6 +497,13 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         if site.auth == "mtls":
             lines += ["  # the subject of a client's certificate is the user's name", "  verify_and_map: true"]
         lines.append("}")
+    if site.leaves:
+        lines += [_LEAVES, f'  listen: "{me.listen(me.port + LEAVES_BEHIND)}"']
+        if site.has_network:  # a server would name all of its addresses, also those that no leaf node reaches
+            lines.append(f"  advertise: {quoted(me.reached(me.port + LEAVES_BEHIND))}")
+        if site.encrypts:
+            lines += ["  tls {", *(f"  {line}" for line in own), "  }"]
+        lines.append("}")
     if site.encryption == "offered":
         lines += ["# clients may come without TLS, until `moorage admin nats-config --tls-only`", _BOTH]
     if site.clustered:
@@ -458,6 +518,53 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
             lines += ["  tls {", *(f"  {line}" for line in own + authority), "    verify: true", "  }"]
         lines += ["  routes: [", *_wrapped(routes[:at] + routes[at + 1 :]), "  ]", "}"]
     return "\n".join([*lines, 'include "accounts.conf"', ""])
+
+
+def leaf_server(site: Site, place: str, seeds: dict[Identity, str], *, folder: str = "", has_ca: bool = True) -> str:
+    """Return the text of the configuration file of the leaf node of a place; it is private.
+
+    `seeds` are the keys by which it connects, `folder` is the one with the certificates. It has no JetStream.
+    """
+    me = site.leaves[place]
+    lines = [
+        f"# Made by `moorage admin nats-config`: the leaf node {place}. It holds keys: give it to nobody.",
+        f"server_name: {quoted(leaf_name(place))}",
+        *_heard(site, me),
+    ]
+    if site.encrypts:
+        own = [
+            f"  cert_file: {quoted(f'{folder}/leaf.{place}.pem')}",
+            f"  key_file: {quoted(f'{folder}/leaf.{place}.key')}",
+        ]
+        lines += [_TLS, *own, f'  handshake_first: "{FIRST_LINE_AFTER}"', "}"]
+    scheme, tls = "nats-leaf", ""
+    if site.encrypts:
+        scheme, tls = "tls", f", tls {{ ca_file: {quoted(f'{folder}/ca.pem')} }}" if has_ca else ", tls {}"
+    urls = ", ".join(quoted(f"{scheme}://{each.reached(each.port + LEAVES_BEHIND)}") for each in site.servers)
+    lines += ["leafnodes {", '  reconnect: "1s"', "  remotes: ["]
+    for leaf in site.leaves_at(place):
+        lines.append(
+            f"    {{ account: {quoted(site.account_of(leaf))}, urls: [{urls}], nkey: {quoted(seeds[leaf])}{tls} }}"
+        )
+    return "\n".join([*lines, "  ]", "}", 'include "accounts.conf"', ""])
+
+
+def takes_leaves(text: str) -> bool:
+    """Return whether the server of a configuration file that `server` made takes leaf nodes."""
+    return _LEAVES in text.splitlines()
+
+
+def _heard(site: Site, me: Server) -> list[str]:
+    """Return where a server listens, and what it takes."""
+    return [
+        f'listen: "{me.listen(me.port)}"',
+        *_monitoring(site, me),
+        f"max_payload: {MAX_PAYLOAD_BYTES}",
+        f"max_pending: {MAX_PENDING_BYTES}",
+        f'ping_interval: "{PING_INTERVAL_S}s"',
+        "ping_max: 2",
+        'write_deadline: "10s"',
+    ]
 
 
 def tls_of(text: str) -> Tls:

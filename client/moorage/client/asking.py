@@ -62,14 +62,16 @@ _RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNo
 class Asking:
     """Sends a client's requests, and repeats each until it is answered or its deadline passes.
 
-    `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
-    why. `on_wait` is called where the first try has waited for `SAID_AFTER_S`, and before each further one; `put_off`
-    then has the "not now" that was answered to the last one, or None if there was no answer. `unclear` is set once a
-    request was sent whose answer did not come: it may have been served. `asked` is the verb of the last request.
+    `where` is the server's name in errors, `leaf` the place whose leaf node it is, or "". `refused` is set while the
+    server refuses the client at reconnects, and says why. `on_wait` is called where the first try has waited for
+    `SAID_AFTER_S`, and before each further one; `put_off` then has the "not now" that was answered to the last one, or
+    None if there was no answer. `unclear` is set once a request was sent whose answer did not come: it may have been
+    served. `asked` is the verb of the last request.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
         self.where = where
+        self.leaf = ""
         self.refused: BusError | None = None
         self.put_off: Problem | None = None
         self.unclear = False
@@ -101,7 +103,7 @@ class Asking:
             if said is not None:
                 said.cancel()
         if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
-            raise unanswered(self.refused or failed, self.where, deadline_s) from None
+            raise unanswered(self.refused or failed, self.where, deadline_s, self.leaf) from None
         once = partial(_once, asker, subject, payload, decode, try_s, ends_s)
         return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
 
@@ -129,7 +131,7 @@ class Asking:
             heard, told = tries.heard, self.refused or error
             if heard is not None and isinstance(told, RequestTimeout):  # the last try was too short for this answer
                 raise not_now(heard.problem, self.where, deadline_s) from None
-            raise unanswered(told, self.where, deadline_s) from None
+            raise unanswered(told, self.where, deadline_s, self.leaf) from None
         return result
 
     def _may_pass(self, failed: BaseException) -> bool:

@@ -165,7 +165,7 @@ class Connected:
             if self._opening is not opening:
                 await self._release(connection)
                 raise RuntimeError(CLOSED_MEANWHILE)
-            self._connection = connection
+            self._connection, self._asking.leaf = connection, connection.leaf
             mux = await Mux.open(connection)
             if self._opening is not opening:
                 await mux.close()

@@ -456,8 +456,9 @@ _INBOX_FIX: Final = (
 )
 
 
-def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
-    """Return the exception for a request that got no answer. `where` is the server, shown without secrets.
+def unanswered(error: BusError, where: str, timeout_s: float, leaf: str = "") -> MoorageError:
+    """Return the exception for a request that got no answer. `where` is the server, shown without secrets; `leaf` is
+    the place whose leaf node it is, "" for any other server.
 
     A bus error that has no exception of the SDK is returned unchanged.
     """
@@ -479,6 +480,8 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
     if isinstance(error, NoResponders | RequestTimeout):
         what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
         is_cluster = "," in where.partition(" ")[0]
+        if leaf:
+            what = f"the link of leaf node {leaf} to the other servers is cut, or {what}:"
         return NoScheduler(
             client_problem("no-scheduler", f"{what} at {where}, tried for {timeout_s:g} s"),
             (

@@ -17,6 +17,8 @@ class Link(Transport, InboxTransport, Protocol):
 
     #: host and port of the server connected last; "" where there is none
     server_at: str
+    #: the place whose leaf node that server is; "" for any other one
+    leaf: str
     #: whether that server says that it is one of a cluster
     is_clustered: bool
     #: most bytes of one message, as that server says

@@ -179,6 +179,32 @@ def rights(
     )
 
 
+def joint(of: Iterable[Rights]) -> Rights:
+    """Return what several users may do together: a leaf node, behind which they are. What is refused to one of them is
+    so to all where no other may do it."""
+    each = list(of)
+    publish = {subject for one in each for subject in one.publish}
+    subscribe = {subject for one in each for subject in one.subscribe}
+    return Rights(
+        tuple(sorted(publish)),
+        tuple(sorted(subscribe)),
+        answers=max((one.answers for one in each), default=0),
+        refused=tuple(sorted({subject for one in each for subject in one.refused} - publish)),
+        unheard=tuple(sorted({subject for one in each for subject in one.unheard} - subscribe)),
+    )
+
+
+def through_leaf(may: Rights) -> Rights:
+    """Return these rights as a leaf node needs them: nats-server has no `allow_responses` for those.
+
+    Schedulers alone ask workers, and their inboxes are random. The leaf node's own server still holds each worker
+    behind it to one answer for each question.
+    """
+    if not may.answers:
+        return may
+    return may._replace(publish=tuple(sorted({*may.publish, f"{INBOX}.scheduler.*.>"})), answers=0)
+
+
 def has_right(inbox_prefix: str, operation: str, subject: str) -> bool:
     """Return whether the role of the user with this inbox has the right to that subject, which may be in lower case.
 

@@ -50,6 +50,52 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
     assert f"fix: {install_extra('nats-config')}" in said
 
 
+def test_a_leaf_node_has_a_folder_of_its_own_with_the_users_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far, out = ("--leaf", "lyon=10.1.0.5:4300", "--worker", "w2@lyon=acme"), tmp_path / "site"
+    assert make(out, "--server", "10.0.0.4:4222") == 0
+    capsys.readouterr()
+    assert make(out, "--server", "10.0.0.4:4222", *far) == 0
+    assert "the port for leaf nodes opens or closes with this configuration" in capsys.readouterr().err
+    hub, leaf = (out / "server.conf").read_text(), (out / "leaf-lyon" / "server.conf").read_text()
+    assert 'advertise: "10.0.0.4:7422"' in hub
+    assert leaf.count('urls: ["tls://10.0.0.4:7422"]') == 3, "one for its workers, and one for each tenant"
+    assert all(map(is_valid, (out / "server.conf", out / "leaf-lyon" / "server.conf")))
+    contexts = out / "leaf-lyon" / "nats" / "context"
+    assert sorted(each.stem for each in contexts.iterdir()) == [
+        "service.acme", "service.beta", "submitter.acme", "submitter.beta", "worker.w2",
+    ]  # fmt: skip
+    context = json.loads((contexts / "worker.w2.json").read_text())
+    assert (context["url"], context["nkey"]) == ("tls://10.1.0.5:4300", str(out / "keys" / "worker.w2.nk"))
+    certificate = x509.load_pem_x509_certificate((out / "tls" / "leaf.lyon.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "10.1.0.5" in map(str, names.get_values_for_type(x509.IPAddress))
+    assert not list((out / "nats" / "context").glob("leaf.*")), "no program connects as a leaf node"
+    assert all(stat.S_IMODE(each.stat().st_mode) == 0o600 for each in (out / "leaf-lyon").glob("*.*"))
+    assert make(out, "--server", "10.0.0.4:4222", *far) == 0
+    assert "the port for leaf nodes" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--worker", "w2@lyon"), "worker w2 is behind a leaf of the site, found 'lyon', which is none"),
+        (("--leaf", "ly.on"), "a leaf has a name that matches"),
+        (("--leaf", "lyon=nowhere:x"), "'nowhere:x' is not the address of a server"),
+        (("--leaf", "lyon", "--shared"), "a leaf needs an account for each tenant, and NKeys"),
+        (("--leaf", "lyon", "--auth", "mtls"), "a leaf needs an account for each tenant, and NKeys"),
+        (("--leaf", "lyon", "--worker", "w2@"), "worker w2 is behind a leaf of the site, found ''"),
+    ],
+)
+def test_a_leaf_node_that_cannot_be_is_refused(
+    more: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *more) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
 @pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--no-results",), ("--prefix", "gpu.eu")])
 def test_a_server_takes_what_is_written_and_every_user_has_a_context(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -56,7 +56,7 @@ def leaf(site: RunningSite, folder: Path, port: int, key: str) -> Iterator[str]:
 
 async def test_a_revoked_key_goes_on_through_a_leaf_node_until_it_is_cut(tmp_path: Path) -> None:
     [port] = [each.port for each in free_servers(1)]
-    async with running(leaves=port, tls="only") as site:
+    async with running(leaf_port=port, tls="only") as site:
         configuration = (site.folder / "server.conf").read_text()
         config = {"XDG_CONFIG_HOME": str(site.folder)}
         with leaf(site, tmp_path, port, "submitter.acme") as url:

@@ -210,7 +210,7 @@ async def leaf_of(site: RunningSite, key: str, port: int, folder: Path) -> Async
 async def test_nor_does_one_through_a_leaf_node(layout: str, tmp_path: Path) -> None:
     """Whose server connects with somebody's key, while its clients have none."""
     [port] = free_ports(1)
-    async with passing_site(leaves=port, **{**OTHERS, **LAYOUTS[layout]}) as (site, users):
+    async with passing_site(leaf_port=port, **{**OTHERS, **LAYOUTS[layout]}) as (site, users):
         heard: list[Delivery] = []
         for reply in REPLIES:
             await users.subscribe(reply, heard.append)

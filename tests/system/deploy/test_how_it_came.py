@@ -95,7 +95,7 @@ async def test_what_comes_through_a_leaf_node_of_a_tenant_has_the_key_of_the_lea
     forged = {STAMP: '{"acc":"MOORAGE_TENANT_beta","user":"UFORGED"}'}
     [port] = [each.port for each in free_servers(1)]
     async with (
-        running(leaves=port) as site,
+        running(leaf_port=port) as site,
         leads(site),
         leaf_of(site, port, "submitter.acme", tmp_path) as acme,
     ):

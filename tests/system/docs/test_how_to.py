@@ -36,6 +36,7 @@ NOT_RUN: Final = {
     "docs/how-to/serve-an-llm.md": 1,  # a model on a GPU
     "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings
     "docs/how-to/show-a-fleet-in-a-browser.md": 4,  # keys of a site, a proxy, and a page that keeps its secret
+    "docs/how-to/two-sites-one-fleet.md": 1,  # a cut of the link
     "docs/how-to/use-ml-tools.md": 2,  # scikit-learn and Optuna
     "docs/how-to/use-the-nats-you-have.md": 2,  # a tool that is no dependency, and a second machine
     "docs/how-to/write-a-worker.md": 1,  # it waits for a worker

@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from moorage.bus.site import Site
+from moorage.bus.site import Server, Site
 from tests.named_tests import ROOT, left_out, missing
 
 PAGE: Final = (ROOT / "docs/explanation/security.md").read_text()
 SECTION: Final = PAGE.partition("## A stolen key, by role")[2].partition("\n## ")[0]
 TESTS: Final = re.findall(r"`(tests/[^`]+::[^`]+)`", SECTION)
-SITE: Final = Site(tenants=("t",), workers=("w",), operators=("o",), observers=("b",), callers=("t.c",))
+SITE: Final = Site(
+    tenants=("t",),
+    workers=("w",),
+    operators=("o",),
+    observers=("b",),
+    callers=("t.c",),
+    leaves={"l": Server("127.0.0.1")},
+)
 
 
 def test_each_role_has_its_bounds_and_what_to_do_when_its_key_is_stolen() -> None:

@@ -12,7 +12,7 @@ from moorage.cli.doctor.check import ANSWER_S_MAX, clock, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
-from moorage.client.view.checks import AWAY, NAMES_MAX, Check, no_worker_is_up, of_leader
+from moorage.client.view.checks import AWAY, NAMES_MAX, Check, no_worker_is_up, of_leader, places_away
 from moorage.schemas.answers.fleet import FleetAnswer, StalledJob, WorkerInfo
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capabilities
 from moorage.schemas.errors import MoorageError
@@ -282,6 +282,8 @@ def _workers(rows: Sequence[WorkerInfo | FleetRow]) -> Check:
         fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
         return Check("workers", "warn", found, fix)
     whole = [row for row in rows if isinstance(row, WorkerInfo)]  # a frame says less of a worker
+    if away := places_away(whole):
+        return Check("workers", "warn", f"{found}; {'; '.join(away)}", "look at that place's nats-server and its link")
     downs = [(row.worker, each) for row in whole for each in row.drivers_down]
     if full := sorted({worker for worker, each in downs if each.why.startswith(DISK_FULL)}):
         found += f"; the disk is full, and nothing is started{_named('', full)}"

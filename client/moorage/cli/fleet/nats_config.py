@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,12 @@ WORKER_SETTINGS: Final = """\
 # An agent that runs as root starts no job's process as root: set run_as or run_as_for.
 root_jobs = "refuse"
 """
+#: for those behind a leaf node, besides: gangs stay in one place by this label, and a cut of the link is outlived
+LEAF_SETTINGS: Final = """\
+labels = {{ site = "{0}" }}
+# Jobs go on for so long without an answer of a scheduler, within the bounds of its lease_s and lease_most.
+lease_s = "10m"
+"""
 #: settings for the schedulers of several servers: with the default, their ledger would be on one of them alone
 SCHEDULERS: Final = "moorage.toml"
 SCHEDULER_SETTINGS: Final = """\
@@ -58,8 +64,17 @@ def nats_config(
     worker: Annotated[
         list[str] | None,
         Parameter(
-            help="A worker's id, with the tenants whose jobs it runs; all by default. May be repeated.",
-            value="ID[=TENANT,...]",
+            help="A worker's id, behind which leaf node it is, and the tenants whose jobs it runs; all by default. May "
+            "be repeated.",
+            value="ID[@SITE][=TENANT,...]",
+        ),
+    ] = None,
+    leaf: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Another place with a nats-server of its own, which is a leaf node of --server, and that server's "
+            "address there, by default 127.0.0.1:4222. May be repeated.",
+            value="SITE[=HOST:PORT]",
         ),
     ] = None,
     operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
@@ -169,13 +184,15 @@ def nats_config(
             )
         if monitor and no_monitor:
             raise rejected("invalid-argument", "--monitor and --no-monitor exclude each other", next="give one of them")
-        was_open = _monitored(out)
-        workers = dict(map(_worker, worker or ()))
+        was_open, took_leaves = _monitored(out), _takes_leaves(out)
+        workers = [_worker(each) for each in worker or ()]
         try:
             site = Site(
                 tenants=tuple(tenant),
-                workers=tuple(each.partition("=")[0] for each in worker or ()),
-                serves={name: served for name, served in workers.items() if served is not None},
+                workers=tuple(each.name for each in workers),
+                serves={each.name: each.serves for each in workers if each.serves is not None},
+                behind={each.name: each.place for each in workers if each.place is not None},
+                leaves=dict(map(_leaf, leaf or ())),
                 schedulers=tuple(scheduler or ("main",)),
                 operators=tuple(operator or ()),
                 observers=tuple(observer or ()),
@@ -201,12 +218,21 @@ def nats_config(
             raise cannot_write(error.filename or out, error.strerror, "name another folder with --out") from None
         switches = tls_before is not None and site.encryption != tls_before
         changes = not is_first and site.monitor != was_open
+        leaves_change = not is_first and bool(site.leaves) != took_leaves
         if json:
             found = {"kind": "nats-config", "folder": str(out.absolute()), **msgspec.to_builtins(written)}
-            emit({**found, "monitor": site.monitor, "tls": site.encryption, "restart": changes or switches})
+            emit(
+                {
+                    **found,
+                    "monitor": site.monitor,
+                    "tls": site.encryption,
+                    "restart": changes or switches or leaves_change,
+                }
+            )
         else:
-            _print_written(site, out, written, is_first=is_first, needs_restart=changes or switches)
+            _print_written(site, out, written, is_first=is_first, needs_restart=changes or switches or leaves_change)
             _print_monitoring(site, asked=monitor, changes=changes)
+            _print_leaves(site, out.absolute(), changes=leaves_change)
             site_tls.print_tls(site, out.absolute(), tls_before if switches else None, is_meant=plaintext)
         return 0
 
@@ -219,6 +245,13 @@ def _monitored(folder: Path) -> bool:
 
     texts = (file.read_text(encoding="utf-8") for file in folder.glob("server*.conf"))
     return any(line.startswith(MONITORING) for text in texts for line in text.splitlines())
+
+
+def _takes_leaves(folder: Path) -> bool:
+    """Return whether a configuration of an earlier run has a server take leaf nodes."""
+    from moorage.bus.site import takes_leaves
+
+    return any(takes_leaves(file.read_text(encoding="utf-8")) for file in folder.glob("server*.conf"))
 
 
 def _shares_host(site: Site, at: int) -> bool:
@@ -278,18 +311,18 @@ def write(site: Site, folder: Path, store: Path | None = None, own: OwnCertifica
     for name, text in configuration.items():
         replace_private(folder / name, text)
     issued_keys.keep(folder, accounts_before)
-    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in users}
+    people = [each for each in users if each.role != "leaf"]
+    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in people}
     for name, fields in contexts.items():
-        replace_private(
-            folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
-        )
+        _write_context(folder, name, fields)
+    at_leaves = [path for place in site.leaves for path in _write_leaf(site, place, folder, public, has_ca=has_ca)]
     secrets = {} if site.auth == "env" else _call_keys(site, folder)
     for path, key in secrets.items():
         for each in (folder / SECRETS, path.parent):
             each.mkdir(mode=0o700, exist_ok=True)
         replace_private(path, key)
     return Written(
-        configuration=[str(folder / name) for name in configuration],
+        configuration=[*(str(folder / name) for name in configuration), *at_leaves],
         contexts=sorted(contexts),
         secrets=[str(path) for path in secrets],
         keys=sorted({path.name for path in (folder / KEYS).iterdir()} - before),
@@ -297,6 +330,40 @@ def write(site: Site, folder: Path, store: Path | None = None, own: OwnCertifica
         left_out=sorted(known - {each.key for each in users}),
         certificates_end=day(certificates.ends(folder / TLS)[0].at_s) if site.encrypts else "",
     )
+
+
+def _write_context(folder: Path, name: str, fields: dict[str, str]) -> None:
+    from moorage.system.private_files import replace_private
+
+    text = msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
+    replace_private(folder / CONTEXTS / f"{name}.json", text)
+
+
+def _write_leaf(site: Site, place: str, folder: Path, public: dict[Identity, str], *, has_ca: bool) -> list[str]:
+    """Write what the machines of another place need into a folder of its own; return the paths, without contexts."""
+    from moorage.bus import identities
+    from moorage.bus.site import leaf_accounts, leaf_server
+    from moorage.system.private_files import replace_private
+
+    own = folder / leaf_folder(place)
+    (own / CONTEXTS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    leaves = site.leaves_at(place)
+    seeds = {leaf: identities.seed_of(folder / KEYS, leaf).decode() for leaf in leaves}
+    files = {
+        "server.conf": leaf_server(site, place, seeds, folder=str(folder / TLS), has_ca=has_ca),
+        ACCOUNTS: leaf_accounts(site, place, public),
+        WORKER: WORKER_SETTINGS + LEAF_SETTINGS.format(place),
+    }
+    for name, text in files.items():
+        replace_private(own / name, text)
+    for leaf in leaves:
+        for each in site.users_behind(leaf):
+            _write_context(own, each.key, _context(site, each, folder, (site.leaves[place],)))
+    return [str(own / name) for name in files]
+
+
+def leaf_folder(place: str) -> str:
+    return f"leaf-{place}"
 
 
 def _read(file: Path) -> str:
@@ -333,20 +400,21 @@ def give_call_keys(folder: Path, names: Sequence[str]) -> None:
             replace_private(path, key)
 
 
-def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
+def _context(site: Site, identity: Identity, folder: Path, servers: Sequence[Server] | None = None) -> dict[str, str]:
     from moorage.bus.server_users import SYSTEM_INBOX
     from moorage.bus.site import url_of
     from moorage.schemas.roles import RESULT_API, inbox_of
 
-    fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
+    servers = servers or site.servers
+    fields = {"description": f"{identity.role} {identity.name}", "url": url_of(servers)}
     if identity.role == "system":
         fields["inbox_prefix"] = SYSTEM_INBOX
-    elif identity.role != "ledger":
+    elif identity.role != "ledger" and identity.role != "leaf":
         fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
     if identity.role == "submitter" and site.has_buckets:
         fields["jetstream_api_prefix"] = RESULT_API
     if site.encrypts:
-        fields["url"] = url_of(site.servers, "tls")
+        fields["url"] = url_of(servers, "tls")
         if (folder / TLS / CA).exists():
             fields["ca"] = str(folder / TLS / CA)
     if site.auth == "nkey":
@@ -364,10 +432,26 @@ def _person(text: str) -> str:
     return f"{tenant}.{name}"
 
 
-def _worker(text: str) -> tuple[str, tuple[str, ...] | None]:
-    """Return the id of `n01` or `n01=speech,vision`, and the tenants; None for all."""
-    name, sign, tenants = text.partition("=")
-    return name, tuple(dict.fromkeys(each.strip() for each in tenants.split(",") if each.strip())) if sign else None
+class _Worker(NamedTuple):
+    """A worker's id, the leaf node that it is behind (None: none), and the tenants whose jobs it runs (None: all)."""
+
+    name: str
+    place: str | None
+    serves: tuple[str, ...] | None
+
+
+def _worker(text: str) -> _Worker:
+    """Read `n01`, `n01=speech,vision` or `n01@lyon=speech,vision`."""
+    who, sign, tenants = text.partition("=")
+    name, at, place = who.partition("@")
+    serves = tuple(dict.fromkeys(each.strip() for each in tenants.split(",") if each.strip())) if sign else None
+    return _Worker(name, place if at else None, serves)
+
+
+def _leaf(text: str) -> tuple[str, Server]:
+    """Return the name and the address of `lyon` or `lyon=10.1.0.5:4222`. Raises ValueError."""
+    place, sign, address = text.partition("=")
+    return place, _server(address if sign else "127.0.0.1:4222")
 
 
 def _server(text: str) -> Server:
@@ -463,6 +547,20 @@ def _print_monitoring(site: Site, *, asked: bool, changes: bool) -> None:
             f"warning: the servers' monitoring port {'opens' if site.monitor else 'closes'} with this configuration: a "
             "nats-server that runs already refuses to reload it, and so all that is new in it, such as keys; restart "
             "the servers, one after another"
+        )
+
+
+def _print_leaves(site: Site, out: Path, *, changes: bool) -> None:
+    """Print what each leaf node's machine needs, and what the site's servers need where leaf nodes begin or cease."""
+    for place in site.leaves:
+        own = out / leaf_folder(place)
+        print_err(
+            f"site {place}: nats-server -c {own}/server.conf, on a machine there; its users: XDG_CONFIG_HOME={own}"
+        )
+    if changes:
+        print_err(
+            "warning: the port for leaf nodes opens or closes with this configuration: a nats-server that runs already "
+            "refuses to reload it; restart the servers, one after another"
         )
 
 

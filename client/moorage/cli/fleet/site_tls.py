@@ -71,6 +71,8 @@ def own(
         return None
     if site.auth == "mtls":
         raise ValueError("--cert is for servers alone, and here each user shows a certificate, too: put them into tls")
+    if site.leaves:
+        raise ValueError("--cert is for servers alone, and the authority of the folder signs those of leaf nodes, too")
     if len(keys) != len(certificates) or len(certificates) not in (1, len(site.servers)):
         raise ValueError(
             f"--cert and --key are given once, or {len(site.servers)} times, as --server; found "

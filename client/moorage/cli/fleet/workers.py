@@ -19,7 +19,7 @@ from moorage.cli.jobs.show import enforced_words
 from moorage.client.answers import FleetInfo
 from moorage.client.errors import not_found, rejected
 from moorage.client.reading import as_struct
-from moorage.client.view.checks import warnings
+from moorage.client.view.checks import places_away, warnings
 from moorage.client.view.closed import closed_words, device_words, down_words, planned_words
 from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.capabilities import KERNEL, VARIABLE, Capabilities
@@ -189,7 +189,7 @@ def _fleet(data: FleetInfo) -> None:
             optional=("HEARD", "JOBS"),
         )
     )
-    for line in [*warned, *trouble_lines(workers)][:TROUBLES_MAX]:
+    for line in [*warned, *places_away(workers), *trouble_lines(workers)][:TROUBLES_MAX]:
         print_err(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk

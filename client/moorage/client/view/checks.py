@@ -17,6 +17,10 @@ from moorage.schemas.units import many
 
 #: names in one line
 NAMES_MAX: Final = 3
+#: the label that says in which place a worker is
+SITE: Final = "site"
+#: states of workers that are not heard now
+SILENT: Final = ("stale", "not-heard", "lost")
 #: states of workers that do not run
 AWAY: Final = ("lost", "left")
 #: the part of its bytes at which the durable queue is nearly full
@@ -71,6 +75,24 @@ def of_leader(figures: FleetAnswer) -> Iterator[Check]:
 def warnings(figures: FleetAnswer) -> list[Check]:
     """Return those checks of `of_leader` of which doctor warns: they are troubles of the fleet, too."""
     return [check for check in of_leader(figures) if check.verdict != "ok"]
+
+
+def places_away(workers: Sequence[WorkerInfo]) -> list[str]:
+    """Return a line for each place, by the label `site`, of which no worker is heard."""
+    by_place: dict[str, list[WorkerInfo]] = {}
+    for worker in workers:
+        if worker.state != "left" and (place := worker.labels.get(SITE)):
+            by_place.setdefault(place, []).append(worker)
+    lines = []
+    for place, rows in sorted(by_place.items()):
+        if len(by_place) + (len(rows) < len(workers)) > 1 and all(row.state in SILENT for row in rows):
+            ago = [row.heard_ms_ago for row in rows if row.heard_ms_ago is not None]
+            since = f" for {age(min(ago))}" if ago else ""
+            lines.append(
+                f"site {place}: none of its workers is heard{since} ({many(len(rows), 'worker')}): the link of its leaf"
+                " node is cut, or all of that place is away"
+            )
+    return lines
 
 
 def no_worker_is_up(workers: Sequence[WorkerInfo | FleetRow]) -> str:
