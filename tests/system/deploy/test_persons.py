@@ -77,7 +77,7 @@ async def test_no_request_names_a_person_itself() -> None:
 async def test_what_comes_through_a_leaf_node_or_the_queue_has_the_name_that_the_server_proves(tmp_path: Any) -> None:
     [port] = [each.port for each in free_servers(1)]
     async with (
-        running(persons=PERSONS, leaves=port) as site,
+        running(persons=PERSONS, leaf_port=port) as site,
         leads(site),
         leaf_of(site, port, "submitter.acme.lena", tmp_path) as behind,
         await site.connect("submitter.acme.omar") as omar,
