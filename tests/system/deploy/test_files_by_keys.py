@@ -25,11 +25,12 @@ from tests.system.deploy.test_roles_live import Everybody, everybody
 from tests.waiting import until
 
 SITES: Final[dict[str, dict[str, Any]]] = {"nkey": {}, "mtls-cluster": {"auth": "mtls", "servers": 3}}
-#: a worker's rights as a87361689 wrote them: what it asks a scheduler now, it asked the server
+#: rights as a87361689 wrote them: what a worker asks a scheduler now, it asked the server
 OF_BEFORE: Final = (
     (r"moorage\.worker\.w[12]\.fetch\.", "$JS.API."),
     (r"moorage\.worker\.w[12]\.(store|result)\.", "$O."),
     (r"moorage\.worker\.\*\.(fetch|store|result)\.>", "moorage.of-before"),
+    (r"moorage\.fleet\.maystore", "moorage.of-before"),
 )
 
 
@@ -105,9 +106,10 @@ async def test_the_process_that_passes_on_is_started_again_and_ends_with_its_sch
 
 
 @pytest.mark.slow
-async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", SITES)
+async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(site: str, tmp_path: Path) -> None:
     """Schedulers and workers first, then nats-config: before, between and after, files and checkpoints pass."""
-    async with everybody() as made:
+    async with everybody(**SITES[site]) as made:
         accounts = made.site.folder / ACCOUNTS
         new = accounts.read_text()
         accounts.write_text(rights_of_before(new))
@@ -116,11 +118,16 @@ async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(tmp_path: Path)
             await has_buckets(made)
             await brings_and_keeps(acme, tmp_path, "before")
             assert "past the schedulers: these rights are of an earlier release" in made.words()
+            store = "touch $MOORAGE_CHECKPOINT_NOW; while [ -e $MOORAGE_CHECKPOINT_NOW ]; do sleep 0.05; done"
+            script = (
+                "if [ -e ck/step ]; then cp ck/step out.txt; exit 0; fi;"
+                f" mkdir ck; echo before > ck/step; {store}; touch stored; until [ -e go ]; do sleep 0.05; done;"
+                f" echo behind > ck/step; {store}; exit 3"
+            )
             runs = await acme.submit(
-                ["sh", "-c", "until [ -e go ]; do sleep 0.05; done; echo left > out.txt"],
-                job="runs", gpu="1xT4", keep=["out.txt"],
-            )  # fmt: skip
-            await until_running(acme, runs.job)
+                ["sh", "-c", script], job="runs", gpu="1xT4", keep=["out.txt"], checkpoint="ck", retries=1
+            )
+            stored = await until(lambda: list((made.folder / "w1").rglob("acme.runs.*/stored")), what="a checkpoint")
             accounts.write_text(new)
             await made.site.reload()
             await made.site.reload()
@@ -130,11 +137,10 @@ async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(tmp_path: Path)
 
             await until(passes, 60, "the scheduler sees its new rights")
             await brings_and_keeps(acme, tmp_path, "after")
-            [folder] = [each for each in (made.folder / "w1").rglob("acme.runs.*") if each.is_dir()]
-            (folder / "go").touch()
+            stored[0].with_name("go").touch()
             assert (await runs.result()).state == "SUCCEEDED"
             await runs.files(tmp_path / "runs")
-            assert [path.read_text() for path in (tmp_path / "runs").rglob("out.txt")] == ["left\n"]
+            assert [path.read_text() for path in (tmp_path / "runs").rglob("out.txt")] == ["behind\n"]
 
 
 async def until_running(acme: AsyncClient, job: str) -> None:
