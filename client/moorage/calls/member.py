@@ -61,6 +61,8 @@ CANCELLED_MAX: Final = 1000
 CANCELLED_KEPT_S: Final = 5.0
 #: a call for which a member has no GPUs in time waits so long for another one to fetch it, before it is refused
 FETCHED_S: Final = 0.15
+#: of its last error, what its load says
+ERROR_CHARS_MAX: Final = 200
 #: a member rests no longer if no leader has repeated that for so long: its calls then wait in the driver at worst
 REST_HOLDS_S: Final = 25.0
 
@@ -272,6 +274,7 @@ class Member:
             self.name, self.places, len(self.running) - ahead, len(self.room) + ahead, oldest_ms, self.draining,
             meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
             job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(), rests=self.rests,
+            last_error=meter.last_error[:ERROR_CHARS_MAX],
         )  # fmt: skip
 
     # -- what comes

@@ -16,7 +16,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage submit --service e:8 --with e.py -- moorage serve e:embed",
         "moorage serve --name resize -- node resize.js",
     ),
-    "logs": ("moorage logs train-42", "moorage logs last", "moorage logs --label sweep=lr"),
+    "logs": (
+        "moorage logs train-42",
+        "moorage logs last",
+        "moorage logs --label sweep=lr",
+        "moorage logs --service embed",
+    ),
     "use": ("moorage use train-42", "moorage use last --watch"),
     "exec": (
         "moorage exec train-42 -- nvidia-smi",
@@ -123,6 +128,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
         "moorage simulate jobs.csv --fleet 8x8xA100 --ranker pack,headroom --json",
     ),
+    "services": ("moorage services", "moorage services embed", "moorage services --json | jq .data.services"),
+    "rollback": ("moorage rollback embed", "moorage rollback embed --job embedder-5"),
     "fleet": (
         "moorage fleet",
         "moorage fleet n07",

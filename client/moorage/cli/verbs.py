@@ -131,6 +131,8 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq resend", "moorage.cli.fleet.dlq:resend", "Submit refused requests again, under their ids."),
         Verb("dlq drop", "moorage.cli.fleet.dlq:drop", "Delete refused requests for good."),
         Verb("lease", "moorage.cli.jobs.lease:lease", "Run a program of this host on GPUs that its worker lends."),
+        Verb("services", "moorage.cli.jobs.services:services", "Live services: who answers, and how their calls do."),
+        Verb("rollback", "moorage.cli.jobs.services:rollback", "Put a service's version before back in its place."),
         Verb("call", "moorage.cli.jobs.call:call", "Call a service once, and print its answer."),
         Verb(
             "check worker",

@@ -382,6 +382,7 @@ class MemberLoad(msgspec.Struct, frozen=True):
     attempt: int = 0  # 0 of members of a release that says none
     counts: CallCounts = CallCounts()
     rests: bool = False  # it begins no call until it has its GPUs again, as the last `Turn` said
+    last_error: str = ""  # the last one that it answered with, as `500:ValueError: no such word`, cut to 200 characters
 
 
 class Turn(msgspec.Struct, frozen=True, omit_defaults=True):

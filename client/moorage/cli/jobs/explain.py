@@ -18,8 +18,9 @@ from moorage.cli.jobs.instead import as_words, as_words_of_new
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
+from moorage.cli.jobs.services import newest_of
 from moorage.client.answers import Explanation
-from moorage.client.errors import stopped_early
+from moorage.client.errors import NotFound, stopped_early
 from moorage.client.reading import as_struct
 from moorage.client.tenant import is_operators
 from moorage.schemas.codec import Decoder
@@ -71,7 +72,12 @@ def explain(
 
     async def work(client: AsyncClient) -> int | None:
         async def ask(name: str) -> Answer:
-            return await client._wire.answer("explain", {"job": name})
+            try:
+                return await client._wire.answer("explain", {"job": name})
+            except NotFound:
+                if not (job := await newest_of(client, name)):
+                    raise
+            return await client._wire.answer("explain", {"job": job})
 
         if watch:
             await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)

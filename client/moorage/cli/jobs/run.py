@@ -146,6 +146,9 @@ def logs(
         int | None, Parameter(help="Print at most this many lines of each stream's earlier output.")
     ] = None,
     replica: SomeReplicas = None,
+    service: Annotated[
+        str | None, Parameter(help="The output of this service's jobs, of both versions of a rollout.", value="NAME")
+    ] = None,
     failed: Annotated[
         bool, Parameter(help="Only the replicas that have failed, at most 1000: what is kept of them now.")
     ] = False,
@@ -181,7 +184,7 @@ def logs(
         from moorage.schemas.ranges import count_of
 
         only = replicas_of(numbers)
-        names = await ids_of(client, words, chosen)
+        names = await (ids_of(client, words, chosen) if service is None else _versions(client, service))
         if failed:
             return await _kept_of_failed(client, names, options, tail, plain=no_prefix)
         if len(names) != 1:
@@ -208,9 +211,20 @@ def logs(
         if failed and (numbers is not None or attempt is not None or follow):
             why = "--failed chooses the replicas and their last attempts, of which it prints what is kept"
             raise rejected("invalid-argument", why, next="leave out --replica, --attempt and --follow")
-        return with_named(options, words, work, chosen)
+        if service is None:
+            return with_named(options, words, work, chosen)
+        if words or chosen != ANY_JOB:
+            why = "--service chooses the jobs"
+            raise rejected("invalid-argument", why, found=" ".join(words), next="leave out the jobs, or --service")
+        return with_client(options, work)
 
     return guarded(options, act)
+
+
+async def _versions(client: AsyncClient, service: str) -> list[str]:
+    from moorage.cli.jobs.services import versions_of
+
+    return await versions_of(client, service)
 
 
 async def _kept_of_failed(

@@ -21,6 +21,7 @@ import msgspec
 from moorage.scheduler.answers.waited import OTHERS
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.scaling import SILENT_MS, member_of
+from moorage.schemas.answers.jobs import ServiceUse
 from moorage.schemas.answers.operators import ServiceCalls
 from moorage.schemas.frames import ServiceLately
 from moorage.schemas.names import JOB_CHARS_MAX
@@ -54,6 +55,9 @@ LATELY_MS: Final = 60_000
 STEP_MS: Final = 10_000
 #: the part of all calls that waited or ran no longer than is said of them
 _MOST: Final = 0.9
+_PARTS: Final = (0.5, 0.95)
+#: characters of a member's last error
+ERROR_CHARS_MAX: Final = 200
 #: takes the place of a frame's own, which may fill all of its bytes, and take ten times as many in memory
 _NO_COUNTS: Final = CallCounts()
 #: tenant, service, and the attempt's own names or the id of a member that is none
@@ -111,7 +115,8 @@ class _Service:
         key = (attempt, load.member)
         last = self._members.pop(key, None)
         begins = last is None and attempt not in self._attempts
-        self._members[key] = _Member(msgspec.structs.replace(load, counts=_NO_COUNTS), figures, now_ms)
+        told = load.last_error[:ERROR_CHARS_MAX]
+        self._members[key] = _Member(msgspec.structs.replace(load, counts=_NO_COUNTS, last_error=told), figures, now_ms)
         self._attempts[attempt] += last is None
         while len(self._members) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
             self._forget(next(iter(self._members)))
@@ -179,6 +184,23 @@ class _Service:
             ran_ms=_most(since.numbers[_RAN]),
         )
 
+    def use(self, tenant: str, service: str, state: State | None, now_ms: int) -> ServiceUse:
+        """Return the same for who has the service, with its errors by code and the newest one."""
+        now = self.lately(tenant, service, state, now_ms)
+        since = _difference(self.total, self._marks[0].figures) if self._marks else _Figures()
+        told = (each.load.last_error for each in reversed(self._members.values()) if each.load.last_error)
+        return ServiceUse(
+            members=now.members,
+            places=now.places,
+            running=now.running,
+            waiting=now.waiting,
+            calls=now.calls,
+            errors=dict(since.errors),
+            waited_ms=[_most(since.numbers[_WAITED], part) for part in _PARTS],
+            ran_ms=[_most(since.numbers[_RAN], part) for part in _PARTS],
+            last_error=next(told, ""),
+        )
+
     @property
     def _first(self) -> _Member:
         return next(iter(self._members.values()))
@@ -215,6 +237,11 @@ class CallTotals:
     def rows(self, now_ms: int) -> list[ServiceCalls]:
         """Return the totals of each service, by tenant and name."""
         return [each.row(tenant, service, self._state, now_ms) for tenant, service, each in self._each()]
+
+    def use(self, tenant: str, service: str, now_ms: int) -> ServiceUse | None:
+        """Return what is known of a service now; None if no member was heard, or it is among the others."""
+        found = self._services.get((tenant, service))
+        return None if found is None else found.use(tenant, service, self._state, now_ms)
 
     def lately(self, now_ms: int) -> list[ServiceLately]:
         """Return the services that have members or had calls in about the last minute: those with errors first, then
@@ -310,10 +337,10 @@ def _sum(total: _Figures, more: _Figures) -> _Figures:
     return _Figures(numbers, errors)
 
 
-def _most(classes: Sequence[int]) -> int | None:
-    """Return the bound below which nine of ten calls are, in ms: 0 without calls, None beyond the last bound."""
+def _most(classes: Sequence[int], part: float = _MOST) -> int | None:
+    """Return the bound below which this part of the calls is, in ms: 0 without calls, None beyond the last bound."""
     counts = list(accumulate(classes))
     if not counts[-1]:
         return 0
-    at = bisect_left(counts, _MOST * counts[-1])
+    at = bisect_left(counts, part * counts[-1])
     return CALL_MS[at] if at < len(CALL_MS) else None

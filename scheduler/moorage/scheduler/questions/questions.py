@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
@@ -35,6 +37,7 @@ from moorage.scheduler.questions.relay import ASKED, Asked, Reader, Relay, page_
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.jobs import ServicesAnswer
 from moorage.schemas.answers.operators import Audit, TenantsAnswer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -137,7 +140,7 @@ class Questions:
             asked = jobs_asked(arguments, operator=False)
             self._ask(verb, partial(self._lists.ask, tenant, tenant, asked, reply, json), reply, json)
         elif verb == "services":
-            self._ask(verb, partial(self._engine.services.listed, tenant), reply, json)
+            self._ask(verb, partial(self._services, tenant), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
@@ -219,6 +222,13 @@ class Questions:
             begin()
         else:
             self._ask_behind_a_record(verb, begin, reply, json)
+
+    def _services(self, tenant: str) -> ServicesAnswer:
+        """Return a tenant's live services, with what this leader has heard of their calls."""
+        calls, now_ms = self._leader.counts.calls, self._leader.mono_ms()
+        rows = self._engine.services.listed(tenant).services
+        used = [msgspec.structs.replace(row, use=calls.use(tenant, row.service, now_ms)) for row in rows]
+        return ServicesAnswer(services=used)
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._leader.is_fresh():

@@ -191,3 +191,20 @@ def test_what_happened_lately_is_of_the_last_minute_and_failing_services_are_fir
     assert (second.service, second.calls, second.ran_ms) == ("well", 500, CALL_MS[2])
     assert [row.woken for row in totals.rows(now_ms) if row.service == "asleep"] == [1]
     assert totals.lately(now_ms + 2 * LATELY_MS) == []
+
+
+def test_who_has_a_service_is_told_of_its_last_minute_by_halves_and_of_the_newest_error() -> None:
+    totals = CallTotals()
+    assert totals.use("t", "s", 0) is None
+    ran = (0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 2)
+    heard(totals, load(0), load(10, ran=ran, errors={"500": 2, "422": 1}, last_error="500:" + "x" * 500))
+    use = totals.use("t", "s", 2000)
+    assert use is not None
+    assert (use.members, use.places, use.running, use.calls) == (1, 2, 1, 10)
+    assert (use.waited_ms, use.ran_ms) == ([1, 1], [20, None])
+    assert use.errors == {"500": 2, "422": 1}
+    assert use.last_error == "500:" + "x" * 196
+    assert totals.use("other", "s", 2000) is None, "of another tenant"
+    later = totals.use("t", "s", 2000 + 2 * LATELY_MS)
+    assert later is not None
+    assert (later.calls, later.waited_ms) == (0, [0, 0])

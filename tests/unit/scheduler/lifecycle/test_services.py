@@ -455,3 +455,14 @@ def test_the_next_leader_goes_on_replacing() -> None:
     assert second(drive) == ["RUNNING"]
     drive.pass_time(2_000)
     assert drive.states("a") == ["CANCELLING"]
+
+
+def test_a_service_is_listed_with_its_versions_and_how_many_of_their_members_are_ready() -> None:
+    drive = served(replicas=2, labels={"version": "1.0.0"})
+    serve(drive, "b", instead_of="a", replicas=2, labels={"version": "2.0.0"})
+    drive.reports([(kind, "b", 0, 0, "") for kind in ("claimed", "started")])
+    [row] = drive.engine.services.listed("t").services
+    assert (row.service, row.job) == ("embed", "b")
+    told = [(each.job, each.label, each.members, each.running, each.ready) for each in row.versions]
+    assert told == [("a", "1.0.0", 2, 2, 2), ("b", "2.0.0", 2, 1, 0)]
+    assert drive.engine.services.listed("u").services == []

@@ -28,11 +28,12 @@ from moorage.scheduler.core.lifecycle.max_running import most_of, wanted_of
 from moorage.scheduler.core.lifecycle.members import Decision, Next, Old, has_settled, reconcile
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, Woken
+from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, ServiceVersion, Woken
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
 from moorage.schemas.names import REPLACED_BY, word_of
+from moorage.schemas.service import VERSION_LABEL
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
 ROOM_MS: Final = 5_000
@@ -135,9 +136,19 @@ class Services:
                     ServiceRow(
                         service=name, job=job.name, http=service.http is not None, models=service.models,
                         members=members, accepted_ms=job.accepted_ms,
+                        versions=[self._version(each) for each in self._jobs[tenant, name] if each.live],
                     )
                 )  # fmt: skip
         return ServicesAnswer(services=rows)
+
+    def _version(self, job: Job) -> ServiceVersion:
+        request = self._lifecycle.request_of(job)
+        running = [row.attempt for row in job.rows.values() if row.state == RUNNING and row.attempt is not None]
+        ready = len(running) if request.workload.ready is None else sum(each.ready for each in running)
+        return ServiceVersion(
+            job=job.name, label=request.labels.get(VERSION_LABEL, ""), accepted_ms=job.accepted_ms,
+            members=wanted_of(job, request), running=len(running), ready=ready,
+        )  # fmt: skip
 
     def answer(self, asked: Wake) -> Answer | Problem:
         """Answer a caller that found no member: the job that will serve it, with as many replicas as it has; or what
