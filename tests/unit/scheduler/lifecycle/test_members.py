@@ -7,7 +7,18 @@ from typing import Final
 
 import pytest
 
-from moorage.scheduler.core.lifecycle.members import PHASES, Decision, Next, Old, reconcile
+from moorage.scheduler.core.ledger.state import CANCELLED, ENDING, LOST_KEPT, QUEUED, RUNNING
+from moorage.scheduler.core.lifecycle.members import (
+    MOVES,
+    PHASES,
+    Decision,
+    Move,
+    Next,
+    Old,
+    Step,
+    move_on,
+    reconcile,
+)
 
 CASES: Final = {
     "it waits for other jobs": (Old(3), Next(3, 0, 3, may_begin=False), Decision("put off", 0)),
@@ -63,3 +74,59 @@ def test_never_fewer_than_before_but_for_one_ahead(seed: int) -> None:
             assert reconcile(old._replace(lent=decided.lent, ahead=decided.ahead), now)[:3] == decided[:3], "it rests"
             more = 1 if decided.more and dice.random() < 0.5 else 0
             old = old._replace(lent=decided.lent + more, ahead=decided.ahead + more)
+
+
+LEAVES: Final = Move(RUNNING, RUNNING, own=True, moved=False, must_leave=True)
+MOVE_CASES: Final = {
+    "it loads": (LEAVES, Step("goes on")),
+    "it serves": (LEAVES._replace(serves=True), Step("replaced", "gone")),
+    "it serves, and is one of those that waited": (
+        LEAVES._replace(serves=True, own=False),
+        Step("replaced", "waits", over="none"),
+    ),
+    "the old one was taken away": (LEAVES._replace(was=CANCELLED, moved=True), Step("moved", over="old")),
+    "it has ended": (
+        LEAVES._replace(now=CANCELLED),
+        Step("its replacement has ended", over="new", rests=True),
+    ),
+    "it has ended after the move": (
+        LEAVES._replace(was=CANCELLED, now=CANCELLED, moved=True),
+        Step("its replacement has ended", over="old"),
+    ),
+    "the drain is over": (LEAVES._replace(must_leave=False), Step("it stays", gives_up=True)),
+    "the old one waits for its worker": (LEAVES._replace(was=LOST_KEPT), Step("it is gone", gives_up=True)),
+    "the old one was asked to end while it waits": (
+        LEAVES._replace(was=ENDING, now=QUEUED),
+        Step("it ended before", gives_up=True),
+    ),
+    "the old one was asked to end while it loads": (LEAVES._replace(was=ENDING), Step("it ended before", "gone")),
+    "as many serve without it as may": (
+        LEAVES._replace(now=QUEUED, spare=True, own=False),
+        Step("spare", "waits", gives_up=True),
+    ),
+    "it finds no place for one that is awaited": (
+        LEAVES._replace(now=QUEUED, vain=True),
+        Step("in vain", "waits", gives_up=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVE_CASES)
+def test_what_follows_for_one_that_moves(case: str) -> None:
+    move, step = MOVE_CASES[case]
+    assert move_on(move) == step
+
+
+def test_every_phase_of_a_move_is_named_once_and_the_last_one_always_holds() -> None:
+    names = [phase.name for phase in MOVES]
+    assert len(set(names)) == len(names)
+    assert {step.phase for _, step in MOVE_CASES.values()} == set(names)
+    assert MOVES[-1].holds(LEAVES)
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_one_that_serves_is_taken_away_only_once_its_replacement_serves(serves: bool) -> None:
+    for own in (False, True):
+        for now in (QUEUED, RUNNING, CANCELLED):
+            step = move_on(LEAVES._replace(now=now, own=own, serves=serves))
+            assert bool(step.old) is (serves and now != CANCELLED)

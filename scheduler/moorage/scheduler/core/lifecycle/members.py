@@ -1,11 +1,15 @@
-"""What becomes of the members of a service while its next version takes its place: a pure decision, a table of phases.
+"""What becomes of members of a service that make room for others, or that others replace: tables of phases, pure.
 
-The old version *lends* places to the next one: it wants that many members fewer, and what it wants no more waits. The
-k-th place is lent once k members of the next version have settled, that is, were ready for as long as its request says.
-Where there is no room for both, one place is lent *ahead*, for a member that has not settled yet. So no place is lost:
-once the next version fails, is cancelled or cannot be whole any more, the old one wants them all again.
+A member that *moves* to another worker goes on until its replacement serves: `move_on` says what follows for the two.
 
-`reconcile` decides, and nothing here reads a clock or writes: `Services` counts, and applies what is decided.
+While its next version takes its place, the old one *lends* places: it wants that many members fewer, and what it wants
+no more waits. The k-th place is lent once k members of the next version have settled, that is, were ready for as long
+as its request says. Where there is no room for both, one place is lent *ahead*, for a member that has not settled yet.
+So no place is lost: once the next version fails, is cancelled or cannot be whole any more, the old one wants them all
+again.
+
+`reconcile` decides that. Nothing here reads a clock or writes: `Services` and `Relocating` count, and apply what is
+decided.
 """
 
 from __future__ import annotations
@@ -13,7 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.ledger.state import FROZEN, RUNNING, Replica
+from moorage.scheduler.core.ledger.state import (
+    CANCELLING,
+    ENDING,
+    FROZEN,
+    IS_TERMINAL,
+    LOST_KEPT,
+    MAY_END,
+    QUEUED,
+    RUNNING,
+    Replica,
+)
 
 
 class Old(NamedTuple):
@@ -87,6 +101,91 @@ PHASES: Final = (
 def reconcile(old: Old, new: Next) -> Decision:
     """Return what becomes of the places of a service that its next version replaces."""
     return next(phase for phase in PHASES if phase.holds(old, new)).then(old, new)
+
+
+class Move(NamedTuple):
+    """A member that leaves its worker, and its replacement: their states, and what is known of both.
+
+    `own`: the replacement has a number of its own, which is taken away in the end; else it is one of those that
+    waited. `moved`: the old one was taken away for it before. `must_leave`: the old one still has to, and may move.
+    `serves`: the replacement does, for long enough. `spare`: as many serve without the old one as may run. `vain`: the
+    old one is awaited, and its replacement has found no place for long enough.
+    """
+
+    was: int
+    now: int
+    own: bool
+    moved: bool
+    must_leave: bool = False
+    serves: bool = False
+    spare: bool = False
+    vain: bool = False
+
+
+class Step(NamedTuple):
+    """What follows for a move. `old`: whether the old one is taken away ("gone"), ends to wait again ("waits"), or
+    neither; `gives_up`: the replacement is not needed; `over`: whose number leaves with the move's end, "none" for no
+    number, "" while it goes on; `rests`: the next replacement is begun later."""
+
+    phase: str
+    old: str = ""
+    gives_up: bool = False
+    over: str = ""
+    rests: bool = False
+
+
+class MovePhase(NamedTuple):
+    """A row of the table of moves."""
+
+    name: str
+    holds: Callable[[Move], bool]
+    then: Callable[[Move], Step]
+
+
+def _new_ended(move: Move) -> Step:
+    over = ("old" if move.moved else "new") if move.own else "none"
+    return Step("its replacement has ended", over=over, rests=move.was in MAY_END)
+
+
+def _has_replaced(move: Move) -> Step:
+    # without a number of its own the replacement stays one of them, and the old one waits as they do
+    return Step("replaced", "gone") if move.own else Step("replaced", "waits", over="none")
+
+
+def _too_early(move: Move) -> Step:
+    gives_up = move.now == QUEUED or not move.own
+    return Step("it ended before", gives_up=True) if gives_up else Step("it ended before", "gone")
+
+
+#: the first phase that holds decides
+MOVES: Final = (
+    MovePhase("its replacement has ended", lambda move: IS_TERMINAL[move.now], _new_ended),
+    MovePhase("moved", lambda move: move.moved, lambda _: Step("moved", over="old")),
+    MovePhase(  # the last waits for its worker, or an operator
+        "it is gone",
+        lambda move: IS_TERMINAL[move.was] or move.was in (CANCELLING, LOST_KEPT),
+        lambda _: Step("it is gone", gives_up=True),
+    ),
+    MovePhase("it ended before", lambda move: move.was in (QUEUED, ENDING), _too_early),
+    MovePhase("it stays", lambda move: not move.must_leave, lambda _: Step("it stays", gives_up=True)),
+    MovePhase("replaced", lambda move: move.serves, _has_replaced),
+    MovePhase(
+        "spare",
+        lambda move: move.now == QUEUED and move.spare,
+        lambda _: Step("spare", "waits", gives_up=True),
+    ),
+    MovePhase(
+        "in vain",
+        lambda move: move.now == QUEUED and move.vain,
+        lambda _: Step("in vain", "waits", gives_up=True),
+    ),
+    MovePhase("goes on", lambda _: True, lambda _: Step("goes on")),
+)
+
+
+def move_on(move: Move) -> Step:
+    """Return what follows for a member that moves."""
+    return next(phase for phase in MOVES if phase.holds(move)).then(move)
 
 
 def has_settled(replica: Replica, for_ms: int, now_ms: int) -> bool:

@@ -27,11 +27,8 @@ from moorage.scheduler.core.ledger.acts import Relocate, Relocated
 from moorage.scheduler.core.ledger.records import MOVED, Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
-    CANCELLING,
-    ENDING,
     FROZEN,
     IS_TERMINAL,
-    LOST_KEPT,
     MAY_END,
     QUEUED,
     RUNNING,
@@ -42,7 +39,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
 )
 from moorage.scheduler.core.lifecycle.max_running import most_of
-from moorage.scheduler.core.lifecycle.members import has_settled
+from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.job import Request
@@ -219,44 +216,38 @@ class Relocating:
     def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Attempt, Leaves]) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
-        was, now = self._state_of(job, old), self._state_of(job, new)
-        has_more = job.size - count_of(job.leaving) > request.copies
-        moved = job.has_moved
-        if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
-            if was in MAY_END:
-                self._again_ms[job.num] = draft.time_ms + AGAIN_MS
-            self._is_over(draft, job, (old if moved else new) if has_more else -1)
-        elif moved:
-            self._is_over(draft, job, old)
-        elif IS_TERMINAL[was] or was in (CANCELLING, LOST_KEPT):  # the last waits for its worker, or an operator
-            self._give_up(draft, job, new, has_more=has_more)
-        elif was in (QUEUED, ENDING):  # it was ended before its replacement served
-            if now == QUEUED or not has_more:
-                self._give_up(draft, job, new, has_more=has_more)
-            else:
-                self._cancel(draft, job, old, f"{MOVED}{new}")
-        elif was in MAY_END:
-            member = job.rows[old].attempt
-            assert member is not None
-            leaves = leaving.get(member)
-            if leaves is None or not self._moves(job, request):
-                self._give_up(draft, job, new, has_more=has_more)
-            elif (row := job.rows.get(new)) is not None and _has_replaced(row, request, draft.time_ms):
-                why = f"{MOVED}{new}: {leaves.why}"
-                if has_more:
-                    self._cancel(draft, job, old, why)
-                else:
-                    self._lifecycle.leave(draft, member, why, Count.NONE)
-                    self._is_over(draft, job, -1)  # else it could take the place of one more itself
-            elif now == QUEUED and _is_spare(job, old, request):
-                why = f"another replica serves in its place: {leaves.why}"
-                self._lifecycle.leave(draft, member, why, Count.NONE)
-                self._give_up(draft, job, new, has_more=has_more)
-            elif now == QUEUED and leaves.is_awaited:
-                self._looks[job.num] = looks = self._looks.get(job.num, 0) + 1
-                if looks >= LOOKS_MAX:
-                    self._lifecycle.leave(draft, member, leaves.why, Count.NONE)
-                    self._give_up(draft, job, new, has_more=has_more)
+        row, member = job.rows.get(new), job.rows[old].attempt if old in job.rows else None
+        leaves = None if member is None else leaving.get(member)
+        now = self._state_of(job, new)
+        if now == QUEUED and leaves is not None and leaves.is_awaited:
+            self._looks[job.num] = self._looks.get(job.num, 0) + 1
+        move = Move(
+            self._state_of(job, old),
+            now,
+            job.size - count_of(job.leaving) > request.copies,
+            job.has_moved,
+            leaves is not None and self._moves(job, request),
+            row is not None and _has_replaced(row, request, draft.time_ms),
+            _is_spare(job, old, request),
+            leaves is not None and leaves.is_awaited and self._looks.get(job.num, 0) >= LOOKS_MAX,
+        )
+        step = move_on(move)
+        reason = "" if leaves is None else leaves.why
+        why = {
+            "replaced": f"{MOVED}{new}: {reason}",
+            "it ended before": f"{MOVED}{new}",
+            "spare": f"another replica serves in its place: {reason}",
+        }.get(step.phase, reason)
+        if step.rests:
+            self._again_ms[job.num] = draft.time_ms + AGAIN_MS
+        if step.old == "gone":
+            self._cancel(draft, job, old, why)
+        elif step.old == "waits" and member is not None:
+            self._lifecycle.leave(draft, member, why, Count.NONE)
+        if step.gives_up:
+            self._give_up(draft, job, new, has_more=move.own)
+        if step.over:  # else it could take the place of one more itself
+            self._is_over(draft, job, {"old": old, "new": new, "none": -1}[step.over])
 
     @staticmethod
     def _state_of(job: Job, index: int) -> int:
