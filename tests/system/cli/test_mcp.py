@@ -56,7 +56,7 @@ async def test_an_agent_asks_what_a_user_asks_and_changes_nothing(node: Node, un
     )
     await node.run("submit", "--gpu", "9xH100", "--on-no-match", "wait", "--job", "waits", "--", "true", tenant=unique)
     async with agent(node, unique) as asks:
-        assert await asks.tools() == dict.fromkeys(("fleet", "plan", "ls", "explain", "logs"), True)
+        assert await asks.tools() == dict.fromkeys(("fleet", "plan", "ls", "show", "explain", "logs"), True)
         found = await asks.answer("fleet")
         assert {"sim-0000", "sim-0001"} <= {row["worker"] for row in found["workers"]}
         assert found["fits_now"][0]["gpus"] >= 8

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import msgspec
 
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import Parameter, lacks_unit
 from moorage.cli.framework.console import error_line
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.client.errors import rejected
 from moorage.schemas.errors import MoorageError
 from moorage.system.build import build
 
@@ -38,9 +39,9 @@ def mcp(
 ) -> int:
     """Serve this tenant's questions to an agent, as tools of the Model Context Protocol on stdin and stdout.
 
-    The tools are fleet, plan, ls, explain and logs; with --operate also submit and cancel. A tool may do what the key
-    in use may do, and no more. The agent's program starts this command, which ends with its stdin. It needs the extra
-    mcp.
+    The tools are fleet, plan, ls, show, explain and logs; with --operate also submit and cancel. A tool may do what the
+    key in use may do, and no more. The agent's program starts this command, which ends with its stdin. It needs the
+    extra mcp.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -83,9 +84,9 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
         return msgspec.to_builtins({"workers": workers, "of": len(found.workers), "fits_now": found.fits_now})
 
     @offered(reads=True)
-    async def plan(gpu: str, replicas: int = 1, command: list[str] | None = None) -> Any:
+    async def plan(gpu: str | None = None, replicas: int = 1, command: list[str] | None = None) -> Any:
         """Whether, when and where a request would start; nothing is submitted. `gpu` is a token such as 2xH100 or
-        1xH100:80G."""
+        1xH100:80G; without one the job has no GPU."""
         return msgspec.to_builtins(await client.plan(command or ["true"], gpu, replicas=replicas))
 
     @offered(reads=True)
@@ -93,6 +94,11 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
         """The tenant's jobs, newest first. `states` as QUEUED, RUNNING, FAILED; `ids` is a pattern as train-*; `reason`
         is that of jobs that wait; `worker` is a host's name."""
         return (await client.ls(states=states or (), limit=ROWS_MAX, ids=ids, reason=reason, worker=worker)).data
+
+    @offered(reads=True)
+    async def show(job: str) -> Any:
+        """A job in full: its request, state, times, what it used of GPUs and memory, and its last changes."""
+        return (await wire.answer("show", {"job": job, "events": "tenant"})).data
 
     @offered(reads=True)
     async def explain(job: str) -> Any:
@@ -113,11 +119,13 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
     if operates:
 
         @offered(reads=False)
-        async def submit(command: list[str], gpu: str, job: str | None = None, limit: str | None = None) -> Any:
-            """Submit a job and return its id, with `warnings` of what will keep it from running, if any. `job` is an id
-            of your own: a second submit with the same id and content is the same job. `limit` is how long it may run,
-            as 2h."""
-            fields: dict[str, Any] = {} if limit is None else {"limit": limit}
+        async def submit(
+            command: list[str], gpu: str | None = None, job: str | None = None, limit: str | None = None
+        ) -> Any:
+            """Submit a job and return its id, with `warnings` of what will keep it from running, if any. Without `gpu`
+            it has no GPU. `job` is an id of your own: a second submit with the same id and content is the same job.
+            `limit` is how long it may run, as 2h."""
+            fields: dict[str, Any] = {} if limit is None else {"limit": _with_unit("limit", limit)}
             made = await client.submit(command, gpu, job, **fields)
             warnings = made.accepted.warnings if made.accepted is not None else []
             return {"job": made.job, **({"warnings": warnings} if warnings else {})}
@@ -129,6 +137,14 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
             return {"job": cancelled.job, "cancelled": cancelled.cancelled, "was": cancelled.was}
 
     return server
+
+
+def _with_unit(name: str, duration: str) -> str:
+    """Return a duration, which has a unit, as for the command. Raises `Rejected`: who means hours may leave it out."""
+    if lacks_unit(duration):
+        why, fix = f"{name}: a duration without a unit: {duration!r}", f"write {duration}s, {duration}m or {duration}h"
+        raise rejected("invalid-argument", why, field=f"$.{name}", next=fix)
+    return duration
 
 
 def _as_json(tool: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[str]]:
