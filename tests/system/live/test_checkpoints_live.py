@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
+from tests.release.checkpoints.deaths import world
 from tests.system.live.checkpoint_training import asked, lose_host, said, training, undisturbed
 from tests.system.live.stack import BRIEF, caller, stack
 from tests.waiting import until
@@ -49,3 +50,11 @@ async def test_a_training_whose_hosts_die_loses_nothing_but_what_came_after_the_
         first, digest = said(page["text"])
         assert first[-1] >= step
         assert digest == undisturbed(STEPS)
+
+
+@pytest.mark.slow
+async def test_hosts_that_die_at_random_moments_cost_no_training_what_was_stored(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    found = await world(nats_server, unique, seed=7, deaths=3)
+    assert found.deaths == 3
