@@ -31,7 +31,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "forward": ("moorage forward notebook 8888", "moorage forward notebook 8080:PORT"),
     "attach": ("moorage attach train-42",),
     "shell": ("moorage shell train-42", "moorage shell train-42/3"),
-    "get": ("moorage get train-42", "moorage get last out/model.pt --out model"),
+    "get": (
+        "moorage get train-42",
+        "moorage get last out/model.pt --out model",
+        "moorage get sweep out/loss.json --table results.csv",
+    ),
     "wait": (
         "moorage wait train-42",
         "moorage wait all --at-most 2h",

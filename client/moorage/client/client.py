@@ -624,6 +624,22 @@ class AsyncClient:
             JobList, await self._wire.read("ls", asked | {name: each for name, each in more.items() if each})
         )
 
+    async def table(self, job: str, path: str = "") -> list[dict[str, Any]]:
+        """Return a row for each replica of a job, for `pandas.DataFrame` or a file: its item, state, exit code, number
+        of attempts, end, and what it kept as JSON.
+
+        The values are those of the file `path` of its kept files, as `out/loss.json`, or without it of all that end in
+        `.json`: an object's keys are columns. Of a replica that did not succeed and was run again, the row is that of
+        the rerun. What could not be read is logged. Raises `NotFound`, and `Rejected` for a path that leaves the job's
+        folder.
+        """
+        from moorage.client.tabled import said, table
+
+        rows, notes = await table(self._wire, self.job(job).job, path)
+        for note in said(notes):
+            log.warning("job %s: %s", job, note)
+        return rows
+
     def lease(
         self,
         gpu: GpuSpec | str | int = 1,

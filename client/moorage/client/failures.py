@@ -51,7 +51,7 @@ async def failed_replicas(
     numbers = [row.replica for row in rows]
     is_own = shown.tenant == client.tenant
     of_request = isinstance(shown.run.get("items"), list)
-    items = await _items_of(client, shown.run, numbers, stored_max) if rows and (is_own or of_request) else {}
+    items = await items_of(client, shown.run, numbers, stored_max) if rows and (is_own or of_request) else {}
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def one(row: ReplicaInfo) -> FailedReplica:
@@ -77,7 +77,7 @@ async def _failed_rows(client: Connected, shown: JobInfo, most: int) -> list[Rep
     return [row for row in rows if row.state in FAILURES][:most]
 
 
-async def _items_of(
+async def items_of(
     client: Connected, run: Mapping[str, Any], numbers: list[int], stored_max: int | None
 ) -> dict[int, Any]:
     """Return the items with these numbers; {} if the job has none, or if their file cannot be had."""

@@ -863,6 +863,12 @@ class Client(ClientBase):
             self._twin.ls(*jobs, states=states, limit=limit, labels=labels, ids=ids, reason=reason, worker=worker)
         )
 
+    def table(self, job: str, path: str = "") -> list[dict[str, Any]]:
+        """Return a row for each replica of a job, for `pandas.DataFrame` or a file: its item, state, exit code,
+        number of attempts, end, and what it kept as JSON.
+        """
+        return self._thread.call(self._twin.table(job, path))
+
     def lease(
         self,
         gpu: GpuSpec | str | int = 1,

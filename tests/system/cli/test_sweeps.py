@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,44 @@ async def test_a_failed_job_of_the_sdk_has_the_items_that_failed(node: Node, uni
             await job.result()
         assert failed.value.failed == (FailedReplica(1, "FAILED", 3, "", {"lr": 2, "code": 3}, "no 2"),)
         assert "replica 1 ({'lr': 2, 'code': 3}), code 3: no 2" in failed.value.__notes__
+
+
+async def test_a_table_has_items_ends_and_kept_values_over_the_reruns(node: Node, unique: str, tmp_path: Path) -> None:
+    (tmp_path / "grid.csv").write_text('lr,note\n0.5,"a, b"\n1,c\n2,d\n')
+    script = (
+        'test "$MOORAGE_ITEM_LR" != 2 -o -n "$FIX" || exit 3; mkdir out; '
+        'echo "{\\"loss\\": $MOORAGE_ITEM_LR, \\"lr\\": \\"$MOORAGE_ITEM_LR\\", \\"best\\": {\\"step\\": 7}}" '
+        "> out/loss.json; "
+        "echo nonsense > out/other.json"
+    )
+    words = ("--each", "grid.csv", "--keep", "out/**", "--job", f"t{unique}", "--", "sh", "-c", script)
+    ran = await moorage("submit", *words, env=node.env(unique), cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    await node.run("wait", f"t{unique}", tenant=unique)
+    again = await node.run("again", f"t{unique}", "--failed", "--env", "FIX=1", tenant=unique)
+    await node.run("wait", again.out.strip(), tenant=unique)
+    file = tmp_path / "table.csv"
+    wrote = await node.run("get", f"t{unique}", "out/loss.json", "--table", str(file), tenant=unique)
+    assert (wrote.code, wrote.out) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
+    assert [(row["replica"], row["lr"], row["note"], row["state"], row["code"], row["loss"], row["best.step"])
+            for row in rows] == [
+        ("0", "0.5", "a, b", "SUCCEEDED", "0", "0.5", "7"), ("1", "1", "c", "SUCCEEDED", "0", "1", "7"),
+        ("2", "2", "d", "SUCCEEDED", "0", "2", "7"),
+    ]  # fmt: skip
+    assert [row["job"] for row in rows] == [f"t{unique}", f"t{unique}", again.out.strip()]
+    looked = await node.run("get", f"t{unique}", "--table", "-", "--json", tenant=unique)
+    assert [json.loads(line)["loss"] for line in looked.out.splitlines()] == [0.5, 1, 2]
+    assert "other.json is no JSON" in looked.err
+    refused = await node.run("get", f"t{unique}", "--table", "-", "--merge", tenant=unique)
+    assert (refused.code, "--table writes no files" in refused.err) == (2, True)
+
+
+async def test_values_of_a_mapped_function_are_columns_of_its_table(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.map(lambda n: {"half": n / 2}, [1, 2], how="cloudpickle", python=sys.executable)
+        assert [answer async for answer in job.answers()] == [{"half": 0.5}, {"half": 1.0}]
+        rows = await client.table(job.job)
+        assert [(row["item"], row["half"], row["state"]) for row in rows] == [
+            (1, 0.5, "SUCCEEDED"), (2, 1.0, "SUCCEEDED"),
+        ]  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +14,7 @@ from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id, replica_in
+from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -37,6 +41,14 @@ def get(
         bool,
         Parameter(help="What the job's last attempts left in their folders, kept or not, soon after their end."),
     ] = False,
+    table: Annotated[
+        str | None,
+        Parameter(
+            help="Write a row for each replica in place of files: its item, state, code and what it kept as JSON, over "
+            "its reruns. A .csv, a .jsonl, or - for stdout. PATH names the JSON file with the values.",
+            value="FILE",
+        ),
+    ] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
@@ -51,6 +63,12 @@ def get(
     async def work(client: AsyncClient) -> int | None:
         [word], numbers = replica_in([job], replica)
         name = await one_id(client, word, "get")
+        if table is not None:
+            if out is not None or merge or rescue or numbers is not None:
+                next_step = f"moorage get {name} --table {table}"
+                raise rejected("invalid-argument", "--table writes no files, and has all replicas", next=next_step)
+            await _write_table(client, name, path, table, options)
+            return None
         from moorage.client.kept_files import fetch
         from moorage.client.replicas import replicas_of
 
@@ -71,6 +89,30 @@ def get(
         return None
 
     return with_client(options, work)
+
+
+async def _write_table(client: AsyncClient, job: str, path: str, file: str, options: Options) -> None:
+    from moorage.client.tabled import said
+    from moorage.client.tabled import table as table_of
+
+    rows, notes = await table_of(client._wire, job, path)
+    for note in said(notes):
+        print_err(f"warning[table]: {note}")
+    text = io.StringIO(newline="")
+    if file.endswith(".jsonl") or options.json:
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        writer = csv.DictWriter(text, list(rows[0]) if rows else ["replica"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    if file == "-":
+        print_out(text.getvalue().removesuffix("\n"))
+        return
+    try:
+        Path(file).write_text(text.getvalue())
+    except OSError as error:
+        raise cannot_write(Path(file), error.strerror, "name another file with --table") from None
+    print_err(f"{file}: {many(len(rows), 'row')} of job {job}")
 
 
 def _fix_of(error: OSError) -> str:
