@@ -47,7 +47,7 @@ from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
-from moorage.schemas.answers.operators import ActsAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Demand
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request

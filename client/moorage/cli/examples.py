@@ -235,6 +235,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
         "moorage admin share --tenant vision --weight 0 --gpus 0",
     ),
+    "admin demand": (
+        "moorage admin demand",
+        "moorage admin demand --json | jq .gpus",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",

@@ -85,6 +85,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb(
             "admin tenants", "moorage.cli.fleet.admin:tenants", "Tenants, with what they use, their limits and holds."
         ),
+        Verb("admin demand", "moorage.cli.fleet.admin:demand", "What the fleet lacks, and which hosts are idle."),
         Verb("admin acts", "moorage.cli.fleet.admin:acts", "Orders of operators: when, who, what and why."),
         Verb(
             "admin nats-config",

@@ -14,7 +14,7 @@ from moorage.client.login import who
 from moorage.client.pages import pages
 from moorage.client.replicas import Which, field_of
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
-from moorage.schemas.answers.operators import ActsAnswer, TenantsAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Demand, TenantsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
@@ -123,6 +123,14 @@ class AsyncAdmin:
         """
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data, TenantsAnswer).tenants
+
+    async def demand(self) -> Demand:
+        """Return what waits, by tenant, shape and reason, whether more hosts would help, and the hosts that are idle.
+
+        A leader of an earlier release tells nothing of it.
+        """
+        answer = await self._client.operate("tenants")
+        return msgspec.convert(answer.data, TenantsAnswer).demand
 
     async def acts(self, *, since: Duration | None = None, by: str = "", verb: str = "") -> ActsAnswer:
         """Return the newest orders of operators that changed something, at most 500, the oldest of them first.

@@ -26,7 +26,7 @@ from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
-from moorage.schemas.answers.operators import ActsAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Demand
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -665,6 +665,12 @@ class Admin(Handle["AsyncAdmin"]):
     def tenants(self) -> list[TenantRow]:
         """Return the tenants with jobs that have not ended, leases, holds, limits or shares."""
         return self._thread.call(self._twin.tenants())
+
+    def demand(self) -> Demand:
+        """Return what waits, by tenant, shape and reason, whether more hosts would help, and the hosts that are
+        idle.
+        """
+        return self._thread.call(self._twin.demand())
 
     def acts(self, *, since: Duration | None = None, by: str = "", verb: str = "") -> ActsAnswer:
         """Return the newest orders of operators that changed something, at most 500, the oldest of them first."""

@@ -40,12 +40,21 @@ class Reason(NamedTuple):
     cures: tuple[Cure, ...]
     fix: str  # {job} and {asks} are filled in
     step: str  # how the command names the workers that pass its filter
+    more_hosts: bool = False  # whether one more host like those of the fleet may end the wait
 
     @property
     def is_never(self) -> bool:
         return self.ends is Ends.NEVER
 
 
+#: the reasons for which the fleet as it is has too little room; of a reason that never ends by itself, only a host of
+#: another shape helps
+MORE_HOSTS: Final = frozenset(
+    {
+        "no-worker", "busy", "fragmented", "host-busy", "gang", "gang-size", "reserved", "leaving", "preempting",
+        "closed", "starts-fail", "disk-full", "driver-down", "sick", "foreign", "lent", "just-refused", "frozen-here",
+    }
+)  # fmt: skip
 #: by name, in the order of the reference page
 REASONS: Final[dict[str, Reason]] = {}
 
@@ -54,7 +63,7 @@ def add(
     name: str, means: str, fix: str = "", *, ends: Ends = Ends.BY_ITSELF, cures: tuple[Cure, ...] = (), step: str = ""
 ) -> Reason:
     """Add a reason to `REASONS` and return it."""
-    REASONS[name] = reason = Reason(name, means, ends, cures, fix, step or name)
+    REASONS[name] = reason = Reason(name, means, ends, cures, fix, step or name, name in MORE_HOSTS)
     return reason
 
 

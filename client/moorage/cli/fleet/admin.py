@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.framework.render import table, utc
+from moorage.cli.framework.render import age, table, utc
 from moorage.cli.jobs.flag_values import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, SomeReplicas, ids_of, replica_in
 from moorage.client.errors import Rejected, rejected
@@ -357,6 +357,46 @@ def tenants(*, options: RowOptions = ROWS) -> int:
         ]
         header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
         print_out(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
+        return None
+
+    return with_client(options, work)
+
+
+def demand(*, options: RowOptions = ROWS) -> int:
+    """Show what the fleet lacks, by tenant, shape and reason, and which hosts have nothing to do.
+
+    HELPS says whether one more host may end the wait: a host like those that are there, or of a shape of the
+    scheduler's setting growing. What waits for a limit, a hold or another job waits with more hosts, too.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        import msgspec
+
+        found = await client.admin.demand()
+        told = {"kind": "demand", **msgspec.to_builtins(found)}
+        if options.shown(told, found.rows):
+            return None
+        if found.rows:
+            cells = [
+                [
+                    row.tenant,
+                    row.shape,
+                    row.replicas,
+                    row.gpus,
+                    age(row.for_ms),
+                    "yes" if row.more_hosts_help else "no",
+                    row.reason,
+                ]
+                for row in found.rows
+            ]
+            header = ["TENANT", "SHAPE", "WAIT", "GPUS", "FOR", "HELPS", "REASON"]
+            print_out(table(header, cells, numbers=("WAIT", "GPUS", "FOR")))
+        else:
+            print_err("nothing waits")
+        idle = [f"{row.worker}{f' ({row.pool})' if row.pool else ''} {age(row.idle_ms)}" for row in found.idle]
+        print_err(
+            f"{many(found.gpus, 'GPU')} would be used if there were more hosts; idle: {', '.join(idle) or 'none'}"
+        )
         return None
 
     return with_client(options, work)

@@ -26,7 +26,7 @@ from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, guarde
 from moorage.client.view.checks import running_builds
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.answers.letters import LettersAnswer
-from moorage.schemas.answers.operators import ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
+from moorage.schemas.answers.operators import Demand, ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
@@ -130,6 +130,7 @@ class Told(NamedTuple):
     services: Sequence[ServiceCalls] = ()
     #: None: not known now
     letters: Mapping[str, int] | None = {}
+    demand: Demand | None = None
     #: when certificates end, in seconds since the epoch
     certificates: Mapping[str, float] = {}
     #: a folder of backups
@@ -140,7 +141,7 @@ async def _ask(client: AsyncClient) -> Told:
     fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
     told = msgspec.convert(answer.data, TenantsAnswer)
     usage, letters = await _last_hour(client), await _letters(client)
-    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters)
+    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters, told.demand)
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
@@ -207,6 +208,17 @@ def families(told: Told) -> Iterator[Metric]:
         ("reason",),
         told.waiting,
     )
+    if (lacks := told.demand) is not None:
+        rows: dict[tuple[str, str, str, str, str], int] = {}
+        for row in lacks.rows:
+            key = (row.tenant, "|".join(row.models), row.shape, row.reason, "true" if row.more_hosts_help else "false")
+            rows[key] = rows.get(key, 0) + row.gpus
+        labels = ("tenant", "models", "shape", "reason", "more_hosts_help")
+        yield _many("demand_gpus", "GPUs that waiting replicas ask for, and whether one more host helps.", labels, rows)
+        pools: dict[str, int] = {}
+        for host in lacks.idle:
+            pools[host.pool] = pools.get(host.pool, 0) + 1
+        yield _many("idle_hosts", "Hosts with nothing to do, by their label pool.", ("pool",), pools)
     yield _one("live_jobs", "Jobs that are not over.", fleet.live_jobs)
     yield _many(
         "ended_jobs",

@@ -6,6 +6,7 @@ It begins at zero in each term, and nothing that is decided reads it.
 from __future__ import annotations
 
 from moorage.scheduler.answers.call_totals import CallTotals
+from moorage.scheduler.answers.idle_hosts import IdleHosts
 from moorage.scheduler.answers.outcomes import Outcomes
 from moorage.scheduler.answers.waited import Waited
 from moorage.scheduler.core.engine import Engine
@@ -21,6 +22,7 @@ class Counts:
         self._waited = Waited()
         self.outcomes = Outcomes()
         self.calls = CallTotals(engine.state)
+        self.idle = IdleHosts()
 
     def follow(self, outputs: Outputs) -> None:
         """Count what a record has begun, ended and woken, once it is acknowledged. What fails costs a count alone."""

@@ -124,11 +124,15 @@ def waiting_by_reason(engine: Engine) -> dict[str, int]:
         held = held_reason(engine, job)
         if held is not None:
             counts[held.name] += job.waits
-    left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
-    for replica, count in view.heads()[:left]:
+    for replica, count in view.heads()[: groups_looked_at(engine)]:
         counts[_why(engine, replica.job, replica)[1].reason] += count
     counts[OTHERS] = max(0, view.queued() - counts.total())
     return dict(+counts)
+
+
+def groups_looked_at(engine: Engine) -> int:
+    """Return at how many queue groups a question for monitors looks."""
+    return max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
 
 
 def reason_of(engine: Engine, job: Job, replica: Replica) -> str:

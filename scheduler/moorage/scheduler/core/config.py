@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from moorage.scheduler.core.ageing import Ageing
+from moorage.scheduler.core.fleet.growing import Growing
 from moorage.scheduler.core.ledger.state import AVOID_MAX
 from moorage.schemas.frames.fleet import LEASE_S_MAX
 from moorage.schemas.settings import setting
@@ -186,6 +187,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         setting("Take borrowed GPUs back at once, by ending the borrowers' jobs; else as they end by themselves."),
     ] = False
+    growing: Annotated[
+        tuple[str, ...],
+        setting(
+            "Shapes of hosts of which more can come, as 8xH100: what such a host could run waits for one, whatever the"
+            " request's on_no_match says, and is a demand (moorage admin demand)."
+        ),
+    ] = ()
     scale_up_s: Annotated[
         float, setting("Least time between two steps to one member more of a service.", unit="s", ge=0.1, le=3600)
     ] = 5.0
@@ -209,6 +217,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"lease_s must be above {needed:g} = renew_s + takeover_s + 1 s + server_gap_s + margin_s,"
                 f" found {self.lease_s:g}"
             )
+        Growing(self.growing)
         if 0 < self.lease_most < self.lease_s:
             raise ValueError(
                 f"lease_most must be at least lease_s, the lease of a worker that asks for none: {self.lease_s:g},"

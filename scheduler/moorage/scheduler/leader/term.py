@@ -552,6 +552,7 @@ class Term:
             if number % DETAIL_EVERY == 0:
                 for _ in details.catch_up():
                     await asyncio.sleep(0)
+                self.counts.idle.look(self.engine, self.engine.built_ms)
                 detail = details.frame()
                 await self._gate.recorded()
                 await self._out.send([(self._subjects.fleet_detail, detail, "")])

@@ -18,6 +18,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.counts import Counts
+from moorage.scheduler.answers.demand import demand
 from moorage.scheduler.answers.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
 from moorage.scheduler.answers.storing import may_store
 from moorage.scheduler.answers.waiting import waiting_by_reason
@@ -309,6 +310,7 @@ class Questions:
     def _tenants(self) -> TenantsAnswer:
         found = views.tenants(self._engine, self._leader.counts)
         found.waiting = waiting_by_reason(self._engine)
+        found.demand = demand(self._engine, self._leader.counts.idle, self._engine.built_ms)
         return found
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:

@@ -48,6 +48,40 @@ class ServiceCalls(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     batched: int = always(int)  # calls in these
 
 
+class DemandRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What waits for one reason: replicas of one tenant that ask for the same GPUs."""
+
+    tenant: str
+    models: list[str] = always(list[str])  # models that would do, as asked for; empty: any
+    shape: str = always(str)  # what one replica asks for, as 4xH100; "-" is no GPU
+    together: int = always(int)  # replicas that start together at most, as of a gang
+    replicas: int = always(int)  # replicas that wait
+    gpus: int = always(int)  # GPUs that they ask for in all
+    for_ms: int = always(int)  # for how long the first of them has waited
+    reason: str = always(str)
+    #: whether one more host may end the wait: like those of the fleet, or with the setting `growing`, of its shapes
+    more_hosts_help: bool = always(bool)
+
+
+class IdleHost(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A host with nothing to do."""
+
+    worker: str
+    pool: str = ""  # its label `pool`
+    idle_ms: int = always(int)  # for how long this leader has seen it so
+    draining: bool = always(bool)  # whether it is drained or cordoned: nothing begins there
+
+
+class Demand(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the fleet lacks, and which hosts have nothing to do; at most 200 of each."""
+
+    rows: list[DemandRow] = always(list[DemandRow])  # those that more hosts help first, then those with most GPUs
+    gpus: int = always(int)  # GPUs of the rows that more hosts help
+    largest: str = ""  # the shape with most GPUs of these; "" without one
+    others: int = always(int)  # replicas that wait and are in no row
+    idle: list[IdleHost] = always(list[IdleHost])  # the longest idle first
+
+
 class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The tenants with live jobs, leases or operators' orders, those with most GPUs first; and counts for monitors."""
 
@@ -56,6 +90,7 @@ class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     waits: Waits = always(Waits)
     ended: dict[str, dict[str, int]] = always(dict[str, dict[str, int]])  # jobs that ended, by tenant and state
     waiting: dict[str, int] = always(dict[str, int])  # replicas that wait, by reason
+    demand: Demand = always(Demand)  # what the fleet lacks, and which hosts are idle
     services: list[ServiceCalls] = always(list[ServiceCalls])  # by tenant and name; `(others)` is the last one
 
 

@@ -19,6 +19,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.growing import Growing
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Tombstone, Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
@@ -133,6 +134,7 @@ class Admission:
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.config = config
+        self._growing = Growing(config.growing)
         self.services = services
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, int]] = Memo(MATCHED_MAX)
@@ -494,7 +496,7 @@ class Admission:
         as if each of them had refused it. No job of an empty fleet ends so, and none that a worker could run which is
         away, as a host that restarts.
         """
-        if not self.fleet.hosts or self.could_ever(shape):
+        if not self.fleet.hosts or self.could_ever(shape) or self._growing.fits(shape):
             return False
         if request.on_no_match != "reject" and self._unmatched.reason(shape) != reasons.NO_USERS.name:
             return False
