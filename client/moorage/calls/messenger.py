@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from moorage.calls.member import QUIET_S, Call, Member
 from moorage.calls.outbox import RECEIPT_S, Message, Outbox
 from moorage.calls.outputs import Outputs
 from moorage.calls.program import Link
+from moorage.calls.slowest import Slowest
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
@@ -74,6 +76,7 @@ from moorage.schemas.service import (
     Found,
     MemberLoad,
     QueueSpec,
+    SlowCall,
     Sought,
     Turn,
 )
@@ -99,6 +102,10 @@ _WAIT_MS, _TIME_MS, _PRIORITY, _OUTPUT = WAIT_MS.lower(), TIME_MS.lower(), PRIOR
 _WAITED_MS, _HOPS, _WHOLE_MS = WAITED_MS.lower(), HOPS.lower(), WHOLE_MS.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
+#: a header of W3C's trace context, with the trace's id
+_TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+#: stands for the code of a call whose caller has given up
+CANCELLED: Final = 499
 
 _decode_turn: Final = Decoder[Turn](Turn)
 _decode_sought: Final = Decoder[Sought](Sought)
@@ -172,6 +179,7 @@ class Messenger:
         self._turn = name.subjects.member(name.tenant, name.service, "turn")
         #: its calls, for who answers them if it is killed
         self.held = HeldCalls()
+        self._slowest = Slowest()
         self._outputs = Outputs(self._put_answer, self._on_not_asked)
         self._outbox = Outbox(
             connection, self._inbox, self._hold, self._instead, self.held.answered, lambda: self._outputs.waiting_bytes
@@ -497,7 +505,8 @@ class Messenger:
         if sought.was_cut:
             self._drop_coming(lambda call: call.reply in here)
         if here or sought.all:
-            self._put(reply, encode(Found(self.id, [each for each in asked if each in here])), "", None)
+            slow = self._slowest.told(_unix_ms()) if sought.slow else []
+            self._put(reply, encode(Found(self.id, [each for each in asked if each in here], slow)), "", None)
 
     def _drop_coming(self, is_one: Callable[[Call], bool]) -> None:
         """Refuse calls whose data were on their way over a connection that was lost: they may be sent again."""
@@ -560,6 +569,7 @@ class Messenger:
         now_s = time.monotonic()
         if call.cancelled:
             if not head.part:
+                self._note(call, now_s, CANCELLED)
                 self.held.over(call.reply)
                 self._parts.pop(number, None)
                 self._inputs.forget(number)
@@ -585,6 +595,8 @@ class Messenger:
         self._inputs.forget(number)
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
+        code = 0 if not head.error else head.code or CALL_ERRORS[FAILED][0]
+        self._note(call, now_s, code, len(body))
         if wrong:
             self._fail(call, TOO_LARGE, wrong)
         elif head.error:
@@ -597,6 +609,17 @@ class Messenger:
                 self._answer_whole(number, call, body, headers)
         self.member.on_end(number, now_s)
         self._look()
+
+    def _note(self, call: Call, now_s: float, code: int, answer_bytes: int = 0) -> None:
+        """Keep a call that has ended, if it is one of the slowest."""
+        waited_ms, ran_ms, now_ms = call.waited(call.started_s), round((now_s - call.started_s) * 1000), _unix_ms()
+        if not self._slowest.is_one(waited_ms + ran_ms, now_ms):
+            return
+        size = number_of(call.headers.get(INPUT)) or len(call.data)
+        found = _TRACE.fullmatch(call.headers.get("traceparent", ""))
+        self._slowest.add(
+            SlowCall(now_ms, waited_ms, ran_ms, size, answer_bytes, code, call.endpoint, found[1] if found else "")
+        )
 
     def _answer_whole(self, number: int, call: Call, body: bytes, headers: dict[str, str]) -> None:
         """Answer a call with one value: in parts, if it is too large for a message."""
@@ -845,6 +868,10 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _unix_ms() -> int:
+    return round(time.time() * 1000)
 
 
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:

@@ -132,7 +132,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
         "moorage simulate jobs.csv --fleet 8x8xA100 --ranker pack,headroom --json",
     ),
-    "services": ("moorage services", "moorage services embed", "moorage services --json | jq .data.services"),
+    "services": ("moorage services", "moorage services embed --slow", "moorage services --json | jq .data.services"),
     "rollback": ("moorage rollback embed", "moorage rollback embed --job embedder-5"),
     "fleet": (
         "moorage fleet",

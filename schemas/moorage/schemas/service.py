@@ -337,6 +337,20 @@ class Sought(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: list[str]  # their reply subjects, at most `ASKED_MAX`
     all: bool = False  # members that have none of them answer, too
     was_cut: bool = False  # the caller's connection was lost meanwhile: data that it sent in parts may have been, too
+    slow: bool = False  # members say their slowest calls, too
+
+
+class SlowCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the slowest calls of a member, as it ended."""
+
+    at_ms: int  # when it ended, by the member's clock
+    waited_ms: int  # for a place, in all rooms
+    ran_ms: int
+    data_bytes: int = 0  # of the call; of data in parts, as its caller announced them
+    answer_bytes: int = 0  # of an answer in parts, its last message's
+    code: int = 0  # of its error; 0 for none, 499 where its caller had given up
+    endpoint: str = ""  # the method that was called
+    trace: str = ""  # the trace's id of its `traceparent`
 
 
 class Found(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -344,6 +358,7 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True):
 
     member: str  # its id
     calls: list[str] = []  # those that it has: they wait, run or are answered
+    slow: list[SlowCall] = []  # the slowest calls of the last hour, at most 100, the slowest first
 
 
 class CallCounts(msgspec.Struct, frozen=True, gc=False):

@@ -25,7 +25,20 @@ from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.served import Answer, CallError, checked_headers
-from moorage.schemas.service import ERROR, HOPS_MAX, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec, Turn
+from moorage.schemas.service import (
+    ERROR,
+    HOPS_MAX,
+    INPUT,
+    PART,
+    SEND_TO,
+    BatchSpec,
+    Found,
+    MemberLoad,
+    QueueSpec,
+    Sought,
+    Turn,
+)
+from moorage.schemas.subjects import asked_of
 from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock, SimulatedConnection
 from tests.scenes import in_virtual_time, played_by
 
@@ -861,3 +874,29 @@ async def test_a_call_that_is_passed_on_has_waited_for_the_connection_too(desk: 
     desk.answer()
     await running
     waits.cancel()
+
+
+@played_by(member)
+async def test_who_asks_hears_of_the_slowest_calls_with_their_codes_and_traces(desk: Desk) -> None:
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    first = await desk.full()
+    second = desk.call(traceparent=trace)
+    await asyncio.sleep(2)
+    desk.answer()
+    await first
+    await asyncio.sleep(5)
+    desk.messenger.on_frame(FromProgram(error=desk.running.pop(0), code=422, message="no"), b"")
+    await second
+    heard: list[Found] = []
+
+    def is_last(said: Delivery) -> bool:
+        heard.append(msgspec.json.decode(said.data, type=Found))
+        return True
+
+    await desk.caller.request_many(asked_of(NAME.subject), encode(Sought([], all=True, slow=True)), 10, is_last)
+    [found] = heard
+    told = [(call.code, round(call.waited_ms, -3), round(call.ran_ms, -3), call.trace) for call in found.slow]
+    assert told == [(422, 2000, 5000, "ab" * 16), (0, 0, 3000, "")]
+    heard.clear()
+    await desk.caller.request_many(asked_of(NAME.subject), encode(Sought([], all=True)), 10, is_last)
+    assert heard[0].slow == []

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from msgspec import convert
+from msgspec import convert, json, to_builtins
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, print_out
-from moorage.cli.framework.options import DEFAULTS, ROWS, Options, RowOptions, with_client
+from moorage.cli.framework.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, table, utc
 from moorage.cli.framework.wrapping import folded
 from moorage.client.errors import ClientError, not_found, read_answer, rejected
 from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, ServiceUse
-from moorage.schemas.service import CALL_MS
+from moorage.schemas.codec import encode
+from moorage.schemas.service import CALL_MS, Found, Sought
+from moorage.schemas.subjects import asked_of
 
 if TYPE_CHECKING:
+    from moorage.bus.transport import Delivery
     from moorage.client.client import AsyncClient
 
 #: services that an error names
 NAMED_MAX: Final = 20
+#: longest silence before the answer of a member, in seconds, and the calls that are shown
+MEMBERS_S: Final = 1.0
+SLOWEST_SHOWN: Final = 100
+
+_decode_found: Final = json.Decoder(Found).decode
 
 
 def services(
     name: Annotated[str | None, Parameter(help="Only this service, with its versions and what lacks.")] = None,
     /,
     *,
+    slow: Annotated[
+        bool, Parameter(help="The slowest calls of the last hour of this service, as its members know them.")
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Show the live services: who answers, and the calls of about the last minute.
 
     WAITED and RAN are what half of the calls and 19 of 20 needed at most, in classes of time. A service has two
     versions while one job replaces another. What is told of calls is what the leader has heard of members since it
-    leads.
+    leads. With --slow the members are asked, each of which keeps its hundred slowest calls in memory.
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if slow:
+            await _slowest(client, name or "", options)
+            return None
         answer = await client._wire.answer("services", {})
         rows = convert(answer.data, ServicesAnswer).services
         if name is not None:
@@ -49,7 +64,13 @@ def services(
             print_out(_table(rows) if rows else "no service of this tenant is live")
         return None
 
-    return with_client(options, work)
+    def act() -> int:
+        if slow and name is None:
+            why = "--slow is about one service"
+            raise rejected("invalid-argument", why, field="--slow", next="moorage services NAME --slow")
+        return with_client(options, work)
+
+    return guarded(options, act)
 
 
 def rollback(
@@ -91,6 +112,44 @@ def rollback(
         return None
 
     return with_client(options, work, sends=True)
+
+
+async def _slowest(client: AsyncClient, name: str, options: RowOptions) -> None:
+    """Ask the members of a service for their slowest calls, and print those of all."""
+    from moorage.bus.errors import NoResponders, RequestTimeout
+
+    row = _named((await _answer(client)).services, name, client.tenant)
+    expected = row.use.members if row.use is not None else 0
+    found: list[Found] = []
+
+    def is_last(delivery: Delivery) -> bool:
+        found.append(_decode_found(delivery.data))
+        return len(found) == expected
+
+    link, subject = client._wire.link, client._wire.subjects.call(client.tenant, row.service)
+    with contextlib.suppress(NoResponders, RequestTimeout):  # some may have ended meanwhile
+        await link.request_many(asked_of(subject), encode(Sought([], all=True, slow=True)), MEMBERS_S, is_last)
+    calls = [(each.member, call) for each in found for call in each.slow]
+    calls.sort(key=lambda call: -(call[1].waited_ms + call[1].ran_ms))
+    rows = [{"member": member, **to_builtins(call)} for member, call in calls[:SLOWEST_SHOWN]]
+    if options.shown({"kind": "answer", "verb": "services", "data": {"slow": rows}}, rows):
+        return
+    cells = [
+        [
+            utc(call.at_ms), call.waited_ms, call.ran_ms, call.data_bytes, call.answer_bytes,
+            call.code or "", call.endpoint, member, call.trace,
+        ]
+        for member, call in calls[:SLOWEST_SHOWN]
+    ]  # fmt: skip
+    columns = ["ENDED", "WAITED MS", "RAN MS", "DATA", "ANSWER", "CODE", "METHOD", "MEMBER", "TRACE"]
+    if cells:
+        print_out(
+            table(
+                columns, cells, numbers=("WAITED MS", "RAN MS", "DATA", "ANSWER"), optional=("CODE", "METHOD", "TRACE")
+            )
+        )
+    else:
+        print_out(f"no call of {row.service} has ended in the last hour at the members that are here")
 
 
 async def versions_of(client: AsyncClient, service: str) -> list[str]:
