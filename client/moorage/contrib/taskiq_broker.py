@@ -83,6 +83,7 @@ class MoorageBroker(AsyncBroker):
     def __init__(
         self,
         where: str,
+        /,
         target: str | None = None,
         *,
         tenant: str | None = None,

@@ -22,7 +22,7 @@ import msgspec
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.servers import Server
-from tests.system.live.checkpoint_training import asked, lose_host, said, training
+from tests.system.live.checkpoint_training import asked, lose_host, said, training, undisturbed
 from tests.system.live.stack import BRIEF, Caller, RealProcess, Stack, caller, stack
 from tests.waiting import until
 
@@ -46,19 +46,12 @@ class Outcome(msgspec.Struct):
 
 class _World:
     def __init__(self, made: Stack, acme: Caller, rng: random.Random, deaths: int) -> None:
+        self.undisturbed = ""  # the losses of a training to which nothing happens
         self._made, self._acme, self._rng = made, acme, rng
         self._left = deaths
         self._names: Iterator[int] = itertools.count()
         self._agents: dict[str, RealProcess] = {}
-        self._undisturbed = ""
         self.outcome = Outcome()
-
-    async def undisturbed(self) -> None:
-        """Run a training to which nothing happens: how sums are rounded is a matter of the job's environment, too."""
-        await self._acme.submit("undisturbed", *training(STEPS, 0), run=asked())
-        await self._acme.reaches("undisturbed", "SUCCEEDED")
-        first, self._undisturbed = said((await self._acme.api("logs", {"job": "undisturbed"}))["data"]["text"])
-        assert (first, len(self._undisturbed)) == ([0], 64)
 
     async def host(self) -> None:
         name = f"h{next(self._names)}"
@@ -79,7 +72,7 @@ class _World:
                     break
             await self._acme.reaches(job, "SUCCEEDED")
             page = (await self._acme.api("logs", {"job": job}))["data"]
-            assert said(page["text"])[1] == self._undisturbed, f"{job} has other losses than one undisturbed: {page}"
+            assert said(page["text"])[1] == self.undisturbed, f"{job} has other losses than one undisturbed: {page}"
 
     async def _at(self, job: str, attempt: int) -> dict[str, Any] | None:
         """The row of a training once this attempt runs or the training is over; None before."""
@@ -124,7 +117,7 @@ async def world(server: Server, prefix: str, seed: int, deaths: int, at_once: in
         of = _World(made, acme, random.Random(seed), deaths)
         for _ in range(at_once + 1):
             await of.host()
-        await of.undisturbed()
+        of.undisturbed = await undisturbed(acme, STEPS)
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(of.train())

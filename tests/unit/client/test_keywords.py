@@ -43,7 +43,7 @@ def test_no_verb_that_takes_fields_is_left_out() -> None:
 
 NEAREST: dict[str, str] = {
     "prioritty": "the nearest is 'priority'",
-    "retrys": "the nearest is 'retries'",
+    "retrys": "the nearest is 'retry'",
     "something": "there are ",
     "id": "",
     "argv": "",
