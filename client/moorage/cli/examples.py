@@ -69,6 +69,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage show train-42 --watch --json",
     ),
     "ls": (
+        "moorage ls --running --since 1h",
         "moorage ls --state RUNNING --state QUEUED",
         "moorage ls 'train-*' --label sweep=lr",
         "moorage ls --tenant all --worker n07",
@@ -255,6 +256,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "admin renew": ("moorage admin renew site", "moorage admin renew site --all"),
     "usage": (
         "moorage usage --since 30d",
+        "moorage usage --by day,person --since 30d",
         "moorage usage --all --by tenant,hour --since 2d --csv",
     ),
     "schedule add": (

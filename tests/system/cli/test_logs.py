@@ -122,3 +122,18 @@ async def test_logs_have_both_streams_in_the_order_in_which_they_arrived(node: N
         assert "".join([piece.text async for piece in job.logs(follow=False, tail=3)]) == "".join(
             f"{at}\n" for at in range(14, 20)
         )
+
+
+async def test_all_attempts_are_printed_oldest_first(node: Node, unique: str) -> None:
+    script = "echo try $MOORAGE_ATTEMPT; exit $((MOORAGE_ATTEMPT < 3))"
+    ran = await node.run("run", "-q", "--job", "tries", "--retries", "2", "--", "sh", "-c", script, tenant=unique)
+    assert ran.code == 0, ran.err
+    every = await node.run("logs", "tries", "--attempt", "all", tenant=unique)
+    assert (every.code, every.out) == (0, "try 1\ntry 2\ntry 3\n"), every.err
+    assert [line for line in every.err.splitlines() if line.startswith("attempt")] == [
+        f"attempt {number} of 3:" for number in (1, 2, 3)
+    ]
+    assert (await node.run("logs", "tries", "--attempt", "2", tenant=unique)).out == "try 2\n"
+    for words in (("tries", "--attempt", "two"), ("tries", "--attempt", "-1"), ("tries,tries", "--attempt", "9" * 30)):
+        wrong = await node.run("logs", *words, tenant=unique)
+        assert (wrong.code, "--attempt" in wrong.err) == (2, True), wrong.err

@@ -53,6 +53,27 @@ async def test_a_sweep_is_listed_waited_for_read_and_cancelled_by_its_label(node
     assert (await node.run("wait", "other", tenant=unique)).rows[0][1] == "CANCELLED"
 
 
+async def test_jobs_that_run_and_jobs_of_the_last_time_are_listed_alone(node: Node, unique: str) -> None:
+    await submit(node, unique, "runs", "hang")
+    assert (await node.run("run", "-q", "--job", "over", "--", "true", tenant=unique)).code == 0
+    await node.run("submit", "--job", "waits", "--at", "2h", "--", "true", tenant=unique)
+    await until(lambda: is_state(node, unique, "runs", "RUNNING"), what="it runs")
+    running = await node.run("ls", "--running", "--format", "{job}", tenant=unique)
+    assert running.out.split() == ["runs"]
+    lately = await node.run("ls", "--since", "1h", "--format", "{job}", tenant=unique)
+    assert lately.out.split() == ["waits", "over", "runs"]
+    none = await node.run("ls", "--since", "0s", tenant=unique)
+    assert (none.code, none.out, none.err) == (0, "", "no such job was submitted within 0s\n")
+    for words in (
+        ("--running", "--state", "QUEUED"),
+        ("--since", "1h", "--watch"),
+        ("--since", "90"),
+        ("--since", "x"),
+    ):
+        assert (await node.run("ls", *words, tenant=unique)).code == 2, words
+    await node.run("cancel", "runs,waits", tenant=unique)
+
+
 @pytest.mark.slow
 async def test_what_runs_comes_first_however_old_and_what_waits_says_why(node: Node, unique: str) -> None:
     await submit(node, unique, "first", "hang")

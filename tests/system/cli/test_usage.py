@@ -6,6 +6,7 @@ import csv
 
 import pytest
 
+from moorage.cli.fleet.usage import SECONDS, by_days
 from tests.system.cli.node import Node
 
 
@@ -29,3 +30,20 @@ async def test_what_a_job_had_is_told_as_table_csv_and_json(node: Node, unique: 
     assert shown["usage"]["gpu_s"] == float(row["gpu_s"])
     wrong = await node.run("usage", "--by", "user", tenant=unique)
     assert "error[invalid-argument]" in wrong.err
+
+
+def test_days_are_sums_of_their_hours() -> None:
+    hour_ms, day_ms = 3_600_000, 86_400_000
+    of = dict.fromkeys(SECONDS, 2.5)
+    rows = [{"tenant": tenant, "hour_ms": at * hour_ms, **of} for tenant in ("a", "b") for at in (0, 23, 24, 47, 48)]
+    days = by_days(rows)
+    assert [(row["tenant"], row["hour_ms"] // day_ms, row["gpu_s"], row["used_memory_mib_s"]) for row in days] == [
+        (tenant, day, total, total) for tenant in ("a", "b") for day, total in ((0, 5.0), (1, 5.0), (2, 2.5))
+    ]
+
+
+async def test_usage_is_summed_by_days(node: Node, unique: str) -> None:
+    ran = await node.run("usage", "--by", "tenant,day", "--csv", tenant=unique)
+    assert (ran.code, ran.out.splitlines()[0].split(",")[:2]) == (0, ["tenant", "day"]), ran.err
+    both = await node.run("usage", "--by", "day,hour", tenant=unique)
+    assert (both.code, "not both" in both.err) == (2, True)

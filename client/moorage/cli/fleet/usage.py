@@ -1,4 +1,4 @@
-"""`moorage usage`: GPU time and memory by tenant, person, model and hour."""
+"""`moorage usage`: GPU time and memory by tenant, person, model, hour and day."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.client.durations import seconds
+from moorage.client.errors import rejected
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 
 if TYPE_CHECKING:
@@ -22,14 +23,19 @@ if TYPE_CHECKING:
 SINCE_DEFAULT: Final = "7d"
 BY_DEFAULT: Final = "tenant,model"
 SECONDS: Final = ("gpu_s", "memory_mib_s", "used_gpu_s", "used_memory_mib_s")
+HOUR: Final = "hour"
+DAY: Final = "day"
 _HOUR_S: Final = 3600
+_DAY_MS: Final = 24 * _HOUR_S * 1000
 _MIB: Final = 1024
 
 
 def usage(
     *,
     since: Annotated[str, Parameter(help="How far back to begin, in whole hours.", value="DURATION")] = SINCE_DEFAULT,
-    by: Annotated[str, Parameter(help="Some of tenant, person, model, hour, to sum by.", value="WORDS")] = BY_DEFAULT,
+    by: Annotated[
+        str, Parameter(help="Some of tenant, person, model, hour or day, to sum by.", value="WORDS")
+    ] = BY_DEFAULT,
     all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,
@@ -42,8 +48,10 @@ def usage(
     """
 
     async def work(client: AsyncClient) -> None:
-        asked = {"since_s": seconds(since), "by": words}
+        asked = {"since_s": seconds(since), "by": [HOUR if word == DAY else word for word in words]}
         answer = await all_pages(client, asked, of_all=all)
+        if DAY in words:
+            answer.data["rows"] = by_days(answer.data["rows"])
         told = msgspec.convert(answer.data, UsageAnswer)
         rows = told.rows
         if csv:
@@ -58,7 +66,21 @@ def usage(
                     print_err(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
     words = [word.strip() for word in by.split(",")]
+    if {DAY, HOUR} <= set(words):
+        why = "--by takes hour or day, not both: each hour is of one day"
+        raise rejected("invalid-argument", why, found=by, next="leave one of them out")
     return with_client(options, work)
+
+
+def by_days(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of hours summed by days of UTC: `hour_ms` is then that of the day's first hour."""
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        day = {**row, "hour_ms": row["hour_ms"] // _DAY_MS * _DAY_MS}
+        held = sums.setdefault(tuple(value for name, value in day.items() if name not in SECONDS), day)
+        if held is not day:
+            held.update({name: held[name] + day[name] for name in SECONDS})
+    return list(sums.values())
 
 
 async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
@@ -81,7 +103,13 @@ def _write_csv(by: list[str], rows: list[UsageRow]) -> None:
 
 def _names(by: list[str], row: UsageRow) -> list[str]:
     hour = None if row.hour_ms is None else utc(row.hour_ms)
-    parts = {"tenant": row.tenant, "person": row.person, "model": row.model, "hour": hour}
+    parts = {
+        "tenant": row.tenant,
+        "person": row.person,
+        "model": row.model,
+        HOUR: hour,
+        DAY: (hour or "").split("T")[0],
+    }
     return [parts[word] or "" for word in by]
 
 

@@ -11,8 +11,10 @@ from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import counts_line, matching
 from moorage.cli.jobs.listing import Listing
-from moorage.cli.jobs.selectors import ANY_JOB, EACH, Chosen
+from moorage.cli.jobs.selectors import ANY_JOB, EACH, HELD, Chosen
 from moorage.client.answers import JobList
+from moorage.client.durations import seconds
+from moorage.client.errors import rejected
 from moorage.client.reading import as_struct
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ def ls(
     reason: Annotated[
         str, Parameter(help="Only jobs that wait for this reason, as moorage explain names it.", value="REASON")
     ] = "",
+    running: Annotated[bool, Parameter(help="Only jobs that are on workers now: not what waits or has ended.")] = False,
+    since: Annotated[
+        str | None, Parameter(help="Only jobs that were submitted in this time, as 1h or 2d.", value="DURATION")
+    ] = None,
     limit: Annotated[int, Parameter(help="Show at most this many jobs, 1..1000.")] = 100,
     history: Annotated[
         bool, Parameter(help="Go on with jobs that ended so long ago that only the history has them.")
@@ -44,8 +50,16 @@ def ls(
     With --json and --format the newest is first, whatever its state. An operator's key lists the jobs of all tenants
     with --tenant all.
     """
+    if running and chosen.state:
+        why = "--running stands for the states of jobs that are on workers"
+        raise rejected("invalid-argument", why, found="--state", next="leave out --running, or --state")
+    since_ms = None if since is None else seconds(since) * 1000
+    if since_ms is not None and watch:
+        why = "--watch shows jobs as they change, whenever they were submitted"
+        raise rejected("invalid-argument", why, found="--since", next="leave out --since, or --watch")
+    states = list(HELD) if running else chosen.states
     asked: dict[str, Any] = {
-        "states": chosen.states,
+        "states": states,
         "labels": chosen.labels,
         "ids": ",".join(each if EACH in each else each + EACH for each in ids),
         "worker": worker,
@@ -64,16 +78,18 @@ def ls(
             await watch_jobs(client, listing, options)
             return None
         answer = await listing.ask(runs_first=not options.json and options.format is None)
+        if since_ms is not None:
+            answer.data["jobs"] = [row for row in answer.data["jobs"] if row["age_ms"] <= since_ms]
         if options.shown(answer, answer.data["jobs"]):
             return None
         listed = as_struct(JobList, answer.data)
         rows, counts = listed.jobs, listed.counts
         if not rows:
-            print_err(listing.none())
+            print_err(listing.none() if since is None else f"no such job was submitted within {since}")
             return None
         print_out(listing.table(rows))
-        there = matching(counts, chosen.states)
-        if len(rows) < there and not reason:
+        there = matching(counts, states)
+        if len(rows) < there and not reason and since is None:
             more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "to see the others: --state STATE"
             print_err(f"{len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():

@@ -51,6 +51,9 @@ WHY_AGAIN_S: Final = 5.0
 TICK_S: Final = 1.0
 #: how long a job goes on, after stored output of it could not be read, before that is said
 SILENT_SAID_S: Final = 1.0
+#: stands for each attempt
+ALL: Final = "all"
+ATTEMPT_DIGITS_MAX: Final = 15
 #: jobs whose output is followed at once
 AT_ONCE: Final = 64
 
@@ -153,8 +156,8 @@ def logs(
         bool, Parameter(help="Only the replicas that have failed, at most 1000: what is kept of them now.")
     ] = False,
     attempt: Annotated[
-        int | None,
-        Parameter(help="Print what is kept of this attempt, and exit with 0."),
+        str | None,
+        Parameter(help="Print what is kept of this attempt, or of all, and exit with 0.", value="NUMBER|all"),
     ] = None,
     follow: Annotated[
         bool,
@@ -168,14 +171,16 @@ def logs(
 ) -> int:
     """Print a job's output: first what is kept, then new output until the job has ended; exits with its code.
 
-    It shows the newest attempt of each replica; an earlier one has --attempt. A worker keeps the output of each attempt
-    up to a bound for each stream, and for some time after its end. Its settings say how much and how long, and
-    `moorage show` says until when. Each line of several replicas begins with its replica, [0]; of several jobs, with
-    the job, [train-42] or [train-42/0]. Of several jobs the exit code is that of the first that did not succeed.
+    It shows the newest attempt of each replica; --attempt has an earlier one, or all. A worker keeps the output of
+    each attempt up to a bound for each stream, and for some time after its end. Its settings say how much and how
+    long, and `moorage show` says until when. Each line of several replicas begins with its replica, [0]; of several
+    jobs, with the job, [train-42] or [train-42/0]. Of several jobs the exit code is that of the first that did not
+    succeed.
     """
 
     words: Sequence[str] = jobs
     numbers = replica
+    no: int | None = None
 
     async def work(client: AsyncClient) -> int | None:
         if tail is not None and tail < 0:
@@ -188,7 +193,10 @@ def logs(
         if failed:
             return await _kept_of_failed(client, names, options, tail, plain=no_prefix)
         if len(names) != 1:
-            following = _each(client, names, options, tail, numbers, attempt, follow=not no_follow, plain=no_prefix)
+            if attempt == ALL:
+                why = f"--attempt {ALL} is of one job"
+                raise rejected("invalid-argument", why, found=f"{len(names)} jobs", next="name one of them")
+            following = _each(client, names, options, tail, numbers, no, follow=not no_follow, plain=no_prefix)
             return await detachable(
                 following, lambda: print_err("this command no longer follows the jobs, which go on")
             )
@@ -198,16 +206,20 @@ def logs(
         else:
             replicas = await _replicas_of(client, name)
         labelled = replicas > 1 and not no_prefix
-        if no_follow or attempt is not None:
-            return await _kept(client, name, options, tail, numbers, attempt, labelled=labelled)
+        if attempt == ALL:
+            return await _kept_of_all(client, name, options, tail, numbers, labelled=labelled)
+        if no_follow or no is not None:
+            return await _kept(client, name, options, tail, numbers, no, labelled=labelled)
         following = _follow(client, name, options, tail=tail, replica=numbers, labelled=labelled, replicas=replicas)
         return await detachable(following, lambda: _print_detached(name))
 
     gc.enable()
 
     def act() -> int:
-        nonlocal words, numbers
+        nonlocal words, numbers, no
         words, numbers = replica_in(jobs, replica)
+        if attempt is not None and attempt != ALL:
+            no = _number_of(attempt)
         if failed and (numbers is not None or attempt is not None or follow):
             why = "--failed chooses the replicas and their last attempts, of which it prints what is kept"
             raise rejected("invalid-argument", why, next="leave out --replica, --attempt and --follow")
@@ -288,6 +300,28 @@ async def _each(
 async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
     return max(len(shown.replica_states), shown.request.copies if shown.request is not None else 1)
+
+
+def _number_of(attempt: str) -> int:
+    """Return the number of an attempt. Raises `Rejected` for what is none."""
+    if not (attempt.isascii() and attempt.isdecimal() and len(attempt) <= ATTEMPT_DIGITS_MAX):
+        why = f"--attempt: not a whole number, nor {ALL}: {attempt!r}"
+        raise rejected("invalid-argument", why, found=attempt, allowed=f"1, 2, …, {ALL}", next="moorage show JOB")
+    return int(attempt)
+
+
+async def _kept_of_all(
+    client: AsyncClient, job: str, options: Options, tail: int | None, replica: str | None, *, labelled: bool
+) -> int:
+    """Print what is kept of each attempt, oldest first, with a line on stderr before each."""
+    newest = (await client.job(job).show()).attempt
+    for attempt in range(1, newest + 1):
+        report(f"attempt {attempt} of {newest}:")
+        try:
+            await _kept(client, job, options, tail, replica, attempt, labelled=labelled)
+        except ClientError as error:  # of one of them, as its worker is away; that of the others may be there
+            print_error(error.problem)
+    return 0
 
 
 async def _kept(
