@@ -95,13 +95,39 @@ class AsyncAdmin:
         return await self._act("resize", tenant=self._tenant(tenant), job=job, why=why, **part)
 
     async def limit(
-        self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
+        self,
+        *,
+        gpus: int | None = None,
+        jobs: int | None = None,
+        cores: float | None = None,
+        memory_mib: int | None = None,
+        running: int | None = None,
+        job_gpus: int | None = None,
+        time_limit: Duration | None = None,
+        gpu_hours: float | None = None,
+        period: str = "month",
+        on_spent: str = "wait",
+        why: str = "",
+        tenant: str | None = None,
     ) -> Done:
-        """Limit how many GPUs a tenant may lease at once, and how many jobs that have not ended it may have.
+        """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
+        workers), how large and long its jobs may be, and its budget of GPU-hours in a day, week or month.
 
         0 means no limit; None leaves a limit unchanged. Jobs that already exceed a new limit go on.
         """
-        return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
+        given: dict[str, Any] = {
+            "gpus": gpus,
+            "jobs": jobs,
+            "cores": cores,
+            "memory_mib": memory_mib,
+            "running": running,
+            "job_gpus": job_gpus,
+            "time_limit_s": None if time_limit is None else seconds(time_limit),
+            "gpu_hours": gpu_hours,
+        }
+        if gpu_hours is not None:
+            given |= {"period": period, "on_spent": on_spent}
+        return await self._act("limit", tenant=self._tenant(tenant), why=why, **given)
 
     async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
         """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""

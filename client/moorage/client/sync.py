@@ -647,10 +647,40 @@ class Admin(Handle["AsyncAdmin"]):
         )
 
     def limit(
-        self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
+        self,
+        *,
+        gpus: int | None = None,
+        jobs: int | None = None,
+        cores: float | None = None,
+        memory_mib: int | None = None,
+        running: int | None = None,
+        job_gpus: int | None = None,
+        time_limit: Duration | None = None,
+        gpu_hours: float | None = None,
+        period: str = "month",
+        on_spent: str = "wait",
+        why: str = "",
+        tenant: str | None = None,
     ) -> Done:
-        """Limit how many GPUs a tenant may lease at once, and how many jobs that have not ended it may have."""
-        return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
+        """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
+        workers), how large and long its jobs may be, and its budget of GPU-hours in a day, week or month.
+        """
+        return self._thread.call(
+            self._twin.limit(
+                gpus=gpus,
+                jobs=jobs,
+                cores=cores,
+                memory_mib=memory_mib,
+                running=running,
+                job_gpus=job_gpus,
+                time_limit=time_limit,
+                gpu_hours=gpu_hours,
+                period=period,
+                on_spent=on_spent,
+                why=why,
+                tenant=tenant,
+            )
+        )
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
         """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""

@@ -16,7 +16,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, check_duration
+from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, check_duration
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.service import Scale
@@ -228,25 +228,50 @@ class ResizeAct(_JobAct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 1..{bound}, found {value}")
 
 
-class LimitAct(_Act, frozen=True, kw_only=True):
-    """`limit`: set how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
+#: the limits of a tenant, with the most of each
+LIMITS_MAX: Final[dict[str, float]] = {
+    "gpus": GPUS_LIMIT_MAX,
+    "jobs": JOBS_LIMIT_MAX,
+    "cores": 1_000_000,
+    "memory_mib": 2**40,
+    "running": REPLICAS_MAX,
+    "job_gpus": GPUS_LIMIT_MAX,
+    "time_limit_s": DURATION_S_MAX,
+    "gpu_hours": 1e9,
+}
+Period = Literal["day", "week", "month"]
 
-    0 or null means no limit; a field that is left out stays as it is. Jobs that already exceed a new limit are not
-    ended. A sharer of a device counts as a whole GPU.
+
+class LimitAct(_Act, frozen=True, kw_only=True):
+    """`limit`: set what a tenant may have at once, how large and long its jobs may be, and its budget of GPU-hours.
+
+    0 or null means no limit; a field that is left out stays as it is. What already exceeds a new limit is not ended,
+    and waits or is refused from then on. A sharer of a device counts as a whole GPU. All but `gpus` and `jobs` need
+    feature level 2.
     """
 
     tenant: str
-    gpus: int | msgspec.UnsetType | None = msgspec.UNSET
-    jobs: int | msgspec.UnsetType | None = msgspec.UNSET
+    gpus: int | msgspec.UnsetType | None = msgspec.UNSET  # leased at once
+    jobs: int | msgspec.UnsetType | None = msgspec.UNSET  # that are not over
+    cores: float | msgspec.UnsetType | None = msgspec.UNSET  # of the host, that its jobs ask for at once
+    memory_mib: int | msgspec.UnsetType | None = msgspec.UNSET  # of the host, likewise
+    running: int | msgspec.UnsetType | None = msgspec.UNSET  # replicas on workers; a gang counts as one
+    job_gpus: int | msgspec.UnsetType | None = msgspec.UNSET  # GPUs that one job may ask for at once
+    time_limit_s: float | msgspec.UnsetType | None = msgspec.UNSET  # the longest of a job, which has to name one
+    #: GPU-hours that it may lease in a day, week (from Monday) or month, in UTC. What runs then goes on
+    gpu_hours: float | msgspec.UnsetType | None = msgspec.UNSET
+    period: Period = "month"  # of `gpu_hours`
+    on_spent: Literal["wait", "refuse"] = "wait"  # jobs with GPUs once these are spent
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_tenant(self.tenant)
-        if self.gpus is msgspec.UNSET and self.jobs is msgspec.UNSET:
-            raise ValueError("limit must have gpus or jobs, found neither")
-        for name, value, bound in (("gpus", self.gpus, GPUS_LIMIT_MAX), ("jobs", self.jobs, JOBS_LIMIT_MAX)):
-            if isinstance(value, int) and not 0 <= value <= bound:
-                raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
+        if all(getattr(self, name) is msgspec.UNSET for name in LIMITS_MAX):
+            raise ValueError(f"limit must have one of {', '.join(LIMITS_MAX)}, found none of them")
+        for name, bound in LIMITS_MAX.items():
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not 0 <= value <= bound:
+                raise ValueError(f"{name} must be 0..{bound:.0f} or null, found {value}")
 
 
 class FeatureLevelAct(_Act, frozen=True, kw_only=True):
@@ -399,6 +424,15 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
     said: str = ""
     why: str = ""
+    cores: float = 0
+    memory_mib: int = 0
+    running: int = 0
+    job_gpus: int = 0
+    time_limit_s: float = 0
+    gpu_hours: float = 0
+    period: str = ""  # of `gpu_hours`, as the next two
+    on_spent: str = ""
+    spent_hours: float = 0  # in this period
 
 
 class Drain(msgspec.Struct, frozen=True, omit_defaults=True):

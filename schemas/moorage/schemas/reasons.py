@@ -364,6 +364,12 @@ LIMIT: Final = add(
     "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     cures=(Cure.LIMIT, Cure.REQUEST),
 )
+BUDGET: Final = add(
+    "budget",
+    "its tenant has spent its budget of GPU-hours of this day, week or month",
+    "wait until it begins anew, or ask an operator: moorage admin tenants shows what is spent",
+    cures=(Cure.LIMIT,),
+)
 BACKOFF: Final = add(
     "backoff",
     "its last attempt ended, was lost or was refused, and the next one begins after a pause",

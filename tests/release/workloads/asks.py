@@ -27,6 +27,7 @@ ENDS: Final = (
     (-9, "lost", ("lost",)),
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
+ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "time", "time")
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
     {"on": "failure", "times": 1, "pause_s": 3},
@@ -34,6 +35,17 @@ ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["signal"], "times": 3, "pause_s": 0},
     {"on": "lost", "times": 1},
     {"on": ["start", "exit:137"], "times": 1},
+)
+
+
+#: limits of a tenant, with values of each
+LIMITS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
+    ("gpus", (1, 2, 4)),
+    ("cores", (4, 9.5, 16)),
+    ("memory_mib", (9_000, 20_000)),
+    ("running", (1, 2, 5)),
+    ("job_gpus", (1, 2)),
+    ("gpu_hours", (0.01, 1)),
 )
 
 
@@ -65,6 +77,9 @@ class Asks(Driving):
         self.hosts = [f"w{number}" for number in range(dice.randint(1, 4))]
         for host in self.hosts:
             self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000)
+        self.limits: dict[str, dict[str, float]] = {}
+        self.had: dict[str, dict[str, float]] = {}
+        self.names = 0
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
         self.attempts: dict[tuple[str, str, int], Attempts] = {}
         self.fails: set[tuple[str, str, int]] = set()  # replicas of which no other attempt may follow
@@ -82,7 +97,7 @@ class Asks(Driving):
 
     def act(self) -> None:
         """Do one thing."""
-        what = self.dice.choice(("submit", "submit", "submit", "end", "end", "end", "end", "requeue", "lead", "time"))
+        what = self.dice.choice(ACTS)
         if what == "submit":
             self._submit()
         elif what == "end":
@@ -93,18 +108,65 @@ class Asks(Driving):
         elif what == "lead":
             self.dice.choice((self.lead, self.lead_from_snapshot))()
             self.renew()
+        elif what == "limit":
+            self._limit()
         elif what == "time":
             self.pass_time(self.dice.choice((1_000, 5_000, 61_000)), step=1_000)
 
     def _submit(self) -> None:
-        dice, tenant, job = self.dice, self.dice.choice(TENANTS), f"j{len(self.jobs)}"
+        dice, tenant, job = self.dice, self.dice.choice(TENANTS), f"j{self.names}"
         rows = dice.sample(ROWS, dice.randint(0, 3))
         fields: dict[str, Any] = {"gpu": {"count": dice.choice([1, 1, 2])}, "replicas": dice.choice([1, 1, 3])}
         if rows:
             fields["retry"] = rows
+        if dice.random() < 0.4:
+            fields["resources"] = {
+                "cpu_milli": dice.choice([1_000, 4_000, 9_000]),
+                "memory_mib": dice.choice([0, 9_000]),
+            }
         answer = self.submit(job, tenant=tenant, **fields)
-        assert answer["kind"] == "accepted", answer
-        self.jobs[tenant, job] = fields
+        over = self.over(tenant, fields)
+        assert (answer["kind"] == "accepted") == (not over), (answer, over)
+        self.names += 1
+        if not over:
+            self.jobs[tenant, job] = fields
+
+    def _limit(self) -> None:
+        """An operator sets or removes one limit of a tenant."""
+        dice, tenant = self.dice, self.dice.choice(TENANTS)
+        name, values = dice.choice(LIMITS)
+        value = dice.choice([0, *values])
+        more = {"period": "day", "on_spent": "wait"} if name == "gpu_hours" else {}
+        assert self.order("limit", tenant=tenant, **{name: value}, **more)["kind"] == "done"
+        self.limits.setdefault(tenant, {})[name] = value
+        self.had = {each: self.has(each) for each in TENANTS}
+
+    def needs(self, fields: dict[str, Any]) -> dict[str, float]:
+        """What one replica of a job needs, by the limits that count it."""
+        host = fields.get("resources", {})
+        return {
+            "gpus": fields["gpu"]["count"],
+            "cores": host.get("cpu_milli", 0) / 1000,
+            "memory_mib": host.get("memory_mib", 0),
+            "running": 1,
+        }
+
+    def over(self, tenant: str, fields: dict[str, Any]) -> list[str]:
+        """Which limits a job could never start under."""
+        found, needs = self.limits.get(tenant, {}), self.needs(fields)
+        names = ("gpus", "cores", "memory_mib")
+        return [name for name in names if 0 < found.get(name, 0) < needs[name]] + [
+            "job_gpus" for _ in range(1) if 0 < found.get("job_gpus", 0) < needs["gpus"]
+        ]
+
+    def has(self, tenant: str) -> dict[str, float]:
+        """What a tenant's attempts hold, as their workers say, with those that their workers do not know of yet."""
+        found = dict.fromkeys(("gpus", "cores", "memory_mib", "running"), 0.0)
+        for attempt in self.state.attempts():
+            if attempt.name[0] == tenant:
+                for name, need in self.needs(self.jobs[attempt.name[0], attempt.name[1]]).items():
+                    found[name] += need
+        return found
 
     def running(self) -> list[tuple[str, AttemptName]]:
         """The attempts that run, with their worker."""
@@ -136,6 +198,33 @@ class Asks(Driving):
         """Judge the state from what was asked."""
         for job in self.state.jobs.values():
             self._judge_ends(job)
+        for tenant in TENANTS:
+            self._judge_limits(tenant)
+
+    def _judge_limits(self, tenant: str) -> None:
+        limits, has, had = self.limits.get(tenant, {}), self.has(tenant), self.had.get(tenant, {})
+        for name, held in has.items():
+            most = limits.get(name, 0)
+            assert not most or held <= max(most, had.get(name, 0)), f"{tenant} has {held} of {most} {name}"
+        self.had[tenant] = has
+        for job in self.state.tenants[tenant].jobs.values() if tenant in self.state.tenants else ():
+            if job.waits and self.explained(job.name, tenant)["reason"] == "limit":
+                short = [
+                    name
+                    for name, need in self.needs(self.jobs[tenant, job.name]).items()
+                    if limits.get(name, 0) and need > limits[name] - has[name]
+                ]
+                assert short or self._is_behind(job, limits, has), f"{tenant}/{job.name} waits for no limit"
+                self.ends["limited"] += 1
+
+    def _is_behind(self, job: Job, limits: dict[str, float], has: dict[str, float]) -> bool:
+        """Whether another job of the tenant waits that needs more than a limit leaves."""
+        others = [each for each in self.state.tenants[job.tenant].jobs.values() if each.waits and each is not job]
+        return any(
+            limits.get(name, 0) and need > limits[name] - has[name]
+            for each in others
+            for name, need in self.needs(self.jobs[job.tenant, each.name]).items()
+        )
 
     def _judge_ends(self, job: Job) -> None:
         for index in range(job.size):

@@ -11,8 +11,9 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, table, utc
-from moorage.cli.jobs.flag_values import warn_of_decimal
+from moorage.cli.jobs.flag_values import mebibytes, warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, SomeReplicas, ids_of, replica_in
+from moorage.client.durations import exact, seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
@@ -271,19 +272,47 @@ def limit(
         str | None,
         Parameter(help="The most jobs of the tenant that have not ended; none removes the limit.", value="NUMBER"),
     ] = None,
+    cores: Annotated[
+        str | None, Parameter(help="The most cores of hosts that its jobs ask for at once.", value="NUMBER")
+    ] = None,
+    memory: Annotated[
+        str | None, Parameter(help="The most memory of hosts that its jobs ask for at once: 2Ti.", value="SIZE")
+    ] = None,
+    running: Annotated[
+        str | None, Parameter(help="The most replicas on workers at once; a gang counts as one.", value="NUMBER")
+    ] = None,
+    job_gpus: Annotated[
+        str | None, Parameter(help="The most GPUs that one job may ask for at once.", value="NUMBER")
+    ] = None,
+    time_limit: Annotated[
+        str | None, Parameter(help="The longest --time-limit of a job, which has to give one.", value="DURATION")
+    ] = None,
+    gpu_hours: Annotated[
+        str | None,
+        Parameter(
+            help="A budget of GPU-hours, as 5000/month. Once it is spent, jobs with GPUs wait for the next one; with "
+            ",refuse they are refused.",
+            value="HOURS/day|week|month[,refuse]",
+        ),
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: TenantOptions = OF_TENANT,
 ) -> int:
-    """Limit a tenant: the number of GPUs leased at once, the number of jobs that have not ended.
+    """Limit a tenant: what it may have at once, how large and long its jobs may be, what it may spend.
 
-    Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and
-    requests in the durable queue wait. Jobs that already exceed a new limit are not ended. To let none of a tenant's
-    jobs start, hold its queue: moorage admin hold.
+    Beyond a limit of GPUs, cores, memory or running replicas, jobs wait with the reason `limit`, and beyond a budget
+    with `budget`. What could never start is refused. Beyond the limit of jobs, a submit is refused and requests in the
+    durable queue wait. Each limit but a budget is a number, or none, which removes it. Jobs that already exceed a new
+    limit are not ended. To let none of a tenant's jobs start, hold its queue: moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:
-        bounds = [_bound_of("--gpus", gpus, client.tenant), _bound_of("--jobs", jobs, client.tenant)]
-        done = await client.admin.limit(gpus=bounds[0], jobs=bounds[1], why=why)
+        given = {"gpus": gpus, "jobs": jobs, "running": running, "job_gpus": job_gpus}
+        bounds: dict[str, Any] = {
+            name: _bound_of(f"--{name.replace('_', '-')}", word, client.tenant) for name, word in given.items()
+        }
+        bounds |= {"cores": _cores(cores), "memory_mib": _memory(memory), "time_limit": _longest(time_limit)}
+        done = await client.admin.limit(**bounds, **_budget(gpu_hours), why=why)
         if not options.shown(done, [done]):
             print_out(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
             if done.limit is not None and 0 < done.limit.gpus < done.gpus:
@@ -589,12 +618,64 @@ def beyond_fleet(gpus: int, workers: Iterable[WorkerInfo]) -> str:
 
 
 def _bounds(limit: Limit | None) -> str:
-    parts: list[Any] = []
-    if limit is not None and limit.gpus:
-        parts.append(many(limit.gpus, "GPU"))
-    if limit is not None and limit.jobs:
-        parts.append(many(limit.jobs, "job"))
-    return "at most " + " and ".join(parts) if parts else "no limit"
+    if limit is None:
+        return "no limit"
+    spent = f"{limit.spent_hours:,.6g} of {limit.gpu_hours:,.6g} GPU-hours of this {limit.period}"
+    parts = [
+        many(limit.gpus, "GPU") if limit.gpus else "",
+        many(limit.jobs, "job") if limit.jobs else "",
+        f"{limit.cores:g} cores" if limit.cores else "",
+        f"{limit.memory_mib:,} MiB of memory" if limit.memory_mib else "",
+        f"{many(limit.running, 'replica')} at once" if limit.running else "",
+        f"{many(limit.job_gpus, 'GPU')} a job" if limit.job_gpus else "",
+        f"{exact(limit.time_limit_s)} of time limit" if limit.time_limit_s else "",
+        f"{spent} spent" if limit.gpu_hours else "",
+    ]
+    found = [part for part in parts if part]
+    return "at most " + ", ".join(found) if found else "no limit"
+
+
+def _cores(word: str | None) -> float | None:
+    if word in (None, "none"):
+        return None if word is None else 0
+    try:
+        found = float(word)
+    except ValueError:
+        found = 0
+    if not 0 < found <= 1e6:
+        raise rejected("invalid-argument", f"--cores {word} is not a limit", found=word, next="--cores 512, or none")
+    return found
+
+
+def _memory(word: str | None) -> int | None:
+    if word in (None, "none"):
+        return None if word is None else 0
+    return mebibytes(word)
+
+
+def _longest(word: str | None) -> float | None:
+    if word in (None, "none"):
+        return None if word is None else 0
+    return seconds(word)
+
+
+def _budget(word: str | None) -> dict[str, Any]:
+    """Return the fields of --gpu-hours. Raises `Rejected`."""
+    if word in (None, "none"):
+        return {} if word is None else {"gpu_hours": 0}
+    said, comma, how = word.partition(",")
+    hours, _, period = said.partition("/")
+    try:
+        number = float(hours)
+    except ValueError:
+        number = 0
+    if not 0 < number <= 1e9 or period not in ("day", "week", "month") or (comma and how not in ("wait", "refuse")):
+        raise rejected(
+            "invalid-argument", f"--gpu-hours {word} is not a budget", found=word,
+            allowed="HOURS/day, HOURS/week or HOURS/month, and behind it ,refuse; or none",
+            next="for example --gpu-hours 5000/month",
+        )  # fmt: skip
+    return {"gpu_hours": number, "period": period, "on_spent": how or "wait"}
 
 
 def _share(share: Share | None) -> str:

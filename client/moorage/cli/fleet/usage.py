@@ -19,6 +19,7 @@ from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
+    from moorage.schemas.operate import Limit
 
 SINCE_DEFAULT: Final = "7d"
 BY_DEFAULT: Final = "tenant,model"
@@ -58,6 +59,8 @@ def usage(
             _write_csv(words, rows)
         elif not options.shown(answer, rows):
             _show(words, rows, told.from_ms)
+            if told.limit is not None and told.limit.gpu_hours:
+                print_err(_budget(told.limit))
             for from_ms, until_ms in told.gaps:
                 if [from_ms, until_ms] in told.restores:
                     before = f"up to {utc(from_ms)} before it, and " if from_ms else ""  # 0: nothing is known of before
@@ -93,6 +96,15 @@ async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool)
             answer.data["rows"] = rows
             return answer
         asked = {**asked, "after": after}
+
+
+def _budget(limit: Limit) -> str:
+    """Return what is spent of a budget; a warning from four fifths on."""
+    percent = 100 * limit.spent_hours / limit.gpu_hours
+    said = (
+        f"{limit.spent_hours:,.1f} of {limit.gpu_hours:,.6g} GPU-hours of this {limit.period} ({percent:.0f} %) spent"
+    )
+    return f"warning[budget]: {said}" if percent >= 80 else said
 
 
 def _write_csv(by: list[str], rows: list[UsageRow]) -> None:

@@ -611,7 +611,13 @@ def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
     state = engine.state
     rows = [
         TenantRow(
-            row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row), share_of(row), usage_milli(state, row)
+            row.name,
+            row.live,
+            row.gpus,
+            as_hold(row.hold),
+            limit_of(state, row),
+            share_of(row),
+            usage_milli(state, row),
         )
         for row in state.tenants.values()
         if row.live or row.gpus or row.ordered

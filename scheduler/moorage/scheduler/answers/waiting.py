@@ -26,6 +26,7 @@ from moorage.scheduler.answers.views import (
 )
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.holding import PERIODS, ends_ms, is_spent, spent_at
 from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     AVOID_MAX,
@@ -46,6 +47,11 @@ from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.retrying import row_after
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.queue.limits import BUDGET, GPUS, words
+from moorage.scheduler.core.queue.limits import has as parts_of
+from moorage.scheduler.core.queue.limits import most as most_of_tenant
+from moorage.scheduler.core.queue.limits import needs as needs_of
+from moorage.scheduler.core.queue.limits import short as short_of
 from moorage.scheduler.core.request_reader import later_words
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import errors, reasons
@@ -475,7 +481,7 @@ def _on_hold(engine: Engine, job: Job) -> Explained | None:
 
 def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; None for none."""
-    tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
+    shape = engine.reader.shape_of(job)
     hold, held = _on_hold(engine, job), held_reason(engine, job)
     if hold is not None and held is not None:
         return replace(hold, reason=held.name, means=held.means)
@@ -492,8 +498,37 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
         return _explained(job, held, "")
     if job.preempts is not None:
         return _explained(job, reasons.PREEMPTING, _preempted(engine, job))
-    need = shape.gpus
-    if not tenant.gpus_max or not need or reason.is_never:
+    if reason.is_never:
+        return None
+    if (spent := _over_budget(engine, job, shape)) is not None:
+        return spent
+    return _over_limit(engine, job, shape, reason)
+
+
+def _over_budget(engine: Engine, job: Job, shape: Shape) -> Explained | None:
+    """Return that a job waits for its tenant's next budget; None if it does not."""
+    tenant, state = engine.state.tenants[job.tenant], engine.state
+    if tenant.limits is None or not shape.gpus or not is_spent(state, tenant):
+        return None
+    limits, spent_h = tenant.limits, spent_at(tenant, state.time_ms).gpu_ms / 3_600_000
+    because = (
+        f"tenant {job.tenant} has spent {spent_h:,.1f} of {limits.budget_ms / 3_600_000:,.6g} GPU-hours of this"
+        f" {PERIODS[limits.period]}"
+    )
+    in_ms = ends_ms(state.time_ms, limits.period) - state.time_ms
+    return replace(_explained(job, reasons.BUDGET, because), limit=limit_of(state, tenant), starts_in_ms=in_ms)
+
+
+def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Explained | None:
+    """Return by which limit of its tenant a job waits; None for none."""
+    tenant, need = engine.state.tenants[job.tenant], shape.gpus
+    short = [part for part in short_of(engine.state, tenant, shape) if part not in (GPUS, BUDGET)]
+    if short:
+        held, bounds, needed = parts_of(tenant), most_of_tenant(tenant), needs_of(shape)
+        parts = [f"{words(part, held[part])} of {words(part, bounds[part])}" for part in short]
+        because = f"tenant {job.tenant} has {', '.join(parts)}, and this needs {words(short[0], needed[short[0]])}"
+        return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
+    if not tenant.gpus_max or not need:
         return None
     # with room left under the limit, an earlier job of this tenant may need more than that room
     first = View(engine).first_for_limit(job.tenant)
@@ -509,7 +544,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return replace(
         _explained(job, reasons.LIMIT, f"{has}, and {_needs(engine, job, first)}"),
-        limit=limit_of(tenant),
+        limit=limit_of(engine.state, tenant),
         gpus_leased=tenant.gpus,
         gpus_needed=need,
         held_by=[_holder(name, gpus, job.name) for name, gpus in most],

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger import acts, holding
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
@@ -191,6 +191,8 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
         case acts.Limit():
             what = f"{_most(act.gpus, 'GPU')}, {_most(act.jobs, 'job')}"
             return {"verb": "limit", "tenant": act.tenant, "what": what}
+        case acts.Limits():
+            return {"verb": "limit", "tenant": act.tenant, "what": _limits(act.limits)}
         case acts.Share():
             what = f"weight {act.weight or 1}, {many(act.gpus, 'GPU')} guaranteed"
             return {"verb": "share", "tenant": act.tenant, "what": what}
@@ -241,6 +243,21 @@ def _job(state: State, num: int) -> dict[str, str]:
 def _worker(state: State, folded: Folded, num: int) -> str:
     worker = state.worker_by_num.get(num) or next((each for each in folded.forgotten if each.num == num), None)
     return worker.id if worker is not None else ""
+
+
+def _limits(numbers: list[int]) -> str:
+    """Return a tenant's limits beside GPUs and jobs, those that are set."""
+    found = holding.Limits(*numbers[: len(holding.Limits._fields)])
+    hours = f"{found.budget_ms / 3_600_000:g} GPU-hours a {holding.PERIODS[found.period]}"
+    parts = [
+        f"{found.cores_milli / 1000:g} cores" if found.cores_milli else "",
+        f"{found.memory_mib} MiB of memory" if found.memory_mib else "",
+        f"{many(found.running, 'replica')} at once" if found.running else "",
+        f"{many(found.job_gpus, 'GPU')} a job" if found.job_gpus else "",
+        f"{found.time_limit_ms / 1000:g} s of time limit" if found.time_limit_ms else "",
+        hours if found.budget_ms else "",
+    ]
+    return ", ".join(part for part in parts if part) or "no other limit"
 
 
 def _most(bound: int, what: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
+from moorage.scheduler.core.operate.orders import limit_of
 from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
 from moorage.scheduler.follower.usage_table import UsageTable
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
@@ -202,6 +203,7 @@ class Usage:
             until_ms=now_ms,
             gaps=gaps,
             restores=restores,
+            limit=None if tenant is None else limit_of(self._state, self._state.read_tenant(tenant)),
             next=list(found[ROWS_MAX - 1]) if len(found) > ROWS_MAX else [],
         )
         plain: dict[str, Any] = msgspec.to_builtins(answer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.fairshare import rate_of
+from moorage.scheduler.core.ledger.holding import held_by
 from moorage.scheduler.core.ledger.records import GangPhase, Mode
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
@@ -88,6 +89,10 @@ def validate(state: State) -> None:
             raise Broken(f"tenant {name} counts {tenant.waits} replicas that wait, there are {waits}")
         if tenant.gpus != gpus.get(name, 0):
             raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its attempts hold {gpus.get(name, 0)}")
+        limited = [] if tenant.limits is None else state.attempts()
+        beside = held_by(attempt for attempt in limited if attempt.replica.job.tenant == name)
+        if tenant.held != beside:
+            raise Broken(f"tenant {name} counts {tenant.held} beside GPUs, its attempts hold {beside}")
         if tenant.rate_milli != rates.get(name, 0):
             raise Broken(f"tenant {name} counts a rate of {tenant.rate_milli}, not {rates.get(name, 0)}")
         if tenant.usage_base + tenant.rate_milli * state.inflation < 0:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger import facts, fairshare, records
+from moorage.scheduler.core.ledger import facts, fairshare, holding, records
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
 from moorage.scheduler.core.ledger.records import FORMAT_MIN
@@ -191,6 +191,7 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
         job.held += 1
         tenant = state.tenants[job.tenant]
         tenant.gpus += attempt.mask.bit_count()
+        holding.take(tenant, attempt, 1)
         if state.half_life_ms:
             tenant.rate_milli += fairshare.rate_of(attempt)
         if is_current:

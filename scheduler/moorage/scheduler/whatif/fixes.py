@@ -20,6 +20,7 @@ from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.queue.limits import room
 from moorage.scheduler.whatif.changes import Change, pairs, singles
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.play import Held, Play
@@ -81,7 +82,7 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
     It may still not start: a reservation, a drain or earlier jobs may keep it from those hosts.
     """
     shape, row = engine.reader.shape_asked_by(tenant, request), engine.state.tenants[tenant]
-    if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
+    if room(engine.state, row, shape) < 1:
         return False
     missing = shape.together
     for host, _ in engine.fleet.usable(shape):

@@ -5,13 +5,17 @@ These are candidates: each is tried before it is suggested (see `fixes`). Only t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
-from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.holding import PERIODS, spent_at
+from moorage.scheduler.core.ledger.state import Job, Tenant
+from moorage.scheduler.core.queue import limits
 from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import act_of
@@ -50,11 +54,38 @@ def _cancel(job: Job, say: str) -> Remedy:
 
 
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
+    tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
+    named = _raised(engine, tenant, shape)
+    if named:
+        command = f"moorage admin limit --tenant {job.tenant} {' '.join(option for _, option in named)}"
+        arguments = {name: value for each, _ in named for name, value in each.items()}
+        yield _order("ask your operator for a higher limit", command, "limit", tenant=job.tenant, **arguments)
+        return
     before = View(engine).gpus_before(job)
     gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.reader.shape_of(job).gpus
     queued = f", {before} of them for your jobs before it" if before else ""
     command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
     yield _order(f"ask your operator for {gpus_max} GPUs{queued}", command, "limit", tenant=job.tenant, gpus=gpus_max)
+
+
+def _raised(engine: Engine, tenant: Tenant, shape: Shape) -> list[tuple[dict[str, Any], str]]:
+    """Return which limits beside GPUs would have to be what, so that a job of a shape may start: fields, and option."""
+    found: list[tuple[dict[str, Any], str]] = []
+    needs, has = limits.needs(shape), limits.has(tenant)
+    for part in limits.short(engine.state, tenant, shape):
+        if part == limits.BUDGET and tenant.limits is not None:
+            hours = math.ceil(spent_at(tenant, engine.state.time_ms).gpu_ms / 3_600_000) + shape.gpus
+            period = PERIODS[tenant.limits.period]
+            found.append(({"gpu_hours": hours, "period": period}, f"--gpu-hours {hours}/{period}"))
+            continue
+        value = has[part] + needs[part] if part != limits.BUDGET else 0
+        if part == limits.CORES:
+            found.append(({"cores": value / 1000}, f"--cores {value / 1000:g}"))
+        elif part == limits.MEMORY:
+            found.append(({"memory_mib": value}, f"--memory {value}Mi"))
+        elif part == limits.RUNNING:
+            found.append(({"running": value}, f"--running {value}"))
+    return found
 
 
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:

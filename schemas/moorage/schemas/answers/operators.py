@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from moorage.schemas.always import always
-from moorage.schemas.operate import TenantRow
+from moorage.schemas.operate import Limit, TenantRow
 
 
 class WaitRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -182,4 +182,5 @@ class UsageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     until_ms: int = always(int)  # the ledger time now
     gaps: list[list[int]] = []  # times (from, until) of which nothing was counted
     restores: list[list[int]] = []  # those of the gaps that are restores of the ledger
+    limit: Limit | None = None  # of one tenant that has limits, with what is spent of its budget
     next: list[str | int] = []  # the last key of this page, if there are more rows: ask again with it as `after`

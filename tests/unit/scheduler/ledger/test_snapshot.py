@@ -156,13 +156,14 @@ FOLLOW = {
     Replica: {"job", "attempt", "row"},
     Attempt: {"replica", "worker", "name", "row"},
     Worker: {"unwell_mask", "attempts", "row"},
-    Tenant: {"jobs", "live", "gpus", "rate_milli", "row", "usage_base"},
+    Tenant: {"jobs", "live", "gpus", "held", "rate_milli", "row", "usage_base"},
     Schedule: {"row"},
 }
 SOFT = {
     Job: {
         "is_listed",
         "shape",
+        "needs",
         "deadline_ms",
         "key",
         "told",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger import fairshare, holding
 from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
     ENDS,
@@ -416,6 +416,8 @@ class Folding:
             job.preempts = None
         tenant = state.tenants[job.tenant]
         tenant.waits -= 1
+        if tenant.limits is not None:
+            self._count(tenant, attempt, 1)
         if state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt))
         job.held += 1
@@ -514,6 +516,8 @@ class Folding:
     def _hold(self, attempt: Attempt, mask: int) -> None:
         """Give an attempt these slots instead of those that it holds."""
         tenant = self.state.tenants[attempt.replica.job.tenant]
+        if holding.spend(self.state, tenant):
+            self.rows[tenant] = None
         tenant.gpus += mask.bit_count() - attempt.mask.bit_count()
         if self.state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))
@@ -744,12 +748,20 @@ class Folding:
         if job.lingering:
             job.lingering.pop((attempt.replica.index, attempt.fence), None)
         tenant = self.state.tenants[job.tenant]
+        if tenant.limits is not None:
+            self._count(tenant, attempt, -1)
         tenant.gpus -= attempt.mask.bit_count()
         if self.state.half_life_ms:
             self._use(tenant, -fairshare.rate_of(attempt))
         self.state.digest -= attempt.row
         self.attempts.pop(attempt, None)
         attempt.row = 0
+
+    def _count(self, tenant: Tenant, attempt: Attempt, sign: int) -> None:
+        """Count an attempt of a tenant with limits that comes or goes."""
+        holding.take(tenant, attempt, sign)
+        if holding.spend(self.state, tenant):
+            self.rows[tenant] = None
 
     def _use(self, tenant: Tenant, rate_milli: int) -> None:
         fairshare.use(self.state, tenant, rate_milli)

@@ -19,6 +19,7 @@ from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
+from moorage.scheduler.core.ledger.holding import NOTHING_HELD, Held, Limits, Spent
 from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
@@ -341,6 +342,7 @@ class Job:
     ran: tuple[int, ...] = ()  # for how many ms its last attempts ran that ended by themselves and were never frozen
     row: int = 0
     shape: Any = None  # soft: the interned shape of its request
+    needs: tuple[int, int, bool] | None = None  # soft: see `holding.needs_of`
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
     key: bytes = b""  # soft: `finished.job_key`, once computed
     told: int = 0  # soft: revision up to which events were sent
@@ -921,7 +923,10 @@ class Tenant:
     gpus: int = 0  # devices that its attempts hold; each sharer counts a shared device
     gpus_max: int = 0  # 0: no limit
     jobs_max: int = 0
-    limit: StandingOrder | None = None  # the order that set the two limits
+    limit: StandingOrder | None = None  # the order that set its limits
+    limits: Limits | None = None  # the others
+    spent: Spent | None = None  # of its budget
+    held: Held = NOTHING_HELD  # what its attempts hold beside GPUs, while it has such limits
     hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
     weight: int = 0  # in the fair share; 0: unset
     guaranteed: int = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
@@ -957,6 +962,7 @@ class Tenant:
             "share": (StandingOrder | None, None),
             "usage_text": (str, "0"),
         },
+        {2: {"limits": (Limits | None, None), "spent": (Spent | None, None)}},
     )
 
     def digest_row(self, level: int) -> int:
@@ -965,6 +971,8 @@ class Tenant:
             row = number_of((row, "orders", self.hold, self.limit, self.gpus_max, self.jobs_max))
         if self.share is not None or self.usage_base or self.rate_milli:
             row = number_of((row, "share", self.share, self.weight, self.guaranteed, self.rate_milli, self.usage_text))
+        if level >= 2 and (self.limits is not None or self.spent is not None):
+            row = number_of((row, "limits", self.limits, self.spent))
         return row
 
 

@@ -26,6 +26,7 @@ from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
 from moorage.scheduler.core.lifecycle.away import Away
+from moorage.scheduler.core.lifecycle.beyond import beyond, budget_warning
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
@@ -204,6 +205,8 @@ class Admission:
                 return _refused(event, limit, limit.message)
             if self.state.read_tenant(event.tenant).hold is not None:
                 warnings.append(HELD)
+            if event.shape.gpus and (near := budget_warning(self.state, self.state.read_tenant(event.tenant))):
+                warnings.append(near)
         awaits: Awaits = ()
         if request.after:
             found = self._after(event)
@@ -296,7 +299,7 @@ class Admission:
         Cancels and orders come before the submits of a record, and submits create none of the three.
         """
         row = self.state.read_tenant(tenant)
-        if row.gpus_max or row.jobs_max or row.hold is not None or row.tombstones:
+        if row.gpus_max or row.jobs_max or row.limits is not None or row.hold is not None or row.tombstones:
             return False
         self._plain.add(tenant)
         return True
@@ -404,6 +407,9 @@ class Admission:
                 job=event.name,
                 next="ask for fewer GPUs, or ask an operator to raise the limit",
             )
+        over = None if tenant.limits is None else beyond(self.state, tenant, event.request, event.shape, event.name)
+        if over is not None:
+            return over
         # the durable queue's reader stops at this bound by itself
         if jobs_max and event.sequence == 0 and live >= jobs_max:
             self._over = draft.jobs_over() if self._over is None else self._over

@@ -9,6 +9,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
+from moorage.scheduler.core.lifecycle.beyond import beyond_time
 from moorage.scheduler.core.operate.copies import Copies
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.indexing import Indexing
@@ -61,6 +62,10 @@ class Changing:
             return problem(
                 "invalid-argument", message, field=f"$.{field}", found=found_word, allowed=allowed, job=job.name
             )
+        if asked.timeout_s is not None:
+            tenant = self._state.read_tenant(event.tenant)
+            if (too_long := beyond_time(tenant, asked.timeout_s, job.name)) is not None:
+                return too_long
         ceiling = _ceiling(job)
         if asked.priority is not None and asked.priority > ceiling:
             return _too_high(job, asked.priority, ceiling)

@@ -7,12 +7,16 @@ every waiting replica is in the queue, or has a timer in the future.
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
 from msgspec import UnsetType
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.holding import PERIODS, Limits, spent_at
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
@@ -57,6 +61,9 @@ from moorage.schemas.ranges import parse_ranges
 def _given(value: int | UnsetType | None, before: int) -> int:
     """Return the value that an order asks for: None means none, written 0; an omitted field stays as it was."""
     return before if isinstance(value, UnsetType) else value or 0
+
+
+_HOUR_MS: Final = 3_600_000
 
 
 class Orders:
@@ -213,13 +220,25 @@ class Orders:
             self.indexing.regroup(job, before)
         return self._done("resize", job, changed, resized=resized)
 
-    def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
+    def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done | Problem:
         name, tenant = asked.tenant, self.state.read_tenant(asked.tenant)
         gpus, jobs = _given(asked.gpus, tenant.gpus_max), _given(asked.jobs, tenant.jobs_max)
+        before = tenant.limits or Limits()
+        limits = limits_asked(asked, before)
+        if limits != before and not draft.may(acts.Limits):
+            return problem(
+                "failed-precondition",
+                f"the ledger is at feature level {self.state.level}, and limits of a tenant beside GPUs and jobs can be"
+                f" set from level {acts.Limits.LEVEL} on",
+                next="raise it once all schedulers can: moorage admin feature-level",
+            )
         changed = (gpus, jobs) != (tenant.gpus_max, tenant.jobs_max)
         if changed:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
-        return self._done_of("limit", changed, name, limit=as_limit(gpus, jobs, self.state.read_tenant(name).limit))
+        if limits != before:
+            draft.add(acts.Limits(name, list(limits), by, asked.why))
+        changed |= limits != before
+        return self._done_of("limit", changed, name, limit=limit_of(self.state, self.state.read_tenant(name)))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
@@ -274,10 +293,25 @@ def as_hold(order: StandingOrder | None) -> Hold | None:
     return Hold(order.since_ms, *actors.split(order.actor), order.why) if order is not None else None
 
 
-def as_limit(gpus: int, jobs: int, order: StandingOrder | None) -> Limit | None:
-    if order is None or not (gpus or jobs):
-        return None
-    return Limit(gpus, jobs, order.since_ms, *actors.split(order.actor), order.why)
+def limits_asked(asked: LimitAct, now: Limits) -> Limits:
+    """Return a tenant's limits beside those of GPUs and jobs as an order asks for them; what it leaves out stays."""
+
+    def given(value: float | msgspec.UnsetType | None, per: int, before: int) -> int:
+        return before if value is msgspec.UNSET else round((value or 0) * per)
+
+    budget_ms = given(asked.gpu_hours, _HOUR_MS, now.budget_ms)
+    of_budget = (now.period, now.refuses)
+    if asked.gpu_hours is not msgspec.UNSET:
+        of_budget = (PERIODS.index(asked.period), int(asked.on_spent == "refuse")) if budget_ms else (0, 0)
+    return Limits(
+        given(asked.cores, 1000, now.cores_milli),
+        given(asked.memory_mib, 1, now.memory_mib),
+        given(asked.running, 1, now.running),
+        given(asked.job_gpus, 1, now.job_gpus),
+        given(asked.time_limit_s, 1000, now.time_limit_ms),
+        budget_ms,
+        *of_budget,
+    )
 
 
 def as_share(weight: int, gpus: int, order: StandingOrder | None) -> Share | None:
@@ -290,5 +324,29 @@ def share_of(tenant: Tenant) -> Share | None:
     return as_share(tenant.weight, tenant.guaranteed, tenant.share)
 
 
-def limit_of(tenant: Tenant) -> Limit | None:
-    return as_limit(tenant.gpus_max, tenant.jobs_max, tenant.limit)
+def limit_of(state: State, tenant: Tenant) -> Limit | None:
+    """Return a tenant's limits in the form of answers, with what it has spent of its budget; None for none."""
+    order, more = tenant.limit, tenant.limits or Limits()
+    if order is None:
+        return None
+    found = Limit(
+        tenant.gpus_max,
+        tenant.jobs_max,
+        order.since_ms,
+        *actors.split(order.actor),
+        order.why,
+        cores=more.cores_milli / 1000 if more.cores_milli else 0,
+        memory_mib=more.memory_mib,
+        running=more.running,
+        job_gpus=more.job_gpus,
+        time_limit_s=more.time_limit_ms / 1000 if more.time_limit_ms else 0,
+    )
+    if not more.budget_ms:
+        return found
+    return msgspec.structs.replace(
+        found,
+        gpu_hours=more.budget_ms / _HOUR_MS,
+        period=PERIODS[more.period],
+        on_spent="refuse" if more.refuses else "wait",
+        spent_hours=round(spent_at(tenant, state.time_ms).gpu_ms / _HOUR_MS, 3),
+    )

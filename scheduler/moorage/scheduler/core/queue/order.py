@@ -7,7 +7,6 @@ of a tenant's usage at once, so that many free GPUs are shared out in one pass.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container
 from itertools import islice
 from typing import Final
@@ -19,6 +18,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score, sharer_milli
 from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
 from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica, State
+from moorage.scheduler.core.queue import limits
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.memo import Memo
 from moorage.schemas.ranges import count_of
@@ -177,7 +177,7 @@ class QueueOrder:
         self._ages_from: dict[int, int] = {}  # in this pass, by job: since when it waits, as the pass first saw it
         self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
         #: in this pass, by tenant: the group whose first job waits for the tenant's limit, and that job's number
-        self._full: dict[str, tuple[Group, int]] = {}
+        self._full: dict[str, tuple[Group, int, frozenset[int]]] = {}
 
     def begin(self) -> None:
         """Begin a pass with no placements counted; before the first one there are neither turns nor keys."""
@@ -269,12 +269,16 @@ class QueueOrder:
         return self.ageing.standing(self._classes, priority, waited_ms)
 
     def next_ms(self) -> float:
-        """Return the ledger ms at which age alone next lifts the first job of a group; infinity for never."""
+        """Return the ledger ms at which age alone next lifts the first job of a group, or a budget begins anew.
+
+        Infinity for never.
+        """
+        anew_ms = limits.anew_ms(self.state, {group.tenant for group in self.queue.groups.values() if group.jobs})
         if self.ageing is None:
-            return math.inf
+            return anew_ms
         groups = [group for group in self.queue.groups.values() if group.jobs]
         classes, now_ms = sorted({group.priority for group in groups}), self.state.time_ms
-        found = math.inf
+        found = anew_ms
         for group in groups if len(classes) > 1 else ():
             if (job := self.state.jobs.get(group.jobs[0])) is not None:
                 from_ms = job.waits_from_ms
@@ -312,25 +316,36 @@ class QueueOrder:
     # ------------------------------------------------------------------------------------ limits of tenants
 
     def room(self, group: Group) -> float:
-        """Return how many GPUs the tenant of this queue group may still lease: infinity without a limit, -1 if held.
+        """Return how many placements of this queue group its tenant's limits allow: infinity without a limit of them,
+        -1 if it is held.
 
-        It is 0 while an earlier job of the tenant waits for the limit: otherwise small jobs would starve a big one.
+        It is 0 while an earlier job of the tenant waits for a limit of what these need too: otherwise small jobs would
+        starve a big one.
         """
         full = self._full.get(group.tenant)
-        room = self.room_of(group.tenant)
+        room = self.room_of(group.tenant, group.shape)
         if full is None or not full[0].jobs or self._comes_before(group, full[0]):
             return room
-        return min(room, 0)
+        needs = limits.needs(group.shape)
+        return min(room, 0) if any(needs[part] for part in full[2]) else room
 
-    def room_of(self, tenant: str) -> float:
-        """Return how many GPUs a tenant may still lease, ignoring jobs that wait for its limit.
+    def room_of(self, tenant: str, shape: Shape) -> float:
+        """Return how many placements of a shape a tenant's limits allow, ignoring jobs that wait for them.
 
-        Infinity without a limit, -1 if the tenant is held.
+        Infinity without a limit of them, -1 if the tenant is held.
         """
         row = self.state.read_tenant(tenant)
-        if row.hold is not None:
-            return -1
-        return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
+        return -1 if row.hold is not None else limits.room(self.state, row, shape)
+
+    def short_of(self, tenant: str, shape: Shape) -> list[int]:
+        """Return of which parts of its limits a tenant has too little left for a placement of a shape."""
+        return limits.short(self.state, self.state.read_tenant(tenant), shape)
+
+    def goes_first(self, group: Group) -> bool:
+        """Return whether no earlier job of the tenant waits for GPUs under its limit."""
+        full = self._full.get(group.tenant)
+        is_held_up = full is not None and full[0].jobs and limits.GPUS in full[2]
+        return not is_held_up or full is None or self._comes_before(group, full[0])
 
     def _comes_before(self, group: Group, other: Group) -> bool:
         if not group.jobs:
@@ -339,14 +354,21 @@ class QueueOrder:
 
     def may(self, group: Group) -> bool:
         """Return whether the tenant may start the first job of its group now."""
-        return group.shape.gpus <= self.room(group)
+        return self.room(group) >= 1
+
+    def may_lease(self, tenant: str, gpus: int) -> bool:
+        """Return whether a tenant may lease so many GPUs more for what it has started already."""
+        row = self.state.read_tenant(tenant)
+        return row.hold is None and (not row.gpus_max or row.gpus + gpus <= row.gpus_max)
 
     def over_limit(self, group: Group) -> None:
         """Remember a queue group whose first job waits for its tenant's limit and holds up the tenant's later jobs.
 
-        Only the first such group of a tenant in a pass is remembered.
+        Only the first such group of a tenant in a pass is remembered, with the parts of which it needs more than is
+        left.
         """
-        self._full.setdefault(group.tenant, (group, group.jobs[0]))
+        parts = limits.HOLDING_UP.intersection(self.short_of(group.tenant, group.shape))
+        self._full.setdefault(group.tenant, (group, group.jobs[0], parts or frozenset((limits.GPUS,))))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""

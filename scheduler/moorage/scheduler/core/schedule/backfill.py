@@ -27,15 +27,15 @@ class Backfilling:
     def backfill(self, draft: Draft, group: Group, room: float) -> int:
         """Place jobs of a group that end before the reservation starts. Return the number of replicas.
 
-        At most `DEPTH_MAX` jobs are tried, and as many replicas or gangs are placed. `room` is how many GPUs the
-        group's tenant may still lease. The record's evidence covers only jobs placed in order.
+        At most `DEPTH_MAX` jobs are tried, and as many replicas or gangs are placed. `room` is how many of them
+        the limits of the group's tenant allow. The record's evidence covers only jobs placed in order.
         """
         held, shape = self._verdicts.reservation, group.shape
         if held is None:
             return 0
         taken = self._verdicts.taken_back(group.priority, shape, group.tenant)
-        placed, need, tried = 0, shape.gpus, deque(_tried(group, draft.time_ms))
-        while tried and need <= room and not draft.full and placed < DEPTH_MAX * shape.together:
+        placed, tried = 0, deque(_tried(group, draft.time_ms))
+        while tried and room >= 1 and not draft.full and placed < DEPTH_MAX * shape.together:
             num = tried.popleft()
             if not self._surely_ends(shape, num, held.start_ms - draft.time_ms):
                 continue
@@ -47,7 +47,7 @@ class Backfilling:
             if self._order.queue.placed(group, num, draft.time_ms):
                 tried.appendleft(num)
             placed += shape.together
-            room -= need
+            room -= 1
         if placed:
             self._order.turns.count(group)
         return placed

@@ -20,6 +20,8 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Attempt
 from moorage.scheduler.core.lifecycle.frozen import Frozen
+from moorage.scheduler.core.queue import limits
+from moorage.scheduler.core.queue.limits import is_limited
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
@@ -210,13 +212,13 @@ class Planner:
         """
         host, refused = attempt.worker.num, self.frozen.refused
         refused.discard(attempt.name)
-        if self.order.may(group):
+        if self.order.may_lease(group.tenant, group.shape.gpus) and self.order.goes_first(group):
             claimed = self._claimed.get(host, 0)
             closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
             if (attempt.home & claimed or not self.frozen.resume(draft, attempt)) and not attempt.home & closed:
                 self._claimed[host] = claimed | attempt.home
             return
-        if group.shape.gpus <= self.order.room_of(group.tenant):
+        if self.order.may_lease(group.tenant, group.shape.gpus):
             refused.add(attempt.name)
         if self._holds_up(draft, group):
             self.order.over_limit(group)
@@ -248,7 +250,7 @@ class Planner:
         Else hosts would be reserved for one behind them, and smaller jobs be let on those that were reserved.
         """
         order, tenants = self.order, self.order.state.tenants
-        groups = [each for each in self.queue.with_jobs() if tenants[each.tenant].gpus_max and order.prune(each)]
+        groups = [each for each in self.queue.with_jobs() if is_limited(tenants[each.tenant]) and order.prune(each)]
         for group in sorted(groups, key=lambda each: (order.key(each), each.jobs[0])):
             self.serving = group
             if not order.may(group) and self._holds_up(draft, group):
@@ -262,8 +264,13 @@ class Planner:
         """
         if not self.could_ever(group.shape):
             return False
-        most = self.order.state.read_tenant(group.tenant).gpus_max
-        return group.shape.gpus <= most - self._endless.of(draft, group.tenant)
+        most, needs = limits.most(self.order.state.read_tenant(group.tenant)), limits.needs(group.shape)
+        parts = limits.HOLDING_UP if group.resumes is None else frozenset((limits.GPUS,))
+        short = parts.intersection(self.order.short_of(group.tenant, group.shape))
+        if not short:
+            return False
+        endless = self._endless.of(draft, group.tenant)
+        return all(needs[part] <= most[part] - endless[part] for part in short)
 
     def _bound(self, cut: bool, waiting: int) -> None:
         """Set how many failed searches this pass may make; `cut` says whether the last pass reached its limit.
@@ -299,13 +306,13 @@ class Planner:
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside = list[int]()
-        need, room, key = group.shape.gpus, order.room(group), order.key(group)
+        room, key = order.room(group), order.key(group)
         while order.prune(group) and not self.is_done(draft):
             num, key = group.jobs[0], order.key(group)
             if others is not None and not aside and (key, num) > others:
                 end = End.OTHERS_FIRST
                 break
-            if need > room:
+            if room < 1:
                 end = End.OVER_LIMIT
                 break
             choice = self._place_first(draft, group)
@@ -320,7 +327,7 @@ class Planner:
                 break
             last, first = choice, first or num
             placed += group.shape.together
-            room -= need
+            room -= 1
             order.turns.count(group)
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
@@ -333,14 +340,14 @@ class Planner:
             if held is not None and choice.host.worker.num in held.hosts:
                 continue  # its tenant may use a reserved host while it is owed more, which each placement changes
             most = order.turns.most(group, others)
-            if need and room != math.inf:
-                most = min(most, int(room // need))
+            if room != math.inf:
+                most = min(most, int(room))
             if not order.queue.waiting:
                 most = min(most, len(group.jobs))  # else a job of several may place many
-            if group.jobs and room >= need and most > 0:
+            if group.jobs and room >= 1 and most > 0:
                 more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(group, others))
                 placed += more
-                room -= more * need
+                room -= more
                 order.turns.count(group)
         if last is not None:
             # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
@@ -365,14 +372,14 @@ class Planner:
     def _in_turns(self, draft: Draft, ready: list[Ready]) -> Iterator[Group]:
         """Yield the group whose first job is placed next, while those at the root of the heap are alike."""
         order, first = self.order, ready[0][2]
-        need, rooms = first.shape.gpus, {first: order.room(first)}
+        rooms = {first: order.room(first)}
         while ready:
             group = ready[0][2]
             if group not in rooms:
                 if not self._are_alike(draft, first, group):
                     return
                 rooms[group] = order.room(group)
-            if rooms[group] < need:
+            if rooms[group] < 1:
                 return
             if not order.prune(group):
                 heappop(ready)
@@ -382,7 +389,7 @@ class Planner:
                 heapreplace(ready, (*now, group))
                 continue
             self.serving = group
-            rooms[group] -= need
+            rooms[group] -= 1
             order.turns.count(group)
             yield group
 
@@ -422,16 +429,15 @@ class Planner:
                 continue
             if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0], group.shape):
                 continue
-            key, shape, room = order.key(group), group.shape, order.room(group)
+            key, room = order.key(group), order.room(group)
             for num in islice(group.jobs, CANDIDATES_MAX):
                 if not order.waits(num):
                     continue
-                if room < shape.gpus:
+                if room < 1:
                     break
                 wanted = order.to_place(num, REPLICAS_MAX)
-                if wanted * shape.gpus > room:
-                    wanted = int(room // shape.gpus)
-                room -= wanted * shape.gpus
+                wanted = wanted if room == math.inf else min(wanted, int(room))
+                room -= wanted
                 yield Candidate(key, num, group, wanted)
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:

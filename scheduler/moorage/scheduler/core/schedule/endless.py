@@ -1,4 +1,4 @@
-"""Counts the GPUs of a tenant of which nothing says when they come free: those of services, say.
+"""Counts what a tenant has of which nothing says when it comes free: the GPUs, cores and memory of services, say.
 
 A job that needs more than its tenant's limit leaves it holds up the tenant's later jobs, or they would take the GPUs
 that come free one by one. But it must not wait, with all others behind it, for what may never end. That is the rule for
@@ -12,7 +12,9 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.holding import needs_of
 from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, LOST_KEPT, Attempt, State
+from moorage.scheduler.core.queue.limits import is_limited
 from moorage.scheduler.core.schedule.runtime import Estimates
 
 #: ledger ms between two counts: one for each worker, since a count reads all attempts, and at most so many
@@ -25,29 +27,32 @@ class Endless:
     def __init__(self, state: State, estimates: Estimates) -> None:
         self._state = state
         self._estimates = estimates
-        self._gpus: dict[str, int] = {}
+        self._has: dict[str, tuple[int, ...]] = {}
         self._at: tuple[int, int] | None = None  # the state's digest, and the ledger ms, of the last count
 
-    def of(self, draft: Draft, tenant: str) -> int:
-        """Return how many GPUs of a tenant with a limit have no known end."""
+    def of(self, draft: Draft, tenant: str) -> tuple[int, ...]:
+        """Return how many GPUs, cores in thousandths and MiB of a tenant with a limit have no known end."""
         at, digest, now_ms = self._at, draft.digest, draft.time_ms
         if at is None or (at[0] != digest and now_ms >= at[1] + _pause_ms(draft.state)):
             self._at = digest, now_ms
-            self._gpus = self._count(draft.state, now_ms)
-        return self._gpus.get(tenant, 0)
+            self._has = self._count(draft.state, now_ms)
+        return self._has.get(tenant, (0, 0, 0))
 
     def next_ms(self) -> float:
         """Return from which ledger ms on a count may have another result though nothing happens; infinity for never."""
         at = self._at
         return math.inf if at is None or at[0] == self._state.digest else at[1] + _pause_ms(self._state)
 
-    def _count(self, state: State, now_ms: int) -> dict[str, int]:
-        limited = {tenant.name for tenant in state.tenants.values() if tenant.gpus_max}
-        found = dict.fromkeys(limited, 0)
+    def _count(self, state: State, now_ms: int) -> dict[str, tuple[int, ...]]:
+        limited = {tenant.name: tenant for tenant in state.tenants.values() if is_limited(tenant)}
+        found: dict[str, tuple[int, ...]] = dict.fromkeys(limited, (0, 0, 0))
         for attempt in state.attempts():
             tenant = attempt.replica.job.tenant
-            if tenant in limited and attempt.mask and not self._ends(attempt, now_ms):
-                found[tenant] += attempt.mask.bit_count()
+            has_any = tenant in limited and (attempt.mask or limited[tenant].limits is not None)
+            if has_any and not self._ends(attempt, now_ms):
+                gpus, cores, memory = found[tenant]
+                beside = (0, 0, False) if limited[tenant].limits is None else needs_of(attempt.replica.job)
+                found[tenant] = gpus + attempt.mask.bit_count(), cores + beside[0], memory + beside[1]
         return found
 
     def _ends(self, attempt: Attempt, now_ms: int) -> bool:

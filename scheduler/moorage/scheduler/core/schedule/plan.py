@@ -44,6 +44,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.queue.limits import is_limited
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.schedule.runtime import Estimates
@@ -236,7 +237,7 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
     for claim in claims:
         had, tenant = last.had.get(claim.num), known.order.state.read_tenant(claim.group.tenant)
         is_passed = had is not None and had.short_ms and now_ms - had.short_ms >= SHORT_MS
-        if not is_passed and not tenant.gpus_max and known.could_ever(claim.group.shape):
+        if not is_passed and not is_limited(tenant) and known.could_ever(claim.group.shape):
             kind = (*claim.key[:2], claim.later)
             since[kind] = min(since.get(kind, claim.since_ms), claim.since_ms)
     found, next_ms = list[Claim](), math.inf

@@ -52,6 +52,7 @@ from moorage.scheduler.core.ledger.acts.tenant import (
     HalfLife,
     Hold,
     Limit,
+    Limits,
     Share,
     TenantAct,
     Tombstone,

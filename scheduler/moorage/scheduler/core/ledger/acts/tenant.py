@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger import fairshare, holding
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.state import HELD, RELEASED, StandingOrder, State, Tenant
@@ -57,7 +57,34 @@ class Limit(Act, tag="limit"):
     def fold(self, folding: Folding) -> None:
         tenant = folding.tenant(self.tenant)
         tenant.gpus_max, tenant.jobs_max = self.gpus, self.jobs
-        tenant.limit = StandingOrder(self.by, self.why, folding.time) if self.gpus or self.jobs else None
+        stands = self.gpus or self.jobs or tenant.limits is not None
+        tenant.limit = StandingOrder(self.by, self.why, folding.time) if stands else None
+
+
+class Limits(Act, tag="limits"):
+    """An operator sets a tenant's limits beside those of GPUs and jobs, see `holding.Limits`; 0 for none."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    tenant: str
+    limits: list[int]
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        tenant, before = folding.tenant(self.tenant), None
+        if len(self.limits) < len(holding.Limits._fields) or min(self.limits) < 0:
+            raise FoldError(f"act {self.tag} of tenant {self.tenant} says {self.limits}")
+        found = holding.Limits(*self.limits[: len(holding.Limits._fields)])
+        if holding.spend(folding.state, tenant):
+            before = tenant.spent
+        tenant.limits = found if any(found) else None
+        attempts = (attempt for job in tenant.jobs.values() for attempt in job.attempts)
+        tenant.held = holding.held_by(attempts) if tenant.limits is not None else holding.NOTHING_HELD
+        tenant.spent = before if found.budget_ms else None
+        holding.spend(folding.state, tenant)
+        order = StandingOrder(self.by, self.why, folding.time)
+        tenant.limit = order if tenant.limits is not None or tenant.gpus_max or tenant.jobs_max else None
 
 
 class Share(Act, tag="share"):
@@ -158,4 +185,4 @@ def is_blank(state: State, tenant: Tenant) -> bool:
     return not holds and fairshare.usage_milli(state, tenant) == 0
 
 
-TenantAct = ForgetTenants | Hold | Unhold | Limit | Share | HalfLife | Cursor | Tombstone | Untomb
+TenantAct = ForgetTenants | Hold | Unhold | Limit | Limits | Share | HalfLife | Cursor | Tombstone | Untomb

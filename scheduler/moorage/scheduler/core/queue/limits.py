@@ -1,0 +1,82 @@
+"""What the limits of a tenant leave for jobs of a shape: GPUs, cores, memory, replicas at once, and its budget.
+
+All are asked at one place, so that a limit that is added holds wherever something is placed. Room is counted in
+placements: replicas of the shape, or whole gangs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.holding import ends_ms, is_spent
+from moorage.scheduler.core.ledger.state import State, Tenant
+
+#: what limits are of: the parts of the vectors here
+NAMES: Final = ("GPUs", "cores", "MiB of memory", "replicas at once")
+GPUS, CORES, MEMORY, RUNNING = range(len(NAMES))
+#: stands for the budget where a part is named
+BUDGET: Final = len(NAMES)
+#: parts of which a job that needs more than is left holds up its tenant's later ones: small ones would starve it
+HOLDING_UP: Final = frozenset((GPUS, CORES, MEMORY))
+Parts = tuple[int, int, int, int]
+
+
+def needs(shape: Shape) -> Parts:
+    """Return what one placement of a shape needs."""
+    return shape.gpus, shape.cpu_milli * shape.together, shape.memory_mib * shape.together, 1
+
+
+def has(tenant: Tenant) -> Parts:
+    """Return what a tenant has now."""
+    return (tenant.gpus, *tenant.held)
+
+
+def most(tenant: Tenant) -> Parts:
+    """Return the limits of a tenant; 0 for none."""
+    limits = tenant.limits
+    return (tenant.gpus_max, *limits[:3]) if limits is not None else (tenant.gpus_max, 0, 0, 0)
+
+
+def is_limited(tenant: Tenant) -> bool:
+    """Return whether a tenant has any limit of what it may have at once, or a budget."""
+    return bool(tenant.gpus_max) or tenant.limits is not None
+
+
+def room(state: State, tenant: Tenant, shape: Shape) -> float:
+    """Return how many more placements of a shape a tenant's limits allow now; infinity without a limit of it."""
+    if tenant.limits is None:
+        gpus = shape.gpus
+        return max(0, tenant.gpus_max - tenant.gpus) // gpus if tenant.gpus_max and gpus else math.inf
+    if shape.gpus and is_spent(state, tenant):
+        return 0
+    found = math.inf
+    for bound, held, need in zip(most(tenant), has(tenant), needs(shape), strict=True):
+        if bound and need:
+            found = min(found, max(0, bound - held) // need)
+    return found
+
+
+def short(state: State, tenant: Tenant, shape: Shape) -> list[int]:
+    """Return of which parts a tenant's limits leave too little for a placement of a shape now, `BUDGET` among them."""
+    rows = enumerate(zip(most(tenant), has(tenant), needs(shape), strict=True))
+    found = [part for part, (bound, held, need) in rows if bound and need > bound - held]
+    return [*found, BUDGET] if shape.gpus and is_spent(state, tenant) else found
+
+
+def anew_ms(state: State, tenants: Iterable[str]) -> float:
+    """Return the ledger ms at which the first spent budget of some tenants begins anew; infinity for none."""
+    found = math.inf
+    for name in tenants:
+        tenant = state.read_tenant(name)
+        if tenant.limits is not None and is_spent(state, tenant):
+            found = min(found, ends_ms(state.time_ms, tenant.limits.period))
+    return found
+
+
+def words(part: int, amount: int) -> str:
+    """Return an amount of a part, as 1.5 cores."""
+    number = f"{amount / 1000:g}" if part == CORES else f"{amount:,}"
+    return f"{number} {NAMES[part]}"
