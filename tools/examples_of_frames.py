@@ -48,6 +48,7 @@ ACTS: Final = (
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("resize", operate.ResizeAct(tenant="vision", job="eval-7", memory_mib=8192, compute_percent=40, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+    ("counter", operate.CounterAct(name="matlab", most=20, by="ana")),
     ("feature-level", operate.FeatureLevelAct(level=2, schedulers=3, by="ana")),
     ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
     ("cordon", operate.CordonAct(worker="node-7", by="ana")),

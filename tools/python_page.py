@@ -36,7 +36,17 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
 #: what an operator gives and gets, by module
 OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.client": ("AsyncFleet", "Fleet", "AsyncAdmin", "Admin"),
-    "moorage.schemas.operate": ("Changed", "Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
+    "moorage.schemas.operate": (
+        "Changed",
+        "Counter",
+        "Done",
+        "Hold",
+        "Limit",
+        "Share",
+        "Drain",
+        "Resized",
+        "TenantRow",
+    ),
 }
 EVENTS: Final = "Events and steps"
 SERVE: Final = "What a service's function imports"

@@ -214,6 +214,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin priority train-42 --to 90",
         "moorage admin priority all --to 10 --tenant sandbox",
     ),
+    "admin counter": (
+        "moorage admin counter matlab 20",
+        "moorage admin counter heavy 2 --per-tenant",
+        "moorage admin counter",
+    ),
     "admin limit": (
         "moorage admin limit --tenant vision --gpus 16",
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",

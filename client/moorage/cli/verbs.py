@@ -70,6 +70,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("admin priority", "moorage.cli.fleet.admin:priority", "Change the priority of jobs."),
         Verb("admin resize", "moorage.cli.fleet.admin:resize", "Change the part of shared GPUs that jobs have."),
         Verb("admin limit", "moorage.cli.fleet.admin:limit", "Limit a tenant's GPUs and jobs."),
+        Verb("admin counter", "moorage.cli.fleet.admin:counter", "How many there are of licences and the like."),
         Verb(
             "admin feature-level",
             "moorage.cli.fleet.ledger:feature_level",

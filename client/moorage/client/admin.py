@@ -17,7 +17,7 @@ from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, Lette
 from moorage.schemas.answers.operators import ActsAnswer, Demand, TenantsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
-from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
+from moorage.schemas.operate import Counter, DlqAct, Done, TenantRow, act_of
 
 if TYPE_CHECKING:
     from moorage.client.answers import JobRow
@@ -128,6 +128,18 @@ class AsyncAdmin:
         if gpu_hours is not None:
             given |= {"period": period, "on_spent": on_spent}
         return await self._act("limit", tenant=self._tenant(tenant), why=why, **given)
+
+    async def counter(self, name: str, most: int | None, *, per: str = "fleet", why: str = "") -> Done:
+        """Set how many there are of a counter that jobs name in `uses`, in all or, with `per` tenant, for each tenant.
+
+        0 or None removes it.
+        """
+        return await self._act("counter", name=name, most=most or 0, per=per, why=why)
+
+    async def counters(self) -> list[Counter]:
+        """Return the counters, with how many of each are in use."""
+        answer = await self._client.operate("tenants")
+        return msgspec.convert(answer.data, TenantsAnswer).counters
 
     async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
         """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""

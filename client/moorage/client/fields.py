@@ -70,6 +70,7 @@ class Fields(_RunFields, total=False):
     resources: Resources
     requires: dict[str, list[str]]
     where: list[str]
+    uses: dict[str, int]
     driver_config: dict[str, Any]
     deadline_s: float
     start_within_s: float

@@ -30,7 +30,7 @@ from moorage.schemas.answers.operators import ActsAnswer, Demand
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Changed, Done, TenantRow
+from moorage.schemas.operate import Changed, Counter, Done, TenantRow
 from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
@@ -681,6 +681,16 @@ class Admin(Handle["AsyncAdmin"]):
                 tenant=tenant,
             )
         )
+
+    def counter(self, name: str, most: int | None, *, per: str = "fleet", why: str = "") -> Done:
+        """Set how many there are of a counter that jobs name in `uses`, in all or, with `per` tenant, for each
+        tenant.
+        """
+        return self._thread.call(self._twin.counter(name, most, per=per, why=why))
+
+    def counters(self) -> list[Counter]:
+        """Return the counters, with how many of each are in use."""
+        return self._thread.call(self._twin.counters())
 
     def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
         """Raise the ledger's feature level. Raises `Rejected` unless at least `schedulers` answer and all know it."""

@@ -38,6 +38,9 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
+#: counters of one request, and the most of one
+USES_MAX: Final = 16
+COUNTER_MAX: Final = 1_000_000
 #: patterns in `keep`
 KEEP_MAX: Final = 64
 #: parts of such a pattern with two stars: the time of a match multiplies with each
@@ -447,6 +450,17 @@ def check_duration(name: str, seconds: float | None) -> None:
         raise ValueError(f"{name} must be 0..{DURATION_S_MAX:.0f} seconds, found {seconds}")
 
 
+def check_uses(uses: dict[str, int]) -> None:
+    """Raise ValueError for names or numbers that no counter has."""
+    if len(uses) > USES_MAX:
+        raise ValueError(f"uses must have at most {USES_MAX} names, found {len(uses)}")
+    for name, count in uses.items():
+        if not LABEL_KEY.fullmatch(name):
+            raise ValueError(f"uses must have names of 1..63 letters, digits and _./-, found {name[:80]!r}")
+        if not 1 <= count <= COUNTER_MAX:
+            raise ValueError(f"uses.{name} must be 1..{COUNTER_MAX}, found {count}")
+
+
 class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """What OpenShell asks of GPUs: a count and, in an interim form, exact devices."""
 
@@ -579,6 +593,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: Without a row that fits, a failure is the end, and a lost attempt is followed by another one three times.
     #: Attempts that were drained or preempted count for nothing
     retry: list[Retry] = []
+    #: how many of each of an operator's counters a replica takes while it is on a worker, as `{"matlab": 1}`: at most
+    #: 16 names of 1 to 63 characters. It waits until as many are left
+    uses: dict[str, int] = {}
     #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
     #: it. It stays the last field: see `signed`
     person: str | None = None
@@ -624,6 +641,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             self._read_amounts(self.resource_requirements)
         if self.requires or self.labels:
             self._check_labels()
+        if self.uses:
+            check_uses(self.uses)
         if self.after:
             self._read_after()
         if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":

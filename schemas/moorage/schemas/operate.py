@@ -16,7 +16,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, check_duration
+from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, check_duration, check_uses
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.service import Scale
@@ -274,6 +274,21 @@ class LimitAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound:.0f} or null, found {value}")
 
 
+class CounterAct(_Act, frozen=True, kw_only=True):
+    """`counter`: set how many there are of a counter that jobs name in `uses`: licences, calls of an interface.
+
+    0 or null removes it. What uses it goes on; jobs wait until enough are left. It needs feature level 2.
+    """
+
+    name: str
+    most: int | None
+    per: Literal["fleet", "tenant"] = "fleet"  # so many in all, or for each tenant
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_uses({self.name: self.most or 1})
+
+
 class FeatureLevelAct(_Act, frozen=True, kw_only=True):
     """`feature-level`: the leader writes ledger records of this level from now on; it is never lowered.
 
@@ -322,6 +337,7 @@ Act = (
     | PriorityAct
     | ResizeAct
     | LimitAct
+    | CounterAct
     | FeatureLevelAct
     | ShareAct
     | CordonAct
@@ -338,6 +354,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "priority": PriorityAct,
     "resize": ResizeAct,
     "limit": LimitAct,
+    "counter": CounterAct,
     "feature-level": FeatureLevelAct,
     "share": ShareAct,
     "cordon": CordonAct,
@@ -433,6 +450,19 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     period: str = ""  # of `gpu_hours`, as the next two
     on_spent: str = ""
     spent_hours: float = 0  # in this period
+
+
+class Counter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A counter: how many there are, in all or for each tenant, how many of them all use, and who set it."""
+
+    name: str
+    most: int
+    per: str = "fleet"
+    used: int = 0
+    since_ms: int = 0
+    by: str = ""
+    said: str = ""
+    why: str = ""
 
 
 class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -544,6 +574,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     priority: int | None = None
     hold: Hold | None = None
     limit: Limit | None = None
+    counter: Counter | None = None
     drain: Drain | None = None
     #: positions of the worker's devices that were released
     slots: list[int] = []

@@ -24,6 +24,7 @@ class Cure(Enum):
     REQUEST = auto()  # another request
     TIME_LIMIT = auto()  # a time limit with which it ends before the hosts are needed
     LIMIT = auto()  # a higher limit of its tenant, or less of the tenant under it
+    COUNTER = auto()  # more of a counter
     RELEASE = auto()  # an operator lets it go on
 
 
@@ -369,6 +370,12 @@ BUDGET: Final = add(
     "its tenant has spent its budget of GPU-hours of this day, week or month",
     "wait until it begins anew, or ask an operator: moorage admin tenants shows what is spent",
     cures=(Cure.LIMIT,),
+)
+COUNTER: Final = add(
+    "counter",
+    "others use as many as there are of a counter that it uses",
+    "wait until they end, or ask an operator for more: moorage admin counter shows how many there are",
+    cures=(Cure.COUNTER,),
 )
 BACKOFF: Final = add(
     "backoff",

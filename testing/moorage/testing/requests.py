@@ -204,6 +204,12 @@ FIELDS: Final = (
     Field("retries", "retries", (one(1, "1"), one(1000, "1000")), (one(1001, "1001"), *_NO_COUNTS)),
     Field("retries_on_lost", "", unsaid(0, 1000), unsaid(-1, 1001, 1.5, "3")),
     Field(
+        "uses",
+        "uses",
+        (one({"matlab": 1}, "matlab=1"), one({"a": 1_000_000, "b.c": 2}, "a=1000000", "b.c=2")),
+        (one({"a": 0}, "a=0"), one({"a b": 1}, "a b=1"), one({"a": 1_000_001}, "a=1000001"), one({"a": "x"}, "a=x")),
+    ),
+    Field(
         "retry",
         "retry",
         (

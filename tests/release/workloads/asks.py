@@ -9,9 +9,11 @@ import random
 from collections import Counter
 from typing import Any, Final
 
+from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import STATES
+from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving
 
 ASKS_FROM: Final = 9_100_000
@@ -27,7 +29,7 @@ ENDS: Final = (
     (-9, "lost", ("lost",)),
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
-ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "time", "time")
+ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "time", "time")
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
     {"on": "failure", "times": 1, "pause_s": 3},
@@ -78,6 +80,8 @@ class Asks(Driving):
         for host in self.hosts:
             self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000)
         self.limits: dict[str, dict[str, float]] = {}
+        self.counters: dict[str, int] = {}
+        self.used = {each: Counter[str]() for each in TENANTS}
         self.had: dict[str, dict[str, float]] = {}
         self.names = 0
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -108,6 +112,8 @@ class Asks(Driving):
         elif what == "lead":
             self.dice.choice((self.lead, self.lead_from_snapshot))()
             self.renew()
+        elif what == "counter":
+            self._counter()
         elif what == "limit":
             self._limit()
         elif what == "time":
@@ -124,12 +130,57 @@ class Asks(Driving):
                 "cpu_milli": dice.choice([1_000, 4_000, 9_000]),
                 "memory_mib": dice.choice([0, 9_000]),
             }
+        if dice.random() < 0.3:
+            names = dice.sample(("lic", "mine"), dice.choice([1, 1, 2]))
+            fields["uses"] = {name: dice.choice([1, 1, 2]) for name in names}
         answer = self.submit(job, tenant=tenant, **fields)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)
         self.names += 1
         if not over:
             self.jobs[tenant, job] = fields
+
+    def _counter(self) -> None:
+        """An operator sets a counter, of the fleet or of each tenant."""
+        name, most = self.dice.choice(("lic", "mine")), self.dice.choice((0, 1, 2, 3))
+        per = "tenant" if name == "mine" else "fleet"
+        answer = self.order("counter", name=name, most=most, per=per)
+        assert answer["kind"] == "done", answer
+        self.counters[name] = most
+        self.used = {each: self.uses(each) for each in TENANTS}
+
+    def order(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """An operator's act; that on a counter is about no tenant."""
+        if verb != "counter":
+            return super().order(verb, **arguments)
+        self.engine.offer(Order(verb, act_of(verb, {"by": "ana", **arguments}), "counter", True))
+        self.tick()
+        return dict(self.answers.pop("counter"))
+
+    def uses(self, tenant: str) -> Counter[str]:
+        """How many of each counter a tenant's attempts use."""
+        found = Counter[str]()
+        for attempt in self.state.attempts():
+            if attempt.name[0] == tenant:
+                found.update(self.jobs[tenant, attempt.name[1]].get("uses", {}))
+        return found
+
+    def _judge_counters(self) -> None:
+        used = {each: self.uses(each) for each in TENANTS}
+        total, before = sum(used.values(), Counter[str]()), sum(self.used.values(), Counter[str]())
+        assert total["lic"] <= max(self.counters.get("lic", 0), before["lic"]), f"{total} of {self.counters}"
+        for tenant in TENANTS:
+            most = max(self.counters.get("mine", 0), self.used[tenant]["mine"])
+            assert used[tenant]["mine"] <= most, f"{tenant}: {used[tenant]} of {self.counters}"
+        self.used = used
+        for (tenant, name), fields in self.jobs.items():
+            job = self.state.job(tenant, name)
+            if job is None or not job.waits or self.explained(name, tenant)["reason"] != "counter":
+                continue
+            has = {"lic": total["lic"], "mine": used[tenant]["mine"]}
+            wants = fields["uses"].items()
+            assert any(has[each] + n > self.counters.get(each, 0) for each, n in wants), f"{name} waits for no counter"
+            self.ends["counted"] += 1
 
     def _limit(self) -> None:
         """An operator sets or removes one limit of a tenant."""
@@ -200,6 +251,7 @@ class Asks(Driving):
             self._judge_ends(job)
         for tenant in TENANTS:
             self._judge_limits(tenant)
+        self._judge_counters()
 
     def _judge_limits(self, tenant: str) -> None:
         limits, has, had = self.limits.get(tenant, {}), self.has(tenant), self.had.get(tenant, {})

@@ -326,6 +326,41 @@ def limit(
     return guarded(options, lambda: with_client(_of_a_tenant(options, "limit"), work))
 
 
+def counter(
+    name: Annotated[str, Parameter(help="Its name, as matlab; without one, all are listed.")] = "",
+    number: Annotated[str, Parameter(help="How many there are; none removes it.")] = "",
+    *,
+    per_tenant: Annotated[bool, Parameter(help="So many for each tenant, not in all.")] = False,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Set how many there are of what jobs take with --uses NAME=1: licences, calls of a rate-limited interface.
+
+    A job takes them from its placement until its GPUs are free, and waits with the reason `counter` until enough are
+    left. What uses them goes on if there are fewer. Without a name, list them with how many are in use.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if not number:
+            rows = [each for each in await client.admin.counters() if not name or each.name == name]
+            if not options.shown({"counters": rows}, rows):
+                cells = [[each.name, each.used, each.most, each.per, words(each.by, each.said)] for each in rows]
+                if cells:
+                    print_out(table(["NAME", "USED", "OF", "PER", "BY"], cells, numbers=("USED", "OF")))
+                else:
+                    print_err("there is no counter" + f" {name}" * bool(name))
+            return None
+        most = _bound_of("NUMBER", number, client.tenant)
+        done = await client.admin.counter(name, most, per="tenant" if per_tenant else "fleet", why=why)
+        if not options.shown(done, [done]):
+            found = done.counter
+            said = "no counter" if found is None else f"{found.used} of {found.most} in use"
+            print_out(f"{name}\t{said}{'' if done.changed else ' already'}")
+        return None
+
+    return guarded(options, lambda: with_client(options, work))
+
+
 def share(
     *,
     weight: Annotated[int | None, Parameter(help="Weight in the fair share; 1 by default.", value="NUMBER")] = None,

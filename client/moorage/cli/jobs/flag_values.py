@@ -252,6 +252,19 @@ def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> di
     return ({"requires": requires} if requires else {}) | ({"where": where} if where else {})
 
 
+def uses(texts: Sequence[str]) -> dict[str, int]:
+    """Return the counters of --uses, each with how many of it. Raises `Rejected`."""
+    found = {}
+    for name, number in pairs("uses", texts, "NUMBER"):
+        if not (number.isascii() and number.isdecimal()):
+            raise rejected(
+                "invalid-argument", f"--uses {name} must be followed by a number", field="$.uses", found=number,
+                next=f"for example --uses {name}=1",
+            )  # fmt: skip
+        found[name] = int(number[:8])
+    return found
+
+
 def milli_cores(cores: float) -> int:
     """Return cores as thousandths of a core, rounded up, so that a small number never becomes 0.
 

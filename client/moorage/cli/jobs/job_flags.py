@@ -26,6 +26,7 @@ from moorage.cli.jobs.flag_values import (
     retry,
     seconds_to,
     service,
+    uses,
     warn_of_decimal,
 )
 from moorage.cli.jobs.from_shell import variables
@@ -184,6 +185,15 @@ class JobFlags:
         list[str] | None, Flag(help="On this worker alone; repeated, on one of them.", value="WORKER", of="requires")
     ] = None
     not_on: Annotated[list[str] | None, Flag(help="Not on this worker. Repeatable.", value="WORKER", of="where")] = None
+    uses: Annotated[
+        list[str] | None,
+        Flag(
+            help="So many of an operator's counter for each replica, as licences: matlab=1. It waits until they are "
+            "left.",
+            value="COUNTER=N",
+            reads=uses,
+        ),
+    ] = None
     label: Annotated[
         list[str] | None,
         Flag(help="A label to give to the job: team=vision.", value="LABEL", field="labels", reads=labels),

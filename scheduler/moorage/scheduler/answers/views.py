@@ -58,7 +58,7 @@ from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.retrying import words_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
-from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.operate.orders import as_hold, counters_of, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
 from moorage.scheduler.core.outputs.outputs import (
     CHANGES_SURE,
@@ -625,7 +625,12 @@ def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
     calls = counts.calls.rows(engine.built_ms)
     return TenantsAnswer(
-        tenants=rows[:LS_MAX], of=len(rows), waits=counts.waits, ended=counts.outcomes.as_data(), services=calls
+        tenants=rows[:LS_MAX],
+        of=len(rows),
+        waits=counts.waits,
+        ended=counts.outcomes.as_data(),
+        services=calls,
+        counters=counters_of(state),
     )
 
 

@@ -26,7 +26,8 @@ from moorage.scheduler.answers.views import (
 )
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.holding import PERIODS, ends_ms, is_spent, spent_at
+from moorage.scheduler.core.ledger.holding import PERIODS, ends_ms, is_spent, spent_at, uses_any
+from moorage.scheduler.core.ledger.holding import needs_of as held_beside
 from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     AVOID_MAX,
@@ -40,6 +41,7 @@ from moorage.scheduler.core.ledger.state import (
     WORKER,
     Job,
     Replica,
+    Tenant,
 )
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
@@ -47,7 +49,7 @@ from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.retrying import row_after
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.core.queue.limits import BUDGET, GPUS, words
+from moorage.scheduler.core.queue.limits import BUDGET, GPUS, taken, words
 from moorage.scheduler.core.queue.limits import has as parts_of
 from moorage.scheduler.core.queue.limits import most as most_of_tenant
 from moorage.scheduler.core.queue.limits import needs as needs_of
@@ -502,7 +504,31 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
         return None
     if (spent := _over_budget(engine, job, shape)) is not None:
         return spent
+    if shape.uses and (names := taken(engine.state, tenant_of(engine, job), shape)):
+        return replace(_explained(job, reasons.COUNTER, _counter_words(engine, job, names[0])), held_by=[])
     return _over_limit(engine, job, shape, reason)
+
+
+def tenant_of(engine: Engine, job: Job) -> Tenant:
+    """Return the tenant of a job."""
+    return engine.state.tenants[job.tenant]
+
+
+def _counter_words(engine: Engine, job: Job, name: str) -> str:
+    """Return how many there are of a counter and who uses them: the tenant's own jobs by name, others by number."""
+    state, counter = engine.state, engine.state.counters.get(name)
+    if counter is None:
+        return f"there is no counter {name}"
+    own = [each for each in tenant_of(engine, job).jobs.values() if each.held and uses_any(each)]
+    holding = [each.name for each in own if name in dict(held_beside(each).uses)]
+    used = (tenant_of(engine, job) if counter.of_tenant else state).used.get(name, 0)
+    others = state.used.get(name, 0) - tenant_of(engine, job).used.get(name, 0)
+    shown = [f"job {each}" for each in holding[:HOLDERS_MAX]]
+    shown += [f"{len(holding) - HOLDERS_MAX} more of its jobs"] if len(holding) > HOLDERS_MAX else []
+    shown += [f"other tenants, {others}"] if others and not counter.of_tenant else []
+    of = f" of tenant {job.tenant}" if counter.of_tenant else ""
+    needs = dict(engine.reader.shape_of(job).uses)[name] * engine.reader.shape_of(job).together
+    return f"{name}: {used} of {counter.most}{of} in use, and this needs {needs}; by {', '.join(shown) or 'nobody'}"
 
 
 def _over_budget(engine: Engine, job: Job, shape: Shape) -> Explained | None:

@@ -193,6 +193,9 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
             return {"verb": "limit", "tenant": act.tenant, "what": what}
         case acts.Limits():
             return {"verb": "limit", "tenant": act.tenant, "what": _limits(act.limits)}
+        case acts.Counter():
+            per = " for each tenant" if act.of_tenant else ""
+            return {"verb": "counter", "what": f"{act.name}: {act.most}{per}" if act.most else f"{act.name}: none"}
         case acts.Share():
             what = f"weight {act.weight or 1}, {many(act.gpus, 'GPU')} guaranteed"
             return {"verb": "share", "tenant": act.tenant, "what": what}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.fairshare import rate_of
-from moorage.scheduler.core.ledger.holding import held_by
+from moorage.scheduler.core.ledger.holding import held_by, used_by
 from moorage.scheduler.core.ledger.records import GangPhase, Mode
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
@@ -75,6 +75,8 @@ def validate(state: State) -> None:
     found = sum(more for more, _ in extra), sum(more for more, over in extra if over)
     if found != (state.extra, state.extra_ended):
         raise Broken(f"jobs count {found} more than one each, counted {state.extra, state.extra_ended}")
+    if state.used != (used := used_by(state.attempts())):
+        raise Broken(f"the state counts {state.used}, attempts use {used}")
     if state.full_digest() != state.digest:
         raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
     for name, tenant in state.tenants.items():
@@ -93,6 +95,10 @@ def validate(state: State) -> None:
         beside = held_by(attempt for attempt in limited if attempt.replica.job.tenant == name)
         if tenant.held != beside:
             raise Broken(f"tenant {name} counts {tenant.held} beside GPUs, its attempts hold {beside}")
+        if tenant.used or state.used:
+            used = used_by(attempt for attempt in state.attempts() if attempt.replica.job.tenant == name)
+            if tenant.used != used:
+                raise Broken(f"tenant {name} counts {tenant.used}, its attempts use {used}")
         if tenant.rate_milli != rates.get(name, 0):
             raise Broken(f"tenant {name} counts a rate of {tenant.rate_milli}, not {rates.get(name, 0)}")
         if tenant.usage_base + tenant.rate_milli * state.inflation < 0:

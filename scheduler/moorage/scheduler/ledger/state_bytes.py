@@ -191,7 +191,7 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
         job.held += 1
         tenant = state.tenants[job.tenant]
         tenant.gpus += attempt.mask.bit_count()
-        holding.take(tenant, attempt, 1)
+        holding.take(state, tenant, attempt, 1)
         if state.half_life_ms:
             tenant.rate_milli += fairshare.rate_of(attempt)
         if is_current:
@@ -203,7 +203,7 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
 
 
 def _digest_rows(state: State) -> None:
-    total = state.finished.row
+    total = state.finished.row + holding.row_of(state.counters)
     for row in state.rows():
         row.row = row.digest_row(state.level)
         total += row.row

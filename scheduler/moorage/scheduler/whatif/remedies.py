@@ -88,6 +88,17 @@ def _raised(engine: Engine, tenant: Tenant, shape: Shape) -> list[tuple[dict[str
     return found
 
 
+def _more_of_counter(engine: Engine, job: Job) -> Iterator[Remedy]:
+    state, tenant, shape = engine.state, engine.state.tenants[job.tenant], engine.reader.shape_of(job)
+    for name in limits.taken(state, tenant, shape)[:1]:
+        counter, needs = state.counters.get(name), dict(shape.uses)[name] * shape.together
+        of_tenant = counter is not None and bool(counter.of_tenant)
+        most = (tenant if of_tenant else state).used.get(name, 0) + needs
+        command = f"moorage admin counter {name} {most}" + " --per-tenant" * of_tenant
+        say = f"ask your operator for {most} of {name}"
+        yield _order(say, command, "counter", name=name, most=most, per="tenant" if of_tenant else "fleet")
+
+
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     """Yield cancels of the tenant's smallest jobs that free enough of its limit; of equal ones the youngest first."""
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
@@ -116,5 +127,6 @@ def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 _OF: Final[dict[Cure, tuple[Callable[[Engine, Job], Iterator[Remedy]], ...]]] = {
     Cure.LIMIT: (_raise_limit, _cancel_first, _cancel_for_limit),
+    Cure.COUNTER: (_more_of_counter,),
     Cure.RELEASE: (_release,),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from moorage.schemas.always import always
-from moorage.schemas.operate import Limit, TenantRow
+from moorage.schemas.operate import Counter, Limit, TenantRow
 
 
 class WaitRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -92,6 +92,7 @@ class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     waiting: dict[str, int] = always(dict[str, int])  # replicas that wait, by reason
     demand: Demand = always(Demand)  # what the fleet lacks, and which hosts are idle
     services: list[ServiceCalls] = always(list[ServiceCalls])  # by tenant and name; `(others)` is the last one
+    counters: list[Counter] = []
 
 
 class Drift(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

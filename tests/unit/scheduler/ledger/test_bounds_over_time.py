@@ -94,7 +94,8 @@ FIXED = {
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
     "Job.peaks", "Job.shape",
     "Attempt.name",
-    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held",
+    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.used",
+    "State.counters", "State.used",  # no operator here sets a counter, and no job uses one
     "Tenant.share", "Job.needs", "Worker.window", "Worker.pool", "Worker.pool_of",
     "Attempt.runs_as",
 }  # fmt: skip

@@ -73,6 +73,7 @@ class Shape:
         "tenant",
         "together",
         "user",
+        "uses",
         "vendor",
         "where",
     )
@@ -101,6 +102,7 @@ class Shape:
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.where = tuple(map(condition, request.where))
+        self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
         self.vendor = gpu.effective_vendor if gpu else ""
@@ -188,6 +190,7 @@ def shape_key(request: Request) -> ShapeKey:
         request.service and (request.spreads, request.sleeps, request.ends_idle),  # None without a service
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
         tuple(sorted(request.where)) if request.where else None,
+        tuple(sorted(request.uses.items())) if request.uses else None,
     )
 
 
@@ -249,5 +252,6 @@ class Shapes:
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
     labels += [word for each in shape.where for word in each]
+    labels += [name for name, _ in shape.uses]
     words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

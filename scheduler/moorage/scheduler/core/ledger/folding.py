@@ -416,7 +416,7 @@ class Folding:
             job.preempts = None
         tenant = state.tenants[job.tenant]
         tenant.waits -= 1
-        if tenant.limits is not None:
+        if tenant.limits is not None or holding.uses_any(job):
             self._count(tenant, attempt, 1)
         if state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt))
@@ -748,7 +748,7 @@ class Folding:
         if job.lingering:
             job.lingering.pop((attempt.replica.index, attempt.fence), None)
         tenant = self.state.tenants[job.tenant]
-        if tenant.limits is not None:
+        if tenant.limits is not None or holding.uses_any(job):
             self._count(tenant, attempt, -1)
         tenant.gpus -= attempt.mask.bit_count()
         if self.state.half_life_ms:
@@ -758,8 +758,8 @@ class Folding:
         attempt.row = 0
 
     def _count(self, tenant: Tenant, attempt: Attempt, sign: int) -> None:
-        """Count an attempt of a tenant with limits that comes or goes."""
-        holding.take(tenant, attempt, sign)
+        """Count what an attempt that comes or goes holds beside GPUs."""
+        holding.take(self.state, tenant, attempt, sign)
         if holding.spend(self.state, tenant):
             self.rows[tenant] = None
 

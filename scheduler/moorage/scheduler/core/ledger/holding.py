@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moorage.scheduler.core.ledger.digests import number_of
 from moorage.schemas.codec import decode_accepted
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ class Limits(NamedTuple):
     refuses: int = 0  # 1: once the budget is spent, jobs with GPUs are refused; else they wait
 
 
+class Needs(NamedTuple):
+    """What a replica holds beside GPUs: cores in thousandths, memory in MiB, counters; and whether it is of a gang."""
+
+    cores_milli: int
+    memory_mib: int
+    is_gang: bool
+    uses: tuple[tuple[str, int], ...]
+
+
 class Spent(NamedTuple):
     """What a tenant has spent of its budget up to a ledger ms, since the beginning of a period."""
 
@@ -43,13 +53,35 @@ class Spent(NamedTuple):
     at_ms: int
 
 
-def needs_of(job: Job) -> tuple[int, int, bool]:
-    """Return cores and memory of one replica of a job, and whether it is a gang."""
+class Counter(NamedTuple):
+    """A counter of an operator: how many there are, for the fleet or (1) for each tenant; and the order that set it."""
+
+    most: int
+    of_tenant: int
+    by: str
+    why: str
+    since_ms: int
+
+
+#: names of counters, and how many of each are in use
+Used = dict[str, int]
+#: stands in the body of each request that uses a counter
+_USES: Final = b"uses"
+
+
+def uses_any(job: Job) -> bool:
+    """Return whether a job may use counters: if not, it does not."""
+    return _USES in job.body
+
+
+def needs_of(job: Job) -> Needs:
+    """Return what one replica of a job holds beside GPUs."""
     if job.needs is None:
         request = decode_accepted(job.body)
         host, gpu = request.resources, request.gpu
         cores, memory = (0, 0) if host is None else (host.cpu_milli, host.memory_mib)
-        job.needs = cores, memory, gpu is not None and gpu.effective_scheduling == "gang"
+        uses = tuple(sorted(request.uses.items()))
+        job.needs = Needs(cores, memory, gpu is not None and gpu.effective_scheduling == "gang", uses)
     return job.needs
 
 
@@ -61,16 +93,41 @@ def held_by(attempts: Iterable[Attempt]) -> Held:
     return found
 
 
-def take(tenant: Tenant, attempt: Attempt, sign: int) -> None:
+def take(state: State, tenant: Tenant, attempt: Attempt, sign: int) -> None:
     """Count an attempt of a tenant that came (1), or is gone (-1)."""
     if tenant.limits is not None:
         tenant.held = _sum(tenant.held, _of(attempt), sign)
+    if uses_any(attempt.replica.job):
+        for name, count in needs_of(attempt.replica.job).uses:
+            state.used = _counted(state.used, name, sign * count)
+            tenant.used = _counted(tenant.used, name, sign * count)
+
+
+def used_by(attempts: Iterable[Attempt]) -> Used:
+    """Return how many of each counter attempts use."""
+    found: Used = {}
+    for attempt in attempts:
+        for name, count in needs_of(attempt.replica.job).uses if uses_any(attempt.replica.job) else ():
+            found = _counted(found, name, count)
+    return found
+
+
+def _counted(used: Used, name: str, more: int) -> Used:
+    """Return what is in use with so many more of a counter; the table itself stays, as a record may be taken back."""
+    count = used.get(name, 0) + more
+    return {**used, name: count} if count else {each: n for each, n in used.items() if each != name}
+
+
+def row_of(counters: dict[str, Counter]) -> int:
+    """Return the part of the counters in the state's digest."""
+    return number_of(("counters", sorted(counters.items()))) if counters else 0
 
 
 def _of(attempt: Attempt) -> Held:
     job = attempt.replica.job
-    cores, memory, is_gang = needs_of(job)
-    return cores, memory, int(not is_gang or attempt.replica.index == job.numbers[0][0])
+    needs = needs_of(job)
+    counts = not needs.is_gang or attempt.replica.index == job.numbers[0][0]
+    return needs.cores_milli, needs.memory_mib, int(counts)
 
 
 def _sum(held: Held, more: Held, sign: int) -> Held:

@@ -8,7 +8,8 @@ that only changed rows are hashed again.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter as Counting
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
@@ -19,7 +20,7 @@ from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
-from moorage.scheduler.core.ledger.holding import NOTHING_HELD, Held, Limits, Spent
+from moorage.scheduler.core.ledger.holding import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, row_of
 from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
@@ -342,7 +343,7 @@ class Job:
     ran: tuple[int, ...] = ()  # for how many ms its last attempts ran that ended by themselves and were never frozen
     row: int = 0
     shape: Any = None  # soft: the interned shape of its request
-    needs: tuple[int, int, bool] | None = None  # soft: see `holding.needs_of`
+    needs: Needs | None = None  # soft: see `holding.needs_of`
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
     key: bytes = b""  # soft: `finished.job_key`, once computed
     told: int = 0  # soft: revision up to which events were sent
@@ -490,7 +491,7 @@ class Job:
     @property
     def counts(self) -> dict[str, int]:
         """How many replicas are in which state."""
-        found = Counter(replica.state for replica in self.rows.values())
+        found = Counting(replica.state for replica in self.rows.values())
         found.update({state: bits.count(each) for state, each in (self.bad or {}).items()})
         found.update({QUEUED: count_of(self.fresh), SUCCEEDED: self.well})
         return {STATES[state]: count for state, count in sorted(found.items()) if count}
@@ -927,6 +928,7 @@ class Tenant:
     limits: Limits | None = None  # the others
     spent: Spent | None = None  # of its budget
     held: Held = NOTHING_HELD  # what its attempts hold beside GPUs, while it has such limits
+    used: Used = field(default_factory=dict)  # the counters that its attempts use; replaced, never changed
     hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
     weight: int = 0  # in the fair share; 0: unset
     guaranteed: int = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
@@ -1020,6 +1022,8 @@ class State:
         self.preemptibles = 0  # soft: the number of attempts that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
+        self.counters: dict[str, Counter] = {}  # by name; replaced, never changed
+        self.used: Used = {}  # of them by all attempts; likewise
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0
         self.inflation = INFLATION_ONE  # the weight of current usage, see `fairshare`
@@ -1032,6 +1036,8 @@ class State:
             "transitions": int, "snapshot": tuple[str, int, str] | None, "snapshot_before": tuple[str, int, str] | None,
             "ran_through": int, "next_worker": int, "half_life_ms": int, "counts_from_ms": int,
         },
+        None,
+        {2: {"counters": (dict[str, Counter], {})}},
     )  # fmt: skip
 
     def tenant(self, name: str) -> Tenant:
@@ -1100,5 +1106,5 @@ class State:
 
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
-        total = self.finished.row + sum(row.digest_row(self.level) for row in self.rows())
+        total = self.finished.row + row_of(self.counters) + sum(row.digest_row(self.level) for row in self.rows())
         return total & 0xFFFFFFFFFFFFFFFF

@@ -26,7 +26,7 @@ from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
 from moorage.scheduler.core.lifecycle.away import Away
-from moorage.scheduler.core.lifecycle.beyond import beyond, budget_warning
+from moorage.scheduler.core.lifecycle.beyond import beyond, budget_warning, without_counter
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
@@ -207,6 +207,8 @@ class Admission:
                 warnings.append(HELD)
             if event.shape.gpus and (near := budget_warning(self.state, self.state.read_tenant(event.tenant))):
                 warnings.append(near)
+        if shape.uses and request.on_no_match == "reject" and (none := without_counter(self.state, shape, event.name)):
+            return none if answered else _refused(event, none, none.message)
         awaits: Awaits = ()
         if request.after:
             found = self._after(event)

@@ -40,6 +40,25 @@ def beyond(state: State, tenant: Tenant, request: Request, shape: Shape, job: st
     return None
 
 
+def without_counter(state: State, shape: Shape, job: str) -> Problem | None:
+    """Return why the counters could never be enough for a job; None if they could."""
+    for name, each in shape.uses:
+        counter, needs = state.counters.get(name), each * shape.together
+        if counter is not None and needs <= counter.most:
+            continue
+        there = "there is no such counter" if counter is None else f"there are {counter.most} of it"
+        return problem(
+            "failed-precondition",
+            f"the job uses {needs} of the counter {name}, and {there}",
+            field=f"$.uses.{name}",
+            found=needs,
+            allowed=f"at most {counter.most}" if counter is not None else ", ".join(sorted(state.counters)) or "none",
+            job=job,
+            next=f"ask an operator: moorage admin counter {name} {needs}; or --on-no-match wait",
+        )
+    return None
+
+
 def budget_warning(state: State, tenant: Tenant) -> str:
     """Return a warning once four fifths of a tenant's budget are spent; "" before, and without one."""
     limits = tenant.limits

@@ -38,6 +38,8 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import (
     CordonAct,
+    Counter,
+    CounterAct,
     Done,
     DrainAct,
     FeatureLevelAct,
@@ -94,6 +96,8 @@ class Orders:
             return self._raise_level(draft, asked, by, event.announced)
         if isinstance(asked, LimitAct):
             return self._limit(draft, asked, by)
+        if isinstance(asked, CounterAct):
+            return self._counter(draft, asked, by)
         if isinstance(asked, ShareAct):
             return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
@@ -240,6 +244,22 @@ class Orders:
         changed |= limits != before
         return self._done_of("limit", changed, name, limit=limit_of(self.state, self.state.read_tenant(name)))
 
+    def _counter(self, draft: Draft, asked: CounterAct, by: str) -> Done | Problem:
+        most, of_tenant = asked.most or 0, int(asked.per == "tenant")
+        before = self.state.counters.get(asked.name)
+        changed = (most, of_tenant) != before[:2] if before is not None else bool(most)
+        if changed and not draft.may(acts.Counter):
+            return problem(
+                "failed-precondition",
+                f"the ledger is at feature level {self.state.level}, and counters can be set from level"
+                f" {acts.Counter.LEVEL} on",
+                next="raise it once all schedulers can: moorage admin feature-level",
+            )
+        if changed:
+            draft.add(acts.Counter(asked.name, most, of_tenant, by, asked.why))
+        now = [each for each in counters_of(self.state) if each.name == asked.name]
+        return Done("counter", changed, counter=now[0] if now else None)
+
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
         now, wanted = self.state.level, asked.level
@@ -291,6 +311,22 @@ class Orders:
 def as_hold(order: StandingOrder | None) -> Hold | None:
     """Return a hold in the form of answers, None for none."""
     return Hold(order.since_ms, *actors.split(order.actor), order.why) if order is not None else None
+
+
+def counters_of(state: State) -> list[Counter]:
+    """Return the counters in the form of answers."""
+    return [
+        Counter(
+            name,
+            each.most,
+            "tenant" if each.of_tenant else "fleet",
+            state.used.get(name, 0),
+            each.since_ms,
+            *actors.split(each.by),
+            each.why,
+        )
+        for name, each in sorted(state.counters.items())
+    ]
 
 
 def limits_asked(asked: LimitAct, now: Limits) -> Limits:

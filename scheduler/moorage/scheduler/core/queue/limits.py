@@ -49,13 +49,37 @@ def room(state: State, tenant: Tenant, shape: Shape) -> float:
     """Return how many more placements of a shape a tenant's limits allow now; infinity without a limit of it."""
     if tenant.limits is None:
         gpus = shape.gpus
-        return max(0, tenant.gpus_max - tenant.gpus) // gpus if tenant.gpus_max and gpus else math.inf
+        found = max(0, tenant.gpus_max - tenant.gpus) // gpus if tenant.gpus_max and gpus else math.inf
+        return min(found, _counted(state, tenant, shape)) if shape.uses else found
     if shape.gpus and is_spent(state, tenant):
         return 0
-    found = math.inf
+    found = _counted(state, tenant, shape)
     for bound, held, need in zip(most(tenant), has(tenant), needs(shape), strict=True):
         if bound and need:
             found = min(found, max(0, bound - held) // need)
+    return found
+
+
+def _counted(state: State, tenant: Tenant, shape: Shape) -> float:
+    """Return how many more placements of a shape the counters that it uses allow; a counter that is not there, none."""
+    found = math.inf
+    for name, each in shape.uses:
+        counter = state.counters.get(name)
+        if counter is None:
+            return 0
+        used = (tenant if counter.of_tenant else state).used.get(name, 0)
+        found = min(found, max(0, counter.most - used) // (each * shape.together))
+    return found
+
+
+def taken(state: State, tenant: Tenant, shape: Shape) -> list[str]:
+    """Return the names of the counters of which too few are left for a placement of a shape."""
+    found = []
+    for name, each in shape.uses:
+        counter = state.counters.get(name)
+        used = 0 if counter is None else (tenant if counter.of_tenant else state).used.get(name, 0)
+        if counter is None or used + each * shape.together > counter.most:
+            found.append(name)
     return found
 
 

@@ -47,6 +47,7 @@ from moorage.scheduler.core.ledger.acts.schedule import (
     ScheduleAct,
 )
 from moorage.scheduler.core.ledger.acts.tenant import (
+    Counter,
     Cursor,
     ForgetTenants,
     HalfLife,

@@ -87,6 +87,34 @@ class Limits(Act, tag="limits"):
         tenant.limit = order if tenant.limits is not None or tenant.gpus_max or tenant.jobs_max else None
 
 
+class Counter(Act, tag="counter"):
+    """An operator sets how many there are of a counter, for the fleet or for each tenant; with 0 it is no more."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    name: str
+    most: int
+    of_tenant: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        state, others = (
+            folding.state,
+            {name: each for name, each in folding.state.counters.items() if name != self.name},
+        )
+        if self.most < 0 or self.of_tenant not in (0, 1):
+            raise FoldError(f"act {self.tag} of {self.name} says {self.most}")
+        before = holding.row_of(state.counters)
+        new = (
+            {self.name: holding.Counter(self.most, self.of_tenant, self.by, self.why, folding.time)}
+            if self.most
+            else {}
+        )
+        state.counters = others | new
+        state.digest = (state.digest + holding.row_of(state.counters) - before) & 0xFFFFFFFFFFFFFFFF
+
+
 class Share(Act, tag="share"):
     """An operator sets a tenant's weight and guaranteed GPUs; 0 unsets either."""
 
@@ -185,4 +213,4 @@ def is_blank(state: State, tenant: Tenant) -> bool:
     return not holds and fairshare.usage_milli(state, tenant) == 0
 
 
-TenantAct = ForgetTenants | Hold | Unhold | Limit | Limits | Share | HalfLife | Cursor | Tombstone | Untomb
+TenantAct = ForgetTenants | Hold | Unhold | Limit | Limits | Counter | Share | HalfLife | Cursor | Tombstone | Untomb
