@@ -671,11 +671,11 @@ def _option_of(path: str) -> str | None:
     """Return the option that says what is at a path of a request, such as `$.run.ready.tcp`; None without one."""
     if path.startswith("$.run.env"):
         return "--secret" if path.endswith(".secret") else "--env"
-    paths = {"$.instead_of": "--instead-of", "$.run.files_of": "--with"}
+    paths = {"$.instead_of": "--instead-of", "$.run.files_of": "--with", "$.where": "--requires"}
     for name, flag in _flags().items():
         keyword = flag.field or name
         own = flag.of or ("run." if keyword in RUN_FIELDS else "") + ("timeout_s" if keyword == "limit" else keyword)
-        paths[f"$.{own}"] = flag.names[0] if flag.names else _dashed(name)
+        paths.setdefault(f"$.{own}", flag.names[0] if flag.names else _dashed(name))
     while path:
         if path in paths:
             return paths[path]
