@@ -70,7 +70,14 @@ class Connection(Link):
         on_error: OnError | None,
         on_regained: OnRegained | None = None,
     ):
-        super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
+        super().__init__(
+            name,
+            inbox_prefix,
+            Answers(new_inbox(inbox_prefix), is_guessable=False),
+            State.CONNECTING,
+            on_state,
+            on_error,
+        )
         self.context = context
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
         self._client = Client()

@@ -7,7 +7,8 @@ marker `mux`, which tells the scheduler that it may answer all tokens of this in
     a single answer              published to that subject
     many answers in one frame    published to <prefix>.<random>.mux.all, msgpack [[token, payload], ...]
 
-A late answer finds its token gone and is counted, never delivered to another request: tokens are not reused.
+A late answer finds its token gone and is counted, never delivered to another request: tokens are not reused. Those of
+a connection's own requests are random: who is asked one question cannot answer another one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
@@ -40,6 +42,7 @@ MUX_MARKER: Final = "mux"
 MUX_ALL: Final = "all"
 _MUX_END: Final = f".{MUX_MARKER}"
 _TOKEN_DIGITS_MAX: Final = 18
+_TOKEN_BITS: Final = 59  # as many digits at most
 #: msgpack bytes around one [token, payload] pair at most: array 1, uint64 9, bin32 5.
 _PAIR_OVERHEAD_BYTES: Final = 15
 
@@ -83,6 +86,7 @@ class Answers:
         on_late: Callable[[Delivery], None] | None = None,
         *,
         outlives_breaks: bool = False,
+        is_guessable: bool = True,
     ) -> None:
         self.base = base
         self.wildcard = f"{base}.*"
@@ -95,6 +99,8 @@ class Answers:
         self._on_late = on_late
         self._prefix_chars = len(base) + 1
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: whether who was asked one question knows the reply subject of the next one
+        self._is_guessable = is_guessable
         self._next_token = 0
         self._waiting: dict[int, _Waiting] = {}
         self._due: list[tuple[float, int]] = []  # a heap of times and tokens, of which most were answered long ago
@@ -125,7 +131,7 @@ class Answers:
         waiting = self._waiting
         if len(waiting) >= self.waiting_max:
             raise TooManyWaiting(self.waiting_max)
-        self._next_token = token = self._next_token + 1
+        self._next_token = token = self._next_token + 1 if self._is_guessable else secrets.randbits(_TOKEN_BITS)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -49,6 +50,21 @@ async def test_a_cancelled_request_leaves_nothing_behind(nats_url: str, unique: 
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert len(a._answers) == 0
+
+
+async def test_who_is_asked_one_question_cannot_tell_the_inbox_of_another(nats_url: str, unique: str) -> None:
+    """A leaf node may publish in all of a scheduler's inboxes, and hears the questions to its own workers."""
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        await b.subscribe(unique, heard.append)
+        asking = [asyncio.create_task(a.request(unique, b"", 60)) for _ in range(20)]
+        await until(lambda: len(heard) == len(asking))
+        for question in heard:
+            await b.send([(question.reply, question.reply.encode(), "")])
+        answers = await asyncio.gather(*asking)
+        assert {each.data.decode() for each in answers} == {each.reply for each in heard}
+        numbers = sorted(int(each.reply.rpartition(".")[2]) for each in heard)
+        assert min(later - earlier for earlier, later in itertools.pairwise(numbers)) > 1 << 32
 
 
 async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, unique: str) -> None:

@@ -27,7 +27,7 @@ from moorage.bus.object_store import ObjectStore, checkpoints_store, files_store
 from moorage.bus.passed_on import through_schedulers
 from moorage.bus.results import ResultStore, results_bucket
 from moorage.bus.server_users import RIGHTS, SYSTEM, connections
-from moorage.bus.site import Identity, Site
+from moorage.bus.site import LEAVES_BEHIND, Identity, Server, Site
 from moorage.bus.transport import Delivery
 from moorage.scheduler.buckets import passing as passing_module
 from moorage.scheduler.buckets.passing import passing
@@ -46,6 +46,7 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "shared-account": {"shared": True, "persons": ()},
     "shared-commands": {"shared": True, "persons": (), "execs": ("acme",)},
     "commands": {"execs": ("acme",)},
+    "two-places": {"leaves": {"far": Server("127.0.0.1", 7499)}, "behind": {"w2": "far"}},
     "some-tenants": {"serves": {"w1": ("acme",)}},
     "without-buckets": {"results": False},
     "cluster": {"servers": 3},
@@ -110,7 +111,9 @@ def asked_by(site: Site, who: Identity) -> list[str]:
     may = site.rights_of(who)
     assert may is not None
     rights = [each.replace("*", "x").replace(">", "x") for each in may.publish if each.startswith("$")]
-    return [*questions(), *rights, *(passed_on(who.name) if who.role == "worker" else ())]
+    workers = [each.name for each in site.users_behind(who) if each.role == "worker"] if who.role == "leaf" else []
+    workers += [who.name] if who.role == "worker" else []
+    return [*questions(), *rights, *(subject for worker in workers for subject in passed_on(worker))]
 
 
 def may_not_ask(site: Site) -> list[Identity]:
@@ -161,6 +164,8 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         await settled(users)
         asked = 0
         for identity in may_not_ask(site.site):
+            if identity.role == "leaf":  # no client connects with its key: see below
+                continue
             user = await opened.enter_async_context(await site.connect(identity.key, on_error=lambda _: None))
             for subject in asked_by(site.site, identity):
                 await user.send([(subject, FIRST, reply) for reply in REPLIES])
@@ -179,9 +184,9 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
 
 
 @contextlib.asynccontextmanager
-async def leaf_of(site: RunningSite, key: str, port: int, folder: Path) -> AsyncIterator[Connection]:
-    """A client without a key of a server that connects with that one, as a leaf node, to a port of the site."""
-    [own] = free_ports(1)
+async def leaf_of(site: RunningSite, who: Identity, port: int, folder: Path) -> AsyncIterator[Connection]:
+    """A client without a key of a server that connects with a user's, as a leaf node, to a port of the site."""
+    [own], key = free_ports(1), who.key
     seed = (site.folder / "keys" / f"{key}.nk").read_text().strip()
     configuration, log = folder / f"{key}.conf", folder / f"{key}.log"
     configuration.write_text(
@@ -196,7 +201,8 @@ async def leaf_of(site: RunningSite, key: str, port: int, folder: Path) -> Async
         )
     try:
         await until(lambda: "Leafnode connection created" in log.read_text(), what=f"the leaf node of {key}")
-        prefix = site.context(key).inbox_prefix
+        of = site.site.users_behind(who)[0] if who.role == "leaf" else who
+        prefix = site.context(of.key).inbox_prefix
         context = Context(url=f"nats://127.0.0.1:{own}", source="test")
         async with await connect(context, "leaf", inbox_prefix=prefix, on_error=lambda _: None) as client:
             yield client
@@ -206,18 +212,22 @@ async def leaf_of(site: RunningSite, key: str, port: int, folder: Path) -> Async
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["account-per-tenant", "shared-account", "cluster", "cluster-shared"])
+@pytest.mark.parametrize("layout", ["account-per-tenant", "shared-account", "cluster", "cluster-shared", "two-places"])
 async def test_nor_does_one_through_a_leaf_node(layout: str, tmp_path: Path) -> None:
     """Whose server connects with somebody's key, while its clients have none."""
     [port] = free_ports(1)
-    async with passing_site(leaf_port=port, **{**OTHERS, **LAYOUTS[layout]}) as (site, users):
+    is_own = "leaves" in LAYOUTS[layout]  # it has a port for leaf nodes
+    async with passing_site(leaf_port=0 if is_own else port, **{**OTHERS, **LAYOUTS[layout]}) as (site, users):
+        if is_own:
+            port = site.site.servers[0].port + LEAVES_BEHIND
         heard: list[Delivery] = []
         for reply in REPLIES:
             await users.subscribe(reply, heard.append)
         last: list[Delivery] = []
         await settled(users)
         for identity in may_not_ask(site.site):
-            end = LAST.get(identity.role, "").format(identity.tenant or identity.name)
+            of = site.site.users_behind(identity)[0] if identity.role == "leaf" else identity
+            end = LAST.get(of.role, "").format(of.tenant or of.name)
             if end:
                 await users.subscribe(end, last.append)
 
@@ -226,7 +236,7 @@ async def test_nor_does_one_through_a_leaf_node(layout: str, tmp_path: Path) -> 
                 await settled(client)
                 return not end or any((each.subject, each.data) == (end, words) for each in last)
 
-            async with leaf_of(site, identity.key, port, tmp_path) as client:
+            async with leaf_of(site, identity, port, tmp_path) as client:
                 # until its server knows who hears what
                 await until(partial(arrives, client, b"first"), what=f"the first of {identity.key}")
                 for subject in asked_by(site.site, identity):
