@@ -34,6 +34,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "get": (
         "moorage get train-42",
         "moorage get last out/model.pt --out model",
+        "moorage get last --list",
         "moorage get sweep out/loss.json --table results.csv",
     ),
     "wait": (

@@ -144,3 +144,23 @@ async def test_values_of_a_mapped_function_are_columns_of_its_table(node: Node, 
         assert [(row["item"], row["half"], row["state"]) for row in rows] == [
             (1, 0.5, "SUCCEEDED"), (2, 1.0, "SUCCEEDED"),
         ]  # fmt: skip
+
+
+async def test_what_a_job_kept_is_listed_and_nothing_is_written(node: Node, unique: str) -> None:
+    script = "mkdir -p out/deep out/none; printf 12 >out/a; printf 12345 >'out/deep/b c'; ln -s a out/link"
+    ran = await node.run("run", "-q", "--job", "kept", "--keep", "out/**", "--", "sh", "-c", script, tenant=unique)
+    assert ran.code == 0, ran.err
+    listed = await node.run("get", "kept", "--list", tenant=unique)
+    assert listed.rows == [
+        ["BYTES", "PATH"],
+        ["2", "out/a"],
+        ["5", "out/deep/b c"],
+        ["1", "out/link"],
+        ["0", "out/none/"],
+    ]
+    assert "4 files of job kept, 8 bytes" in listed.err
+    some = (await node.run("get", "kept", "out/deep", "--list", "--json", tenant=unique)).frame
+    assert some["files"] == [{"path": "out/deep/b c", "bytes": 5}]
+    for words in (("--out", "x"), ("--merge",), ("--table", "-")):
+        assert (await node.run("get", "kept", "--list", *words, tenant=unique)).code == 2, words
+    assert (await node.run("get", "kept", "nope", "--list", tenant=unique)).code == 3

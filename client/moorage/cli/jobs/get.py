@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +14,14 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
+from moorage.cli.framework.render import table as table_of_rows
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id, replica_in
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.ranges import Ranges
 
 
 def get(
@@ -49,6 +52,9 @@ def get(
             value="FILE",
         ),
     ] = None,
+    list_: Annotated[
+        bool, Parameter(help="Print the size and the path of each file, and write none.", names=("--list",))
+    ] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
@@ -62,6 +68,8 @@ def get(
 
     async def work(client: AsyncClient) -> int | None:
         [word], numbers = replica_in([job], replica)
+        if list_ and table is not None:
+            raise rejected("invalid-argument", "--table writes rows, and --list none", next="leave out one of them")
         name = await one_id(client, word, "get")
         if table is not None:
             if out is not None or merge or rescue or numbers is not None:
@@ -72,6 +80,12 @@ def get(
         from moorage.client.kept_files import fetch
         from moorage.client.replicas import replicas_of
 
+        if list_:
+            if out is not None or merge:
+                next_step = "leave out --out and --merge, or --list"
+                raise rejected("invalid-argument", "--list writes no files", next=next_step)
+            await _list(client, name, path, replicas_of(numbers), options, rescue=rescue)
+            return None
         into = Path(name) if out is None else out
         try:
             only = replicas_of(numbers)
@@ -89,6 +103,33 @@ def get(
         return None
 
     return with_client(options, work)
+
+
+async def _list(
+    client: AsyncClient, job: str, path: str, only: Ranges | None, options: Options, *, rescue: bool
+) -> None:
+    """Print what a job kept. The archives have no list of their own, so all of them is read."""
+    from moorage.client.kept_files import fetch
+
+    with tempfile.TemporaryDirectory() as folder:
+        found, left_out = await fetch(client._wire, job, Path(folder, job), only, path, rescue=rescue)
+        base = Path(folder, job)
+        rows = [(0, f"{each.relative_to(base)}/") if _is_folder(each) else _sized(each, base) for each in found]
+    for line in left_out:
+        print_err(f"warning[files]: {line}")
+    if options.json:
+        emit({"kind": "kept", "job": job, "files": [{"path": name, "bytes": size} for size, name in rows]})
+        return
+    print_out(table_of_rows(["BYTES", "PATH"], rows, numbers=("BYTES",)))
+    print_err(f"{many(len(rows), 'file')} of job {job}, {many(sum(size for size, _ in rows), 'byte')}")
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _sized(path: Path, base: Path) -> tuple[int, str]:
+    return path.lstat().st_size, str(path.relative_to(base))
 
 
 async def _write_table(client: AsyncClient, job: str, path: str, file: str, options: Options) -> None:
