@@ -211,8 +211,8 @@ class AsyncClient:
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         *,
-        how: Travel = "module",
-        python: str = "python3",
+        how: Travel | None = None,
+        python: str | None = None,
         check: bool = True,
         **fields: Unpack[Fields],
     ) -> AsyncJob:
@@ -225,9 +225,10 @@ class AsyncClient:
 
         In place of a command, `what` may be a function of one item, whose values `Job.answers` yields. `how` says how
         it travels: as a `module` that the host's `python` imports (a single file is sent along, packages by `files`),
-        or pickled by `cloudpickle`, for lambdas and functions of a notebook. With `check`, the job `<job>-check` loads
-        it once before the first item starts, and the job is cancelled if that fails. An item that fails stops no
-        other one, unless `max_failed` says so.
+        or pickled by `cloudpickle`; without `how`, lambdas and functions of a notebook are pickled. `python` is by
+        default the path of this interpreter for what is pickled, and inside of a virtual environment; else `python3`.
+        With `check`, the job `<job>-check` loads it once before the first item starts, and the job is cancelled if
+        that fails. An item that fails stops no other one, unless `max_failed` says so.
         """
         from moorage.client.sweeps import argv_of, inline_bytes, sweep_of_values
 
@@ -250,14 +251,15 @@ class AsyncClient:
         job: str | None,
         fields: dict[str, Any],
         *,
-        how: Travel,
-        python: str,
+        how: Travel | None,
+        python: str | None,
         check: bool,
     ) -> AsyncJob:
         from moorage.client.map_runner import VALUE
-        from moorage.client.mapping import check_fields, check_of, listed, named, travelling
+        from moorage.client.mapping import check_fields, check_of, listed, named, python_for, travel_of, travelling
 
-        job = named(job, check=check)
+        job, how = named(job, check=check), how or travel_of(function)
+        python = python or python_for(how)
         keep, after = [VALUE, *listed(fields, "keep")], listed(fields, "after")
         with travelling(function, how, sweep) as (words, paths):
             fields["files"] = _with_files(fields, paths)
@@ -563,8 +565,8 @@ class AsyncClient:
         answer says what these changes alone would do. To have a submit accepted only while the plan holds, give it
         its `ledger` as `if_seq`. Raises what `submit` raises.
         """
+        from moorage.client.answers import PlanInfo
         from moorage.client.planning import plan_arguments
-        from moorage.schemas.plan import Plan
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
@@ -573,8 +575,8 @@ class AsyncClient:
         arguments = plan_arguments(request, drain, add, quota, share)
         if self._wire.operator != NO_OPERATOR:  # its key has the verb of operators alone
             answer = await self._wire.operate("plan", {"tenant": self.tenant, **arguments})
-            return read_answer(answer.data, Plan)
-        return read_answer(await self._wire.read("plan", arguments), Plan)
+            return read_answer(answer.data, PlanInfo)
+        return read_answer(await self._wire.read("plan", arguments), PlanInfo)
 
     async def first_possible(self, requests: Sequence[What]) -> Request:
         """Return the first of these requests that some worker could run, now or later, checked and with its job id.

@@ -146,6 +146,19 @@ def travelling(function: Callable[[Any], Any], how: Travel, items: Sweep) -> Ite
         yield [f"{map_runner.FOLDER}/{map_runner.RUNNER}", *words], paths
 
 
+def travel_of(function: Callable[[Any], Any]) -> Travel:
+    """Return how a function travels that may do so in either way: as a module, if an import finds it in one."""
+    name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
+    is_of_module = name and "<" not in name and getattr(module, "__file__", None) is not None
+    return "module" if is_of_module else "cloudpickle"
+
+
+def python_for(how: Travel) -> str:
+    """Return the interpreter that a host runs a function with: this one's path where it has to be of its version, or is
+    that of an environment, which a host is likely to have at the same place."""
+    return sys.executable if how == "cloudpickle" or sys.prefix != sys.base_prefix else "python3"
+
+
 def _yields(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 

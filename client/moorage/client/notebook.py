@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,20 @@ def table(title: str, rows: Mapping[str, str], below: str = "") -> str:
         if value
     )
     return f"<table><caption>{escape(title)}</caption>{cells}</table>{below}"
+
+
+def grid(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], more: int = 0) -> str:
+    """Return a table with a row for each of these, as HTML; columns without any value are left out. `more` is how many
+    rows are not shown."""
+    shown = [[("" if cell is None else str(cell)) for cell in row] for row in rows]
+    kept = [at for at in range(len(heads)) if not shown or any(row[at] for row in shown)]
+    left = "style='text-align:left'"
+    head = "".join(f"<th {left}>{escape(heads[at])}</th>" for at in kept)
+    body = "".join("<tr>" + "".join(f"<td {left}>{escape(row[at])}</td>" for at in kept) + "</tr>" for row in shown)
+    below = f"<p>… and {more} more</p>" if more > 0 else ""
+    return (
+        f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    )
 
 
 def tail(text: str) -> str:

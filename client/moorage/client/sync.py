@@ -775,8 +775,8 @@ class Client(ClientBase):
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
         *,
-        how: Travel = "module",
-        python: str = "python3",
+        how: Travel | None = None,
+        python: str | None = None,
         check: bool = True,
         **fields: Unpack[Fields],
     ) -> Job:

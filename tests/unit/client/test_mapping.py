@@ -22,7 +22,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, AsyncJob, ItemFailed, Rejected, Unreachable, map_runner
 from moorage.client.answers import JobInfo
 from moorage.client.connected import Connected
-from moorage.client.mapping import _module_of, in_order, named, travelling
+from moorage.client.mapping import _module_of, in_order, named, travel_of, travelling
 from moorage.client.sending import bucket_of
 from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import sweep_of_values
@@ -106,6 +106,12 @@ def test_an_item_says_how_it_failed_whatever_its_texts_are(
 
 def test_a_value_keeps_its_letters() -> None:
     assert msgspec.json.decode(map_runner.outcome(lambda item: item, "é \U0001f600 \0")) == {"value": "é \U0001f600 \0"}
+
+
+def test_what_no_import_finds_is_pickled_without_asking() -> None:
+    assert [travel_of(each) for each in (halve, json.dumps, lambda _: 1)] == ["module", "module", "cloudpickle"]
+    of_cell = eval("lambda item: item", {"__name__": "__main__"})
+    assert travel_of(of_cell) == "cloudpickle"
 
 
 def test_a_module_of_one_file_is_sent_and_an_installed_one_is_not() -> None:

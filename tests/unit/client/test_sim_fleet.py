@@ -141,6 +141,24 @@ async def test_a_notebook_shows_a_job_and_a_client() -> None:
 
 
 @in_virtual_time
+async def test_a_notebook_shows_lists_reasons_and_plans_as_tables() -> None:
+    async with AsyncClient(transport=SimFleet("2xH100"), tenant="vision") as moorage:
+        await moorage.submit(["x"], gpu="2xH100", job="hog")
+        waits = await moorage.submit(["x"], gpu="1xH100", job="a")
+        listed: Any = await moorage.ls()
+        assert "<caption>Jobs: " in listed._repr_html_()
+        assert listed._repr_html_().count("<tr>") == 3  # the head, and two jobs
+        assert all(f">{each}</th>" in listed._repr_html_() for each in ("job", "state", "GPUs"))
+        assert ">a</td>" in listed._repr_html_()
+        explained: Any = await waits.explain()
+        assert "<caption>Job a</caption>" in explained._repr_html_()
+        fleet: Any = await moorage.fleet.show()
+        assert "<caption>Fleet: " in fleet._repr_html_()
+        plan: Any = await moorage.plan(["x"], gpu="1xA100")
+        assert ">never</td>" in plan._repr_html_()
+
+
+@in_virtual_time
 async def test_everything_says_simulated() -> None:
     fleet = SimFleet("1x2xH100", script=lambda task: Ran(seconds=5))
     assert "simulated" in repr(fleet)
