@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.calls.program import END_S, LAST_WORDS_S, BeforeKill
+from moorage.calls.child import END_S, LAST_WORDS_S, BeforeKill, Child
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.exit_words import exit_words
 from moorage.schemas.http_service import (
@@ -61,10 +59,9 @@ REFUSED: Final = 403
 log = logging.getLogger("moorage.calls")
 
 
-class HttpProgram:
+class HttpProgram(Child):
     """A started server. `on_frame` gets the frames of its answers as those of a program, `on_failed` the status of each
-    answer of 500 or more, `on_well` whether it is healthy, whenever that changes once it has been ready; `on_over` is
-    called once, with what happened, when it has ended."""
+    answer of 500 or more, `on_well` whether it is healthy, whenever that changes once it has been ready."""
 
     def __init__(
         self,
@@ -75,21 +72,17 @@ class HttpProgram:
         on_failed: Callable[[int, str], None] = lambda status, why: None,
         on_well: Callable[[bool], None] = lambda is_well: None,
     ) -> None:
+        super().__init__(on_over, before_kill)
         self._spec = spec
         self._on_frame = on_frame
-        self._on_over: Callable[[str], None] | None = on_over
-        self._before_kill = before_kill
         self._on_failed = on_failed
         self._on_well = on_well
         self._heard_s = 0.0  # when it has sent a part of an answer last
-        self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._port = 0
-        self.pid = 0
 
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
         """Start the server, and say `ready` once it is healthy and warm. Raises OSError, and MoorageError without the
@@ -198,11 +191,6 @@ class HttpProgram:
                 return answer.status
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        return None if self._process is None else self._process.returncode
 
     # -- the way of the calls
 
@@ -364,27 +352,13 @@ class HttpProgram:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
-            await self.kill(grace_s)
-            await self._process.wait()
-        if self._watching is not None:
-            await asyncio.wait((self._watching,), timeout=LAST_WORDS_S)
+        code = await self._ended(grace_s, LAST_WORDS_S)
         await self._close()
-        return self._process.returncode or 0
+        return code
 
     async def kill(self, announced_s: float = END_S) -> None:
-        """Kill the server and what it has started in its session, after at most `announced_s` of `before_kill`."""
-        if self._process is not None and self._process.returncode is None:
-            try:
-                if self._before_kill is not None:
-                    await self._before_kill(self.pid, announced_s)
-            finally:
-                if self._process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self.pid, signal.SIGKILL)
+        """Kill the server, as any program, and end the calls that it has."""
+        await super().kill(announced_s)
         await self._close()
 
     async def _close(self) -> None:
@@ -392,11 +366,6 @@ class HttpProgram:
             task.cancel()
         if self._session is not None:
             await self._session.close()
-
-    def _over(self, why: str) -> None:
-        on_over, self._on_over = self._on_over, None
-        if on_over is not None:
-            on_over(why)
 
 
 def _free_port() -> int:

@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from moorage.calls.ahead import Ahead
+from moorage.calls.child import END_S, LAST_WORDS_S, BeforeKill, Child
 from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
 from moorage.schemas.exit_words import exit_words
 from moorage.schemas.service import AHEAD_VARIABLE, CONCURRENCY_VARIABLE, FD_VARIABLE
-
-#: what a program that is told to end may take before it is killed
-END_S: Final = 2.0
-#: how long the last frames of a program that has ended are waited for
-LAST_WORDS_S: Final = 0.5
-
-#: is awaited before a program is killed, with its pid and the seconds that this may take
-BeforeKill = Callable[[int, float], Awaitable[None]]
 
 
 class Link(Protocol):
@@ -40,9 +31,8 @@ class Link(Protocol):
     def take_back(self) -> list[int]: ...
 
 
-class Program(asyncio.Protocol):
-    """A started program. `on_frame` gets its frames. `on_over` is called once, with what happened, when it has ended or
-    broken the protocol."""
+class Program(Child, asyncio.Protocol):
+    """A started program. `on_frame` gets its frames."""
 
     def __init__(
         self,
@@ -50,17 +40,13 @@ class Program(asyncio.Protocol):
         on_over: Callable[[str], None],
         before_kill: BeforeKill | None = None,
     ) -> None:
+        super().__init__(on_over, before_kill)
         self._on_frame = on_frame
-        self._on_over: Callable[[str], None] | None = on_over
-        self._before_kill = before_kill
         self._killing: asyncio.Task[None] | None = None
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._at_end = asyncio.Event()
         self._ahead = Ahead()
-        self.pid = 0
 
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
         """Start the program, with its end of the socket as an open file. Raises OSError."""
@@ -97,11 +83,6 @@ class Program(asyncio.Protocol):
                 await self._at_end.wait()
         self._over(f"the program ended {exit_words(code)}")
 
-    @property
-    def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        return None if self._process is None else self._process.returncode
-
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         """Send a frame. Does nothing once the program has ended, but that a call ahead can be taken back."""
         if head.ahead:
@@ -129,31 +110,10 @@ class Program(asyncio.Protocol):
 
     async def finish(self, grace_s: float = END_S) -> int:
         """Tell the program to end, kill it if it does not within `grace_s`, and return its exit code."""
-        assert self._process is not None
         self.send(ToProgram(end=True))
         if self._transport is not None:
             self._transport.close()
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
-            await self.kill(grace_s)
-            await self._process.wait()
-        if self._watching is not None:
-            await asyncio.wait((self._watching,))
-        return self._process.returncode or 0
-
-    async def kill(self, announced_s: float = END_S) -> None:
-        """Kill the program and what it has started in its session, after at most `announced_s` of `before_kill`."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        try:
-            if self._before_kill is not None:
-                await self._before_kill(self.pid, announced_s)
-        finally:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+        return await self._ended(grace_s)
 
     # -- asyncio.Protocol
 
@@ -177,8 +137,3 @@ class Program(asyncio.Protocol):
     def _breach(self, what: str) -> None:
         self._killing = asyncio.get_running_loop().create_task(self.kill())
         self._over(f"the program does not keep to the protocol: {what}")
-
-    def _over(self, why: str) -> None:
-        on_over, self._on_over = self._on_over, None
-        if on_over is not None:
-            on_over(why)

@@ -20,10 +20,11 @@ from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
 from moorage.calls.batcher import OnFrame, in_batches
 from moorage.calls.batches import Batches
+from moorage.calls.child import END_S, BeforeKill
 from moorage.calls.discovery import PREFIX
 from moorage.calls.http_program import HttpProgram
 from moorage.calls.messenger import CLOSE_S, Messenger, Name, attempt_of
-from moorage.calls.program import END_S, BeforeKill, Program
+from moorage.calls.program import Program
 from moorage.calls.wire import AHEAD_MAX, FromProgram
 from moorage.schemas.held_calls import HELD_VARIABLE, most_held
 from moorage.schemas.http_service import HttpSpec

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err
-from moorage.cli.framework.interrupts import ENDING
-from moorage.cli.framework.listening import FD_VARIABLE, address, cannot_listen, host_and_port, no_address
+from moorage.cli.framework.listening import FD_VARIABLE, address, listening, own_address, until_ended
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
@@ -87,7 +84,7 @@ def door(
     def act() -> int:
         from moorage.schemas.optional import optional
 
-        host, port = _address(listen)
+        host, port = own_address(listen)
         origins = [_origin(each) for each in origin or ()]
         tls = _tls(tls_cert, tls_key)
         optional("aiohttp", extra="http")
@@ -108,7 +105,7 @@ def door(
         logging.getLogger("aiohttp.server").setLevel("CRITICAL")  # it logs a traceback of each request that is none
 
         async def work(client: AsyncClient) -> None:
-            with _listening(host, port, os.environ.get(FD_VARIABLE, "")) as listener:
+            with listening(host, port, os.environ.get(FD_VARIABLE, "")) as listener:
                 own = address(*listener.getsockname()[:2])
                 shown = own.replace("http:", "https:", 1) if tls is not None else own
                 await _serve(client, options, made, listener, shown)
@@ -123,32 +120,17 @@ async def _serve(client: AsyncClient, options: Options, made: _Made, listener: s
 
     from moorage.cli.door.models import Models
     from moorage.cli.door.server import Door, serving
-    from moorage.system.notify import managed
 
     async with contextlib.AsyncExitStack() as stack:
         models = {client._wire.tenant: Models(client)}
         for tenant, where in made.others.items():
             other = await stack.enter_async_context(client_of(replace(options, nats=where, tenant=tenant)))
             models[tenant] = Models(other)
-        ready, ended = asyncio.Event(), asyncio.Event()
-        for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        serve = until_ended()
         async with serving(Door(models, made.keyring, made.origins, made.limits), [listener], made.tls):
             if made.keyring is not None and not made.keyring.tenants:
                 print_err("warning: the file has no keys, so nobody may call: moorage door key add NAME")
-            print_err(f"door at {shown}/v1 (until Ctrl-C)")
-            ready.set()
-            async with managed(ready):
-                await ended.wait()
-
-
-def _address(listen: str) -> tuple[str, int]:
-    """Return address and port of `[ADDRESS:]PORT`. Raises `Rejected`, also for a name of a host."""
-    host, port = host_and_port(listen)
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), port
-    except ValueError:
-        raise no_address(listen) from None
+            await serve(f"door at {shown}/v1")
 
 
 def _origin(url: str) -> str:
@@ -191,21 +173,3 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
             "failed-precondition", f"{cert} and {key} are no certificate and its key: {error}", next="name PEM files"
         ) from None
     return context
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int, opened: str = "") -> Iterator[socket.socket]:
-    """Listen there, or with what `opened` has opened already, on this machine alone."""
-    if opened.isdecimal():
-        with socket.socket(fileno=int(opened)) as listener:
-            yield listener
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(1024)
-        except OSError as error:
-            raise cannot_listen(host, port, error) from None
-        yield listener

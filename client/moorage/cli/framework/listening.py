@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
+from moorage.cli.framework.console import print_err
+from moorage.cli.framework.interrupts import ENDING
 from moorage.client.errors import rejected
 from moorage.schemas.errors import MoorageError, problem
+from moorage.system.notify import managed
 
 #: where it listens without an address
 HERE: Final = "127.0.0.1"
+#: connections that wait until they are taken
+WAITING_MAX: Final = 1024
 #: the variable that names a socket which listens already, as the number of an open file
 FD_VARIABLE: Final = "MOORAGE_LISTEN_FD"
 
@@ -30,6 +40,47 @@ def no_address(listen: str) -> MoorageError:
         allowed="9480, 0.0.0.0:9480, [::1]:9480",
         next="name a port, and an address of this machine; port 0 takes any free one",
     )
+
+
+def own_address(listen: str) -> tuple[str, int]:
+    """Return address and port of `[ADDRESS:]PORT`. Raises `Rejected`, also for a name of a host."""
+    host, port = host_and_port(listen)
+    try:
+        return str(ipaddress.ip_address(HERE if host == "localhost" else host)), port
+    except ValueError:
+        raise no_address(listen) from None
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, opened: str = "") -> Iterator[socket.socket]:
+    """Yield a socket that listens there; or the one that `opened` numbers, which does so already. Raises `MoorageError`
+    if the address is taken, or is none of this machine."""
+    if opened.isdecimal():
+        listener = socket.socket(fileno=int(opened))
+    else:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=WAITING_MAX)
+        except OSError as error:
+            raise cannot_listen(host, port, error) from None
+    with listener:
+        yield listener
+
+
+def until_ended() -> Callable[[str], Awaitable[None]]:
+    """Take the signals that end a server from here on. Return what says that it serves, to whoever started it too, and
+    waits for one of them."""
+    ended, ready = asyncio.Event(), asyncio.Event()
+    for number in ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+
+    async def serve(said: str) -> None:
+        print_err(f"{said} (until Ctrl-C)")
+        ready.set()
+        async with managed(ready):
+            await ended.wait()
+
+    return serve
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> MoorageError:

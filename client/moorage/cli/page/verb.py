@@ -7,15 +7,14 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import choose_here, print_err
-from moorage.cli.framework.interrupts import ENDING
-from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
+from moorage.cli.framework.listening import address, listening, own_address, until_ended
 from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
 from moorage.client.errors import NotPermitted, rejected
 from moorage.schemas.errors import MoorageError
@@ -85,7 +84,7 @@ def page(
     def act() -> int:
         from moorage.schemas.optional import optional
 
-        host, port = _address(listen)
+        host, port = own_address(listen)
         public = _public(public_url) if public_url is not None else ""
         proxies = _addresses(trusted_proxy or ())
         _check_proxy(trusted_proxy or (), proxy_secret_file, public)
@@ -100,7 +99,7 @@ def page(
             from moorage.cli.page.doors import Doors, Proxy
             from moorage.cli.page.secret import Secret
 
-            with _listening(host, port) as listener:
+            with listening(host, port) as listener:
                 proxy = Proxy(proxies, name_header, Secret(proxy_secret_file)) if proxies else None
                 doors = Doors(Secret(secret_file), proxy, public, local=ipaddress.ip_address(host).is_loopback)
                 own = address(*listener.getsockname()[:2])
@@ -128,7 +127,6 @@ async def _serve(
 
     from moorage.cli.page.server import Page, serving
     from moorage.cli.page.source import Source
-    from moorage.system.notify import managed
 
     async with contextlib.AsyncExitStack() as stack:
         keys = {
@@ -150,15 +148,10 @@ async def _serve(
         choose_here(None, None)  # the commands on the pages are for those who look, with keys of their own
         made = Page(source, doors, shown, operates=operates)
         asking = asyncio.create_task(source.keep_asking())
-        ready, ended = asyncio.Event(), asyncio.Event()
-        for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        serve = until_ended()
         try:
             async with serving(made, [listener]):
-                print_err(f"page at {made.link} (until Ctrl-C)")
-                ready.set()
-                async with managed(ready):
-                    await ended.wait()
+                await serve(f"page at {made.link}")
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -190,15 +183,6 @@ async def _check_outputs(keys: Mapping[str, AsyncClient]) -> None:
             ) from None  # fmt: skip
         except MoorageError:  # no answer now: the page of a job says why its output is not there
             continue
-
-
-def _address(listen: str) -> tuple[str, int]:
-    """Return address and port of `[ADDRESS:]PORT`. Raises `Rejected`, also for a name of a host."""
-    host, port = host_and_port(listen)
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), port
-    except ValueError:
-        raise no_address(listen) from None
 
 
 def _public(url: str) -> str:
@@ -266,15 +250,3 @@ def _of_tenant(text: str) -> tuple[str, str]:
         allowed="TENANT=WHERE, WHERE a nats context or a URL",
         next="write it as --output-of vision=submitter.vision",
     )
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that listens. Raises `MoorageError` if the address is taken, or is none of this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise cannot_listen(host, port, error) from None
-    with listener:
-        yield listener
