@@ -14,7 +14,7 @@ ROOMS  := schemas system bus scheduler ranking worker client testing tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 # what CI runs beyond `make test`: the system layer, the slow ones of the unit layer, the short ones of the release layer
-BEYOND := not image and not (unit and not slow) and not (release and slow)
+BEYOND := not image and not long and not (unit and not slow) and not (release and slow)
 
 .PHONY: help up test test-system types lint check demo dist docs site sim mutants bench release-check clean
 
@@ -84,6 +84,7 @@ release-check: dist  ## what a release needs beyond CI, from what make dist made
 	$(BIN)/python -m tools.release $(if $(TRIAL),--trial)
 	$(MAKE) test test-system types lint site
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image" tests/release
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "long and not image"
 	$(BIN)/python -m pytest -n 4 -m "unit and release" tests/unit/scheduler
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
