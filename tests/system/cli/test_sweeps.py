@@ -101,7 +101,7 @@ async def test_a_failed_job_of_the_sdk_has_the_items_that_failed(node: Node, uni
         )
         with pytest.raises(JobFailed) as failed:
             await job.result()
-        assert failed.value.failed == (FailedReplica(1, "FAILED", 3, "", {"lr": 2, "code": 3}, "no 2"),)
+        assert failed.value.failed == (FailedReplica(1, "FAILED", 3, "", {"lr": 2, "code": 3}, "no 2", "sim-0000"),)
         assert "replica 1 ({'lr': 2, 'code': 3}), code 3: no 2" in failed.value.__notes__
 
 
