@@ -183,6 +183,31 @@ async def test_no_answer_of_the_server_reaches_a_subject_that_is_not_the_askers(
         assert asked > 1_000
 
 
+#: what nobody but a scheduler hears, in whatever account it is said
+SECRET: Final = (
+    "moorage.api.acme.ls", "moorage.admin.ben.fleet", "moorage.worker.other.wanted", "moorage.ledger.record",
+    "_INBOX.scheduler.main.x", "_INBOX.worker.other.x", "$O.MOORAGE_FILES_acme.C.x", "$JS.API.INFO", "_R_.x",
+)  # fmt: skip
+
+
+async def heard_by(client: Connection, site: RunningSite, account: str) -> set[str]:
+    """Return what of `SECRET`, said in an account, a client hears that asks for all of it."""
+    heard: list[Delivery] = []
+    mine = f"{client.inbox_prefix}.of-a-leaf.x"
+    for subject in (*SECRET, ">", mine):
+        await client.subscribe(subject, heard.append)
+    async with await site.witness(account) as witness:
+
+        async def is_told() -> bool:
+            await witness.send([(subject, b"secret", "") for subject in (*SECRET, mine)])
+            await settled(witness, client)
+            return any(each.subject == mine for each in heard)
+
+        await until(is_told, what="its own inbox hears")
+        await is_told()
+    return {each.subject for each in heard if each.data == b"secret"} - {mine}
+
+
 @contextlib.asynccontextmanager
 async def leaf_of(site: RunningSite, who: Identity, port: int, folder: Path) -> AsyncIterator[Connection]:
     """A client without a key of a server that connects with a user's, as a leaf node, to a port of the site."""
@@ -242,6 +267,7 @@ async def test_nor_does_one_through_a_leaf_node(layout: str, tmp_path: Path) -> 
                 for subject in asked_by(site.site, identity):
                     await client.send([(subject, FIRST, reply) for reply in REPLIES])
                 await until(partial(arrives, client, b"last"), what=f"the last of {identity.key}")
+                assert await heard_by(client, site, site.site.account_of(identity)) == set(), identity.key
                 if identity.role == "worker" and site.site.has_buckets:  # its own question arrives
                     mine = files_store(JetStream(through_schedulers(client, "moorage")), SUBJECTS, "acme")
                     assert await mine.find("nothing") is None
