@@ -104,6 +104,7 @@ class Draft:
         "notes",
         "preempting",
         "reports",
+        "rescaled",
         "stalls",
         "started",
         "state",
@@ -140,6 +141,7 @@ class Draft:
         self.woken: list[tuple[str, str]] = []  # tenant and service of which a caller has the first member started
         self.enlarged: list[Job] = []  # jobs with one more replica, which waits from the end of this record on
         self.started: list[Job] = []  # jobs whose first replica starts with this record
+        self.rescaled: list[Job] = []  # services of which another number of members is wanted from this record on
         self.left_queue = 0  # entries of the queue that this record ends
         #: how many more transitions this record has than steps: one step may end many replicas, one of no job none
         self.moved = 0

@@ -169,7 +169,7 @@ class Engine:
         self.fleet = Fleet()
         self.queue = Queue(self.fleet.distinguish)
         reader = self.reader = RequestReader(self.fleet, self._shapes)
-        self.timers = Timers(state, reader, self.containment, lambda num: self.room.time_came(num))
+        self.timers = Timers(state, reader, self.containment)
         self.lifecycle = Lifecycle(
             self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
             Lacking(self.fleet, reader.shape_of, config.not_here_max),
@@ -180,7 +180,7 @@ class Engine:
             state, self.lifecycle, lambda draft, new, old: self.planner.preempting.replacing(draft, new, old)
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
-        self.room = WaitingRoom(state, lambda job: self.indexing.enter(job), self.lifecycle.cancel)
+        self.room = WaitingRoom(state, self.lifecycle.cancel)
         self._frozen = Frozen(state, self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
@@ -193,9 +193,8 @@ class Engine:
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
-            state, self.lifecycle, self.planner.order, reader.priority_of,
-            lambda job, wanted: self.indexing.let_have(job, wanted),
-            config.scale_up_s, config.scale_down_s, self.sleeping.refused,
+            state, self.lifecycle, self.planner.order, reader.priority_of, config.scale_up_s, config.scale_down_s,
+            self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
         self.unready = Unready(state, self.fleet, self.lifecycle)
@@ -409,9 +408,9 @@ class Engine:
         if self._begins("unmatched", draft):
             self.indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
-            self.timers.due(draft, self.lifecycle, self.indexing.come_back)
+            self.timers.due(draft, self.lifecycle, self.indexing.come_back, self.room.time_came)
         if self.room.is_due and self._begins("telling", draft):
-            self.room.write_due(draft)
+            self.room.write_due(draft, self.indexing.enter)
         if orders:
             self._take_orders(flight, orders)
         self._take_submits(flight)
@@ -729,7 +728,7 @@ class Engine:
                 flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             flight.draft.came(order.came, mark)
             self._at = TIMERS
-            self.timers.due(flight.draft, self.lifecycle, self.indexing.come_back)
+            self.timers.due(flight.draft, self.lifecycle, self.indexing.come_back, self.room.time_came)
 
     def _execute(self, flight: InFlight, event: Execute) -> None:
         found = execute(flight.draft, self.state, event, self.reader.request_of)
@@ -826,6 +825,8 @@ class Engine:
             self.admission.moved_seq = seq
         for more in flight.draft.enlarged:
             self.indexing.enter_more(more)
+        for scaled in flight.draft.rescaled:
+            self.indexing.let_have(scaled)
         for num in flight.awaiting:
             self.room.add(state.jobs[num])
         has_waiting, several = bool(self.room.jobs), self.queue.waiting

@@ -139,7 +139,7 @@ class Yields(NamedTuple):
 
 
 class Scaling:
-    """Follows the calls of services. `bound(job, wanted)` lets the queue place as many replicas as are wanted.
+    """Follows the calls of services. The queue places as many replicas as are wanted, see `Draft.rescaled`.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `refused(member)` says whether a member
     that was to sleep could not be frozen.
@@ -151,7 +151,6 @@ class Scaling:
         lifecycle: Lifecycle,
         order: QueueOrder,
         priority_of: Callable[[Job], int],
-        bound: Callable[[Job, int], None],
         up_s: float,
         down_s: float,
         refused: Callable[[Attempt], bool],
@@ -160,7 +159,6 @@ class Scaling:
         self._lifecycle = lifecycle
         self._order = order
         self._priority_of = priority_of
-        self._bound = bound
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._refused = refused
@@ -281,7 +279,7 @@ class Scaling:
             draft.add(Lends(job.num, *lent))
         else:
             job.lent = lent  # soft: a new leader finds what it can in the number that is wanted
-        self._bound(job, wanted)
+        draft.rescaled.append(job)
         if service is not None:
             service.moved_ms, service.low_ms = draft.time_ms, None
         members = list(self._members(job))
@@ -408,7 +406,7 @@ class Scaling:
     def want(self, draft: Draft, job: Job, wanted: int, why: str) -> None:
         """Let a job have so many members from now on."""
         draft.add(Scale(job.num, wanted, why))
-        self._bound(job, wanted)
+        draft.rescaled.append(job)
 
     def _end_fewest(self, draft: Draft, service: _Service | None, members: list[Attempt], count: int, why: str) -> None:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""

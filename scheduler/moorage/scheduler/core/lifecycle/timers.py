@@ -47,18 +47,10 @@ class Timers:
 
     Those that `containment` sets aside are skipped for as long.
 
-    `time_came` is called with the number of a job that may start from now on.
-
     `overdue` are jobs whose time has passed while no record had room to end them: they may not start any more.
     """
 
-    def __init__(
-        self,
-        state: State,
-        requests: RequestReader,
-        containment: Containment,
-        time_came: Callable[[int], None],
-    ) -> None:
+    def __init__(self, state: State, requests: RequestReader, containment: Containment) -> None:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
         self.at: tuple[int, int] | None = None  # kind and job number or `of_replica` of the timer being handled
@@ -68,7 +60,6 @@ class Timers:
         self._clear_at = TIMERS_SPARE  # how many timers there must be before `clear_out` walks them
         self._state = state
         self._requests = requests
-        self._time_came = time_came
 
     @property
     def next_ms(self) -> float:
@@ -108,14 +99,15 @@ class Timers:
             due_ms = max(due_ms, self._containment.until.get(("timer", kind, what), 0))
         heappush(self.rows, (due_ms, kind, what))
 
-    def due(self, draft: Draft, lifecycle: Lifecycle, come_back: ComeBack) -> None:
-        """Handle the timers that have passed by the draft's time.
+    def due(self, draft: Draft, lifecycle: Lifecycle, come_back: ComeBack, time_came: Callable[[int], None]) -> None:
+        """Handle the timers that have passed by the draft's time: a replica whose pause is over comes back, and
+        `time_came` is called with the number of a job that may start from now on.
 
         If many jobs end at once, this record ends some of them, and later records the rest. Ended backoffs are handled
         before them.
         """
         self.at = None
-        self._pop_due(draft, come_back)
+        self._pop_due(draft, come_back, time_came)
         while self._passed and not draft.bulk_full:
             _, kind, num, ends = self._passed.popleft()
             self.at = kind, num
@@ -136,7 +128,7 @@ class Timers:
                 self._starting.discard(num)
                 lifecycle.expire(draft, job)
 
-    def _pop_due(self, draft: Draft, come_back: ComeBack) -> None:
+    def _pop_due(self, draft: Draft, come_back: ComeBack, time_came: Callable[[int], None]) -> None:
         timers, state = self.rows, self._state
         for _ in range(DUE_MAX):
             if not timers or timers[0][0] > draft.time_ms or draft.full:
@@ -147,7 +139,7 @@ class Timers:
                 self._end_backoff(come_back, what)
                 continue
             if kind == _NOT_BEFORE:
-                self._time_came(what)
+                time_came(what)
                 continue
             job = state.jobs.get(what)
             if job is None or job.over:

@@ -35,11 +35,10 @@ class _End(NamedTuple):
 
 
 class WaitingRoom:
-    """`enter(job)` puts a job into the queue, `cancel(draft, job, why)` ends it."""
+    """`cancel(draft, job, why)` ends a job."""
 
-    def __init__(self, state: State, enter: Callable[[Job], None], cancel: Callable[[Draft, Job, str], bool]) -> None:
+    def __init__(self, state: State, cancel: Callable[[Draft, Job, str], bool]) -> None:
         self._state = state
-        self._enter = enter
         self._cancel = cancel
         self.jobs: dict[int, int] = {}  # by number: the jobs here, with their numbers of replicas
         self._behind: dict[int, dict[int, None]] = {}  # by number of a live job: those here that wait for its end
@@ -71,9 +70,12 @@ class WaitingRoom:
         if job.num in self._behind:
             self._ended(job.num, STATE_NUMBER[job.state])
 
-    def write_due(self, draft: Draft) -> None:
-        """Write what follows from ends and times, for as many of the jobs that wait as the record has room for."""
-        room = self._write_times(draft, TOLD_MAX)
+    def write_due(self, draft: Draft, enter: Callable[[Job], None]) -> None:
+        """Write what follows from ends and times, for as many of the jobs that wait as the record has room for.
+
+        `enter(job)` puts a job into the queue that waits for nothing more.
+        """
+        room = self._write_times(draft, TOLD_MAX, enter)
         while self._ends and room > 0 and not draft.bulk_full:
             end = self._ends[0]
             name, met = self._state.jobs[end.num].name, list[int]()
@@ -90,7 +92,7 @@ class WaitingRoom:
                     self._leave(job)
                     if num in self._behind:
                         self._ended(num, CANCELLED)
-            self._write_end(draft, end.num, met)
+            self._write_end(draft, end.num, met, enter)
             if not end.behind:
                 self._ends.popleft()
                 del self.telling[end.num]
@@ -99,7 +101,7 @@ class WaitingRoom:
         """Note that the time has come for which a job waited: that is written with this record or a later one."""
         self._due.append(num)
 
-    def _write_times(self, draft: Draft, room: int) -> int:
+    def _write_times(self, draft: Draft, room: int, enter: Callable[[Job], None]) -> int:
         """Write that the time of jobs has come, for at most so many; return how many more may be written."""
         met = list[int]()
         while self._due and room > 0 and not draft.bulk_full:
@@ -110,16 +112,16 @@ class WaitingRoom:
                 continue  # it has ended by itself, perhaps with this record
             if TIME in dict(job.awaits):
                 met.append(num)
-        self._write_end(draft, TIME, met)
+        self._write_end(draft, TIME, met, enter)
         return room
 
-    def _write_end(self, draft: Draft, ended: int, waiting: list[int]) -> None:
+    def _write_end(self, draft: Draft, ended: int, waiting: list[int], enter: Callable[[Job], None]) -> None:
         if waiting:
             draft.add(Met(ended, waiting))
         for job in [self._state.jobs[num] for num in waiting]:
             if not job.awaits:
                 self._leave(job)
-                self._enter(job)
+                enter(job)
 
     def _ended(self, num: int, state: int) -> _End:
         end = self.telling.get(num)

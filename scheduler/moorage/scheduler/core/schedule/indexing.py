@@ -235,10 +235,13 @@ class Indexing:
             job.since_ms = self.state.time_ms
         self.look(job)
 
-    def let_have(self, job: Job, wanted: int) -> None:
-        """Let a service have this many members from now on: more may start with the record that says so."""
-        waiting = self.queue.waiting.get(job.num) or self._note(job, self.requests.request_of(job))
-        waiting.most = wanted + (job.relocating is not None)
+    def let_have(self, job: Job) -> None:
+        """Let a service have as many members as are wanted from now on: more may start with the record that says so."""
+        if job.over:
+            return
+        request = self.requests.request_of(job)
+        waiting = self.queue.waiting.get(job.num) or self._note(job, request)
+        waiting.most = _most(job, request)
         waiting.opens()
         self.look(job)
 
@@ -247,6 +250,8 @@ class Indexing:
 
         With the next record others would have what these have left.
         """
+        for job in draft.rescaled:
+            self.let_have(job)
         several = self.queue.waiting
         for job in [job for num, job in draft.changed.items() if num in several and several[num].most is not None]:
             self.let_place(job)
