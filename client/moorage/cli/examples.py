@@ -100,7 +100,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         """moorage call generate '{"prompt": "Hello"}' --as json""",
         "jq -c .query today.json | moorage call search - --as json --within 2m",
     ),
-    "change": ("moorage change sweep --max-running 16 --priority 60 --time-limit 2h",),
+    "change": (
+        "moorage change sweep --max-running 16 --priority 60 --time-limit 2h",
+        "moorage change sweep --hold --reason 'the data is wrong'",
+    ),
     "uncancel": ("moorage uncancel train-44",),
     "follow": (
         "moorage follow --label sweep=lr",

@@ -56,6 +56,7 @@ SBATCH: Final = (
     ("--array=0-99%8", "--array 0-99%8"),
     ("--dependency=afterok:J", "--after J; afterany: --after J:any; afternotok: --after J:failed"),
     ("--begin=22:00", "--at 22:00"),
+    ("--hold", "--hold; moorage change JOB --release"),
     ("--constraint=a100", "--requires LABEL=VALUE"),
     ("--account, --partition", "--tenant NAME"),
     ("--qos, --nice", "--priority 0..100"),

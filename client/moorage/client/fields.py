@@ -88,6 +88,7 @@ class Fields(_RunFields, total=False):
     preemptible: bool
     service: ServiceSpec | Mapping[str, Any]
     instead_of: str
+    hold: bool
 
 
 #: the names of these keyword arguments

@@ -465,20 +465,23 @@ class AsyncJob:
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
+        hold: bool | None = None,
         reason: str = "",
         by: str = "",
     ) -> Changed:
         """Change the job in place, while it waits or runs; None leaves a value as it is. Return its bounds as they are.
 
         More `replicas` begin as others do; of too many, those that wait are cancelled first. Those of a service may be
-        `{"min": 2, "max": 6}`. A new `limit` of time holds for attempts that start from now on. The request, and with
-        it the job's identity, stays what was submitted. Raises `Rejected` (failed-precondition) for a job that is over,
-        for a priority above the one that an operator has set, and for the replicas of a gang, or with an item each;
+        `{"min": 2, "max": 6}`. With `hold`, what waits of it is on hold until a change says False. A new `limit` of
+        time holds for attempts that start from now on. The request, and with it the job's identity, stays what was
+        submitted. Raises `Rejected` (failed-precondition) for a job that is over, for a priority above the one that an
+        operator has set, for a hold that an operator has set, and for the replicas of a gang, or with an item each;
         `NotFound`.
         """
         from moorage.schemas.operate import Changed
 
         given = {"replicas": replicas, "max_running": max_running, "priority": priority, "reason": reason, "by": by}
+        given["hold"] = hold
         asked: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "")}
         if limit is not None:
             asked["timeout_s"] = seconds(limit)

@@ -179,6 +179,7 @@ class Job(Handle[AsyncJob]):
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
+        hold: bool | None = None,
         reason: str = "",
         by: str = "",
     ) -> Changed:
@@ -187,7 +188,13 @@ class Job(Handle[AsyncJob]):
         """
         return self._thread.call(
             self._twin.change(
-                replicas=replicas, max_running=max_running, priority=priority, limit=limit, reason=reason, by=by
+                replicas=replicas,
+                max_running=max_running,
+                priority=priority,
+                limit=limit,
+                hold=hold,
+                reason=reason,
+                by=by,
             )
         )
 

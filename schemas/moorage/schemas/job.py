@@ -596,6 +596,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: how many of each of an operator's counters a replica takes while it is on a worker, as `{"matlab": 1}`: at most
     #: 16 names of 1 to 63 characters. It waits until as many are left
     uses: dict[str, int] = {}
+    #: whether it waits on hold, in no queue, until its tenant releases it (the verb `change`) or an operator does; its
+    #: times count meanwhile
+    hold: bool = False
     #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
     #: it. It stays the last field: see `signed`
     person: str | None = None

@@ -505,13 +505,16 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_running: int | None = None  # most replicas that run at once, 1..1000000
     priority: int | None = None  # 0..100; no higher than one that an operator has set
     timeout_s: float | None = None  # most seconds that an attempt may run that is placed from now on
+    #: true: what waits of it stays on hold from now on; false: it is released, unless an operator holds it
+    hold: bool | None = None
     reason: str = ""
     by: str = ""  # the caller's name, for the job's history
 
     def __post_init__(self) -> None:
         _check_job(self.job)
-        if self.replicas is None and self.max_running is None and self.priority is None and self.timeout_s is None:
-            raise ValueError("change must have replicas, max_running, priority or timeout_s, found none of them")
+        asked = (self.replicas, self.max_running, self.priority, self.timeout_s, self.hold)
+        if all(each is None for each in asked):
+            raise ValueError("change must have replicas, max_running, priority, timeout_s or hold, found none of them")
         if isinstance(self.replicas, int) and not 1 <= self.replicas <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
         if self.max_running is not None and not 1 <= self.max_running <= REPLICAS_MAX:
@@ -538,6 +541,7 @@ class Changed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     timeout_s: float | None = None
     members: int = 0
     replicas: int | Scale | None = None  # what is asked for now; a scheduler of before does not say it
+    held: bool = False  # it is on hold
 
 
 class Resized(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -319,8 +319,8 @@ PREEMPTING: Final = add(
 )
 HELD: Final = add(
     "held",
-    "an operator has put it, or the whole queue of its tenant, on hold",
-    "an operator releases it: moorage admin release {job}, or with --queue if the tenant is on hold",
+    "its tenant or an operator has put it, or an operator the whole queue of its tenant, on hold",
+    "moorage change {job} --release if you held it; an operator: moorage admin release, with --queue for all",
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE, Cure.REQUEST),
 )

@@ -249,6 +249,7 @@ FIELDS: Final = (
         unsaid({"cpu": "x"}),
     ),
     Field("template", "", unsaid({"labels": {"of": "a sandbox"}, "environment": {"T": "1"}}), unsaid({"label": {}})),
+    Field("hold", "hold", (Value(True, ()),), (one("maybe", "maybe"), *unsaid(1))),
     Field("preemptible", "preemptible", (Value(True, ()),), (one("maybe", "maybe"), *unsaid(1))),
     Field(
         "service",

@@ -9,11 +9,11 @@ import random
 from collections import Counter
 from typing import Any, Final
 
-from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.events import ChangeOrder, Order
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import STATES
-from moorage.schemas.operate import act_of
+from moorage.schemas.operate import ChangeAsked, act_of
 from tests.unit.scheduler.driving import Driving
 
 ASKS_FROM: Final = 9_100_000
@@ -29,7 +29,7 @@ ENDS: Final = (
     (-9, "lost", ("lost",)),
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
-ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "time", "time")
+ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "release", "time", "time")
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
     {"on": "failure", "times": 1, "pause_s": 3},
@@ -81,6 +81,7 @@ class Asks(Driving):
             self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000)
         self.limits: dict[str, dict[str, float]] = {}
         self.counters: dict[str, int] = {}
+        self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
         self.used = {each: Counter[str]() for each in TENANTS}
         self.had: dict[str, dict[str, float]] = {}
         self.names = 0
@@ -112,6 +113,8 @@ class Asks(Driving):
         elif what == "lead":
             self.dice.choice((self.lead, self.lead_from_snapshot))()
             self.renew()
+        elif what == "release":
+            self._release()
         elif what == "counter":
             self._counter()
         elif what == "limit":
@@ -133,12 +136,24 @@ class Asks(Driving):
         if dice.random() < 0.3:
             names = dice.sample(("lic", "mine"), dice.choice([1, 1, 2]))
             fields["uses"] = {name: dice.choice([1, 1, 2]) for name in names}
+        if dice.random() < 0.15:
+            fields["hold"] = True
         answer = self.submit(job, tenant=tenant, **fields)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)
         self.names += 1
         if not over:
             self.jobs[tenant, job] = fields
+            if "hold" in fields:
+                self.held.add((tenant, job))
+
+    def _release(self) -> None:
+        """A tenant releases one of its jobs."""
+        if self.held:
+            tenant, job = self.dice.choice(sorted(self.held))
+            self.engine.offer(ChangeOrder(tenant, ChangeAsked(job=job, hold=False), "change", True))
+            self.tick()
+            self.held.discard((tenant, job))
 
     def _counter(self) -> None:
         """An operator sets a counter, of the fleet or of each tenant."""
@@ -252,6 +267,8 @@ class Asks(Driving):
         for tenant in TENANTS:
             self._judge_limits(tenant)
         self._judge_counters()
+        for tenant, name in self.held:
+            assert not self.job(name, tenant).on_workers, f"{tenant}/{name} is on hold, and starts"
 
     def _judge_limits(self, tenant: str) -> None:
         limits, has, had = self.limits.get(tenant, {}), self.has(tenant), self.had.get(tenant, {})

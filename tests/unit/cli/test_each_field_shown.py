@@ -110,6 +110,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "on_no_match": ("if none fits", lambda text: "wait" if text == "waits" else text),
     "labels": ("labels", pairs),
     "if_seq": ("if at record", int),
+    "hold": ("from the start", lambda text: text == "on hold"),
     "preemptible": ("preemptible", lambda text: text == "yes"),
     "service": (
         "service",

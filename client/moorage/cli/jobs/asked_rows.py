@@ -63,6 +63,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("if none fits", None if request.get("on_no_match") == "reject" else "waits"),
         ("qos", request.get("qos")),
         ("preemptible", "yes" if request.get("preemptible") else None),
+        ("from the start", "on hold" if request.get("hold") else None),
         ("instead of", request.get("instead_of")),
         ("if at record", request.get("if_seq")),
     ]

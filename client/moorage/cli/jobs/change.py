@@ -36,6 +36,8 @@ def change(
     time_limit: Annotated[
         str | None, Parameter(help="Longest time that an attempt may run which starts from now on.", value="DURATION")
     ] = None,
+    hold: Annotated[bool, Parameter(help="Keep what waits of it from starting; what runs goes on.")] = False,
+    release: Annotated[bool, Parameter(help="Undo --hold, here or of submit.")] = False,
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -45,10 +47,12 @@ def change(
     """
 
     def act() -> int:
-        if replicas is None and max_running is None and priority is None and time_limit is None:
+        if hold and release:
+            raise rejected("invalid-argument", "--hold and --release cannot be used together", next="take one of them")
+        if all(each is None for each in (replicas, max_running, priority, time_limit)) and not hold and not release:
             raise rejected(
                 "invalid-argument", "nothing to change",
-                next="name --replicas, --max-running, --priority or --time-limit; "
+                next="name --replicas, --max-running, --priority, --time-limit, --hold or --release; "
                 "anything else: moorage submit --instead-of JOB",
             )  # fmt: skip
         copies = None if replicas is None else copies_of(replicas)
@@ -58,7 +62,13 @@ def change(
             for name in await ids_of(client, jobs, acts=True, states=LIVE):
                 job = client.job(name)
                 now = await job.change(
-                    replicas=copies, max_running=max_running, priority=priority, limit=limit_s, reason=reason, by=who()
+                    replicas=copies,
+                    max_running=max_running,
+                    priority=priority,
+                    limit=limit_s,
+                    hold=True if hold else False if release else None,
+                    reason=reason,
+                    by=who(),
                 )
                 if options.shown(now, [now]):
                     continue
@@ -83,5 +93,5 @@ def _copies(now: Changed) -> str:
 
 def _bounds(now: Changed) -> str:
     said = [] if now.max_running is None else [f"at most {now.max_running} at once"]
-    said.append(f"priority {now.priority}")
+    said.append(f"priority {now.priority}" + ", on hold" * now.held)
     return ", ".join(said + ([] if now.timeout_s is None else [f"time limit {age(round(now.timeout_s * 1000))}"]))

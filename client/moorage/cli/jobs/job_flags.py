@@ -98,6 +98,9 @@ class JobFlags:
             reads=seconds_to,
         ),
     ] = None
+    hold: Annotated[
+        bool, Flag(help="Let it wait on hold, until moorage change JOB --release; its times count meanwhile.")
+    ] = False
     after: Annotated[
         list[str] | None,
         Flag(

@@ -48,7 +48,7 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
-from moorage.scheduler.core.ledger.records import Op
+from moorage.scheduler.core.ledger.records import Op, by_tenant
 from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
@@ -701,6 +701,8 @@ class Engine:
                     draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
             return outcome
         planner.placing.arrived(shape, copies)
+        if request.hold:
+            draft.add(acts.Hold(tenant, num, by_tenant(tenant), "as submitted"))
         if outcome.awaits:
             for other, which in outcome.awaits:
                 draft.step(Op.AWAIT, num, 0, other, which)
@@ -710,6 +712,8 @@ class Engine:
             waiting = self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
             if waiting.is_full:
                 return outcome
+        if request.hold:
+            return outcome
         self.queue.enter(num, (request.priority, shape, tenant))
         return outcome
 

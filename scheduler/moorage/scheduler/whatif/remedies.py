@@ -15,6 +15,7 @@ from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.holding import PERIODS, spent_at
 from moorage.scheduler.core.ledger.state import Job, Tenant
+from moorage.scheduler.core.operate.changing import is_own
 from moorage.scheduler.core.queue import limits
 from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.names import word_of
@@ -121,6 +122,11 @@ def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
     if job.hold is not None and engine.state.tenants[job.tenant].hold is None:
+        if is_own(job.hold):
+            event = Order("release", act_of("release", {"tenant": job.tenant, "job": job.name, "by": _BY}), "", True)
+            command = f"moorage change {word_of(job.name)} --release --tenant {job.tenant}"
+            yield Remedy("release it", command, "tenant", event)
+            return
         command = f"moorage admin release {word_of(job.name)} --tenant {job.tenant}"
         yield _order("ask your operator to let it go on", command, "release", tenant=job.tenant, job=job.name)
 

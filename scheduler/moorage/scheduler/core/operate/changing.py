@@ -7,7 +7,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.state import Job, State
+from moorage.scheduler.core.ledger.state import Job, StandingOrder, State
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.beyond import beyond_time
 from moorage.scheduler.core.operate.copies import Copies
@@ -71,12 +71,15 @@ class Changing:
             return _too_high(job, asked.priority, ceiling)
         had = job.priority if job.priority >= 0 else own.priority
         priority = had if asked.priority is None else asked.priority
+        if asked.hold is False and job.hold is not None and not is_own(job.hold):
+            return _not_its_own(job)
         said = _words(before, wanted, had, priority)
         if said:
             self._record(draft, job, event, (before, wanted), (had, priority), said)
         is_other = wanted.replicas != before.replicas
         if is_other:
             self._copies.record(draft, job, wanted, event)
+        is_other |= self._held(draft, job, event)
         attempts = sum(replica.attempt is not None for replica in job.rows.values())
         answer = Changed(
             job=job.name,
@@ -87,8 +90,18 @@ class Changing:
             timeout_s=wanted.workload.timeout_s,
             members=attempts,
             replicas=wanted.replicas,
+            held=job.hold is not None,
         )
         return Answer("change", 0, answer)
+
+    def _held(self, draft: Draft, job: Job, event: ChangeOrder) -> bool:
+        """Hold or release a job as asked; return whether that changes it."""
+        on = event.asked.hold
+        if on is None or on == (job.hold is not None):
+            return False
+        draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, event.by, event.asked.reason))
+        self._indexing.look(job)
+        return True
 
     def _record(
         self,
@@ -125,6 +138,22 @@ class Changing:
             job=name,
             next=f"moorage again {word_of(name)} runs it once more, as a new job",
         )
+
+
+def is_own(hold: StandingOrder) -> bool:
+    """Return whether a job's own tenant holds it, not an operator or the scheduler."""
+    return hold.actor.startswith("tenant:")
+
+
+def _not_its_own(job: Job) -> Problem:
+    return problem(
+        "failed-precondition",
+        f"job {job.name} is held by an operator or the scheduler, and its tenant may not release it",
+        field="$.hold",
+        found="false",
+        job=job.name,
+        next="ask an operator: moorage admin release",
+    )
 
 
 def _ceiling(job: Job) -> int:
