@@ -21,6 +21,7 @@ from moorage.calls.discovery import Discovery
 from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import QUIET_S, Call, Member
+from moorage.calls.method_search import MethodSearch
 from moorage.calls.outbox import RECEIPT_S, Message, Outbox
 from moorage.calls.outputs import Outputs
 from moorage.calls.program import Link
@@ -90,8 +91,6 @@ LOAD_QUIET_S: Final = 10.0
 #: how long after its program's end a member lets the others fetch what waits here: idle ones do at once, and those that
 #: have calls of their own may never, so that callers had better hear it soon and call again
 ROOM_S: Final = 1.0
-#: how long a member waits to hear whether another one has the method of a call
-FOUND_S: Final = 1.0
 #: of a stream, a part asks the server this often whether anybody still listens to it: a caller that was killed says
 #: nothing, and an endless function would keep its place for ever
 LISTENS_S: Final = 2.0
@@ -181,6 +180,7 @@ class Messenger:
         self.held = HeldCalls()
         self._slowest = Slowest()
         self._outputs = Outputs(self._put_answer, self._on_not_asked)
+        self._search = MethodSearch(f"{self._inbox}.found", self._ask_for_method, self._on_searched)
         self._outbox = Outbox(
             connection, self._inbox, self._hold, self._instead, self.held.answered, lambda: self._outputs.waiting_bytes
         )
@@ -190,8 +190,6 @@ class Messenger:
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
         #: by the inbox of the question: calls for a method that the program lacks, until another member says it has it
-        self._sought: dict[str, tuple[Call, asyncio.TimerHandle]] = {}
-        self._asked = 0
         connection.on_back(lambda: self._drop_coming(lambda _: True))
         self._calls: list[Subscription] = []
         self._asked_here: Subscription | None = None
@@ -211,7 +209,7 @@ class Messenger:
         subjects, tenant, service = self.name.subjects, self.name.tenant, self.name.service
         await self._connection.subscribe(self._inbox, self._on_given)
         self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
-        await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
+        await self._connection.subscribe(self._search.subject, self._search.on_answer)
         await self._connection.subscribe(f"{self._inbox}.part.*", self._on_no_responders)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
@@ -280,8 +278,7 @@ class Messenger:
 
     def give_up(self) -> None:
         """Answer what still waits or runs with an error."""
-        for reply in list(self._sought):
-            self._is_not_found(reply)
+        self._search.give_up()
         for call in self._outputs.drop():
             self._fail(call, MEMBER_DIED, "the member ended before its caller had asked for the whole answer")
         self.member.give_up(time.monotonic(), self._inputs.drop_incomplete())
@@ -318,7 +315,7 @@ class Messenger:
 
     @property
     def _is_empty(self) -> bool:
-        return self.member.is_empty and not self._sought and not self._outputs
+        return self.member.is_empty and not self._search and not self._outputs
 
     async def _emptied(self) -> None:
         while not self._is_empty:
@@ -369,7 +366,7 @@ class Messenger:
         if call is not None:
             call.endpoint = endpoint
             if endpoint and endpoint not in self.endpoints:
-                self._seek(call)
+                self._search.begin(call)
             else:
                 self._take(call)
             self._look()
@@ -398,36 +395,22 @@ class Messenger:
         """Return the subject on which members have a method, and get calls for it from members that lack it."""
         return self.name.subjects.member(self.name.tenant, self.name.service, f"method.{endpoint}")
 
-    def _seek(self, call: Call) -> None:
-        """Ask whether a member has the method of a call that the program lacks: members of another version may."""
-        self._asked += 1
-        reply = f"{self._inbox}.found.{self._asked}"
-        timer = asyncio.get_running_loop().call_later(FOUND_S, self._is_not_found, reply)
-        self._sought[reply] = call, timer
+    def _ask_for_method(self, call: Call, reply: str) -> None:
         self.held.waits(call.reply)
         self._put(self._method(call.endpoint), b"", reply, None)
 
-    def _on_found(self, delivery: Delivery) -> None:
-        """A member says that it has the method of a call, or the server that none has."""
-        call, timer = self._sought.pop(delivery.subject, (None, None))
-        if call is None or timer is None:
-            return
-        timer.cancel()
-        if (delivery.headers or {}).get(STATUS_HEADER) == "503":
-            there = ", ".join(sorted(self.endpoints)) or "none"
-            told = f"{self.name.service} has no method {call.endpoint[:48]!r}; its methods: {there}"
-            self._fail(call, NO_ENDPOINT, told)
-        else:
+    def _on_searched(self, call: Call, is_there: bool | None) -> None:
+        """A call whose method the program lacks goes to a member that has it; or to none."""
+        if is_there is None:  # the server is away, or this member ends
+            self.member.refuse_busy(call)
+        elif is_there:
             waited_ms = call.waited(time.monotonic())
             self.held.over(call.reply)
             self._put(self._method(call.endpoint), call.data, call.reply, _passed_on(call, waited_ms))
-        self._look()
-
-    def _is_not_found(self, reply: str) -> None:
-        """Refuse a call: the server is away, or this member ends."""
-        call, timer = self._sought.pop(reply)
-        timer.cancel()
-        self.member.refuse_busy(call)
+        else:
+            there = ", ".join(sorted(self.endpoints)) or "none"
+            told = f"{self.name.service} has no method {call.endpoint[:48]!r}; its methods: {there}"
+            self._fail(call, NO_ENDPOINT, told)
         self._look()
 
     def _on_method(self, delivery: Delivery) -> None:
@@ -497,7 +480,7 @@ class Messenger:
             self._put(reply, b"", "", None)
             return
         asked = sought.calls[:ASKED_MAX]
-        here = {call.reply for call, _ in self._sought.values()} | self.member.replies(asked) | self._outputs.replies
+        here = {*self._search.replies} | self.member.replies(asked) | self._outputs.replies
         for each in asked:
             if self._outbox.has(each):
                 self._outbox.send_again(each)
