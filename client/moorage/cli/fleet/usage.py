@@ -10,8 +10,9 @@ import msgspec
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, print_out
+from moorage.cli.framework.fleets import Table, are_several, show_each
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
-from moorage.cli.framework.render import table, utc
+from moorage.cli.framework.render import utc
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
@@ -48,11 +49,15 @@ def usage(
     oldest go first. A person is who submitted the job, where tenants have a key for each person.
     """
 
-    async def work(client: AsyncClient) -> None:
+    async def ask(client: AsyncClient) -> Answer:
         asked = {"since_s": seconds(since), "by": [HOUR if word == DAY else word for word in words]}
         answer = await all_pages(client, asked, of_all=all)
         if DAY in words:
             answer.data["rows"] = by_days(answer.data["rows"])
+        return answer
+
+    async def work(client: AsyncClient) -> None:
+        answer = await ask(client)
         told = msgspec.convert(answer.data, UsageAnswer)
         rows = told.rows
         if csv:
@@ -72,6 +77,13 @@ def usage(
     if {DAY, HOUR} <= set(words):
         why = "--by takes hour or day, not both: each hour is of one day"
         raise rejected("invalid-argument", why, found=by, next="leave one of them out")
+    if are_several(options) and not csv:
+        return show_each(
+            options,
+            ask,
+            lambda answer: answer.data["rows"],
+            lambda answer: _table(words, msgspec.convert(answer.data, UsageAnswer).rows),
+        )
     return with_client(options, work)
 
 
@@ -129,6 +141,11 @@ def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
     if not rows:
         print_err(f"no GPU time has been counted since {utc(from_ms)}")
         return
+    print_out(str(_table(by, rows)))
+    print_err(f"since {utc(from_ms)}")
+
+
+def _table(by: list[str], rows: list[UsageRow]) -> Table:
     header = [*map(str.upper, by), "GPU-H", "GIB-H", "USED-GPU-H", "USED-GIB-H"]
     cells = [
         [
@@ -141,5 +158,4 @@ def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
         for row in rows
     ]
     shortened = [name for name in ("MODEL", "PERSON", "TENANT") if name in header]
-    print_out(table(header, cells, numbers=header[len(by) :], optional=("GIB-H", "USED-GPU-H"), shortened=shortened))
-    print_err(f"since {utc(from_ms)}")
+    return Table(header, cells, header[len(by) :], ("GIB-H", "USED-GPU-H"), shortened)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import error_line, paint, print_err, print_out
+from moorage.cli.framework.fleets import Table, are_several, show_each
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
@@ -66,6 +67,14 @@ def fleet(
         if not options.shown(answer, answer.data["workers"]):
             _fleet(as_struct(FleetInfo, answer.data))
         return None
+
+    if are_several(options) and worker is None and not watch:
+        return show_each(
+            options,
+            lambda client: client._wire.operate("fleet"),
+            lambda answer: answer.data["workers"],
+            lambda answer: _workers_table(as_struct(FleetInfo, answer.data).workers),
+        )
 
     def act() -> int:
         if watch and worker is not None:
@@ -160,6 +169,28 @@ def levels(capabilities: dict[str, Capabilities]) -> list[str]:
     ]
 
 
+def _workers_table(workers: Sequence[WorkerInfo]) -> Table:
+    return Table(
+        ["WORKER", "KIND", "STATE", "CELLS", "FREE", "GPUS", "JOBS", "HEARD", "MODELS"],
+        [
+            [
+                worker.worker,
+                "sim" if worker.simulated else "real",
+                worker.state,
+                worker.cells,
+                worker.free,
+                worker.gpus,
+                worker.members,
+                age(worker.heard_ms_ago),
+                worker.models,
+            ]
+            for worker in workers
+        ],
+        numbers=("FREE", "GPUS", "JOBS", "HEARD"),
+        optional=("HEARD", "JOBS"),
+    )
+
+
 def _fleet(data: FleetInfo) -> None:
     workers, warned = data.workers, [f"{check.name}: {check.found}" for check in warnings(data)]
     if not workers:
@@ -168,27 +199,7 @@ def _fleet(data: FleetInfo) -> None:
         print_err("no worker has joined")
         print_err("fix: start a worker with moorage worker, or simulated workers with moorage up --simulate 4x8xH100")
         return
-    print_out(
-        table(
-            ["WORKER", "KIND", "STATE", "CELLS", "FREE", "GPUS", "JOBS", "HEARD", "MODELS"],
-            [
-                [
-                    worker.worker,
-                    "sim" if worker.simulated else "real",
-                    worker.state,
-                    worker.cells,
-                    worker.free,
-                    worker.gpus,
-                    worker.members,
-                    age(worker.heard_ms_ago),
-                    worker.models,
-                ]
-                for worker in workers
-            ],
-            numbers=("FREE", "GPUS", "JOBS", "HEARD"),
-            optional=("HEARD", "JOBS"),
-        )
-    )
+    print_out(str(_workers_table(workers)))
     for line in [*warned, *places_away(workers), *trouble_lines(workers)][:TROUBLES_MAX]:
         print_err(folded(line, sys.stderr))
     if not sys.stdout.isatty():

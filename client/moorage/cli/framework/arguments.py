@@ -28,6 +28,25 @@ JOBS_LISTED: Final = "ls --format {job}"
 WORKERS_LISTED: Final = "fleet --format {worker}"
 
 
+class Again(str):
+    """The last value of an option that was given more than once; `all` has each, in order."""
+
+    all: tuple[str, ...]
+
+    def __new__(cls, all_: tuple[str, ...]) -> Again:
+        made = super().__new__(cls, all_[-1])
+        made.all = all_
+        return made
+
+
+class _Collect(argparse.Action):
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        if before is not None:
+            values = Again((*(before.all if isinstance(before, Again) else (before,)), values))
+        setattr(namespace, self.dest, values)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """How a word or an option of a verb is written and explained.
@@ -36,7 +55,7 @@ class Parameter:
     `alone` is the value of an option that is given without one. `command` says that the word is everything after `--`.
     `lists` is the command of moorage whose answer Tab offers here. `timed` says that the value may be a duration, which
     wants a unit, as each value that is called DURATION. `one_at_least` says that words of which several may be given
-    may not all be left out.
+    may not all be left out. `again` says that a text which is given more than once is an `Again`.
     """
 
     help: str
@@ -47,6 +66,7 @@ class Parameter:
     lists: str = ""
     timed: bool = False
     one_at_least: bool = False
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +226,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
         return {"action": "store_true", "dest": one.field}
     if one.is_option:
         said["dest"] = one.field
-        said["action"] = "append" if one.many else "store"
+        said["action"] = _Collect if one.parameter.again else "append" if one.many else "store"
         said["required"] = one.required
         if one.parameter.alone is not None:
             said |= {"nargs": "?", "const": one.parameter.alone}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from moorage.cli.framework import console
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import Again, Parameter
 from moorage.cli.framework.console import Colour, emit, fail, print_out
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.settings_file import find_file
@@ -23,7 +23,7 @@ TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 
-Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")]
+Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE", again=True)]
 Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
 Format = Annotated[
     str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
@@ -293,6 +293,13 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
     from moorage.client.patience import through_takeover
 
     options = options.settled()
+    if isinstance(options.nats, Again):
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument", "this asks one fleet, and --nats names several", found=" ".join(options.nats.all),
+            next="give --nats once; moorage fleet, ls and usage show several fleets",
+        )  # fmt: skip
     timeout = options.timeout or TIMEOUT_DEFAULT
     told = set[str]()
 

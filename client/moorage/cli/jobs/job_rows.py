@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.exit_codes import shell_code
+from moorage.cli.framework.fleets import Table
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
@@ -50,6 +51,11 @@ def jobs_table(rows: Sequence[JobRow], *, of_all: bool = False) -> str:
         optional=[name for name in OPTIONAL if name in header],
         shortened=("JOB",),
     )
+
+
+def whole_table(rows: Sequence[JobRow]) -> Table:
+    """Return the table with every column, and each job's tenant."""
+    return Table([TENANT, *COLUMNS], [[row.tenant, *job_row(row)] for row in rows], NUMBERS, OPTIONAL, ("JOB",))
 
 
 def rank(state: str) -> int:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, print_err, print_out
+from moorage.cli.framework.fleets import are_several, show_each
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.wrapping import folded
-from moorage.cli.jobs.job_rows import counts_line, matching
+from moorage.cli.jobs.job_rows import counts_line, matching, whole_table
 from moorage.cli.jobs.listing import Listing
 from moorage.cli.jobs.selectors import ANY_JOB, EACH, HELD, Chosen
 from moorage.client.answers import JobList
@@ -68,10 +69,19 @@ def ls(
         "history": history,
     }
 
-    async def work(client: AsyncClient) -> int | None:
-        listing = Listing(
-            client, {name: value for name, value in asked.items() if value or name in ("limit", "history")}
+    def listing_of(client: AsyncClient) -> Listing:
+        return Listing(client, {name: value for name, value in asked.items() if value or name in ("limit", "history")})
+
+    if are_several(options) and not watch:
+        return show_each(
+            options,
+            lambda client: listing_of(client).ask(runs_first=not options.json and options.format is None),
+            lambda answer: answer.data["jobs"],
+            lambda answer: whole_table(as_struct(JobList, answer.data).jobs),
         )
+
+    async def work(client: AsyncClient) -> int | None:
+        listing = listing_of(client)
         if watch:
             from moorage.cli.jobs.ls_watch import watch_jobs
 

@@ -1,0 +1,49 @@
+"""`--nats a --nats b`: one table of two fleets, and a line for one that does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.ports import free_ports
+from tests.system.cli.node import Node, moorage, node_on
+
+
+@pytest.mark.slow
+async def test_several_fleets_are_one_table_and_one_that_is_away_is_a_line(node: Node, tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    nobody = f"nats://127.0.0.1:{port}"
+    async with node_on(tmp_path / "other", simulate="1x2xT4") as other:
+        both = ("--nats", node.url, "--nats", other.url)
+        for at in (node, other):
+            assert (await at.run("run", "--job", f"on-{at.url.rpartition(':')[2]}", "--", "true")).code == 0
+        env = {"MOORAGE_TIMEOUT": "5s"}
+
+        ran = await moorage("fleet", *both, "--nats", nobody, env=env)
+        header, *rows = ran.rows
+        assert (ran.code, header[:2]) == (0, ["FLEET", "WORKER"])
+        alone = {at.url: [row[0] for row in (await at.run("fleet")).rows[1:]] for at in (node, other)}
+        assert [(row[0], row[1]) for row in rows] == [(url, name) for url, names in alone.items() for name in names]
+        assert f"{nobody}: cannot reach NATS at {nobody}" in ran.err
+
+        listed = await moorage("ls", *both, "--format", "{fleet} {job}", env=env)
+        assert {f"{at.url} on-{at.url.rpartition(':')[2]}" for at in (node, other)} <= set(listed.out.splitlines())
+        header, *_ = (await moorage("ls", *both, env=env)).rows
+        assert header[:3] == ["FLEET", "TENANT", "JOB"]
+        header, *_ = (await moorage("usage", *both, env=env)).rows
+        assert header[:2] == ["FLEET", "TENANT"]
+
+        (frame,) = (await moorage("fleet", *both, "--nats", nobody, "--json", env=env)).frames
+        assert [each["fleet"] for each in frame["fleets"]] == [node.url, other.url, nobody]
+        assert [sorted(each.keys() & {"data", "error"}) for each in frame["fleets"]] == [["data"], ["data"], ["error"]]
+        assert frame["fleets"][2]["error"]["code"] == "cannot-connect"
+        assert msgspec.json.encode(frame)
+
+        ran = await moorage("fleet", "--nats", nobody, "--nats", nobody, env=env)
+        assert (ran.code, ran.out) == (5, ""), "none answers"
+        for words in (("show", "x"), ("submit", "--", "true"), ("fleet", "--watch")):
+            ran = await moorage(words[0], *both, *words[1:], env=env)
+            assert ran.code == 2, words
+            assert "this asks one fleet, and --nats names several" in ran.err
