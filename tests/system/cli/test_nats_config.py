@@ -75,6 +75,8 @@ def test_a_leaf_node_has_a_folder_of_its_own_with_the_users_behind_it(
     assert all(stat.S_IMODE(each.stat().st_mode) == 0o600 for each in (out / "leaf-lyon").glob("*.*"))
     assert make(out, "--server", "10.0.0.4:4222", *far) == 0
     assert "the port for leaf nodes" not in capsys.readouterr().err
+    assert make(out, "--server", "10.0.0.4:4222") == 0
+    assert "the leaf node lyon is no longer in the configuration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -557,6 +557,9 @@ def _print_leaves(site: Site, out: Path, *, changes: bool) -> None:
         print_err(
             f"site {place}: nats-server -c {own}/server.conf, on a machine there; its users: XDG_CONFIG_HOME={own}"
         )
+    for own in sorted(out.glob(f"{leaf_folder('*')}/server.conf")):
+        if (place := own.parent.name.removeprefix(leaf_folder(""))) not in site.leaves:
+            print_err(f"warning: the leaf node {place} is no longer in the configuration: {own.parent} leads nowhere")
     if changes:
         print_err(
             "warning: the port for leaf nodes opens or closes with this configuration: a nats-server that runs already "
