@@ -28,7 +28,7 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     await node.run("wait", "j", tenant=unique)
     for words, code, says in (
         (("--priority", "60"), 2, "no job is named"),
-        (("j",), 2, "name --replicas, --max-running, --priority or --time-limit"),
+        (("j",), 2, "name --replicas, --max-running, --priority, --time-limit, --hold or --release"),
         (("j", "--priority", "101"), 2, "0..100"),
         (("nosuch", "--priority", "1"), 3, "not-found"),
         (("*", "--priority", "1"), 3, "that has not ended"),

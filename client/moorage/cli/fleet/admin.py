@@ -329,6 +329,7 @@ def limit(
 def counter(
     name: Annotated[str, Parameter(help="Its name, as matlab; without one, all are listed.")] = "",
     number: Annotated[str, Parameter(help="How many there are; none removes it.")] = "",
+    /,
     *,
     per_tenant: Annotated[bool, Parameter(help="So many for each tenant, not in all.")] = False,
     why: Annotated[str, Parameter(help=WHY)] = "",
@@ -350,7 +351,12 @@ def counter(
                 else:
                     print_err("there is no counter" + f" {name}" * bool(name))
             return None
-        most = _bound_of("NUMBER", number, client.tenant)
+        if number != "none" and not (number.isascii() and number.isdecimal() and int(number[:8])):
+            raise rejected(
+                "invalid-argument", f"{number} is not how many there are", found=number,
+                allowed="a number above 0, or none", next=f"moorage admin counter {name} 20",
+            )  # fmt: skip
+        most = 0 if number == "none" else int(number[:8])
         done = await client.admin.counter(name, most, per="tenant" if per_tenant else "fleet", why=why)
         if not options.shown(done, [done]):
             found = done.counter
