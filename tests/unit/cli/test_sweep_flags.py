@@ -148,3 +148,15 @@ def test_with_hosts_each_item_is_a_gang_and_a_job_of_its_own(capsys: pytest.Capt
 def test_trials_that_cannot_be_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submit", "--hosts", "2", "--gpu", "1xH100", *words, "--", "train", "{item}"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_place_for_an_item_beside_the_command_is_said_to_stay_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = request("train {lr}", each="sweep.csv", env=["LR={lr}", "J={}", 'K={"a": 1}', "PLAIN=x"], cwd="/srv/{item}")
+    assert asked.workload.env["LR"] == "{lr}"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" stays")[0] for line in said] == [
+        "warning[items]: --env LR={lr}",
+        "warning[items]: --cwd /srv/{item}",
+    ]
+    request("train {lr}", each="sweep.csv", env=["PLAIN=x"])
+    assert capsys.readouterr().err == ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from moorage.cli.framework.console import print_err
 from moorage.cli.framework.files import cannot_read
 
 if TYPE_CHECKING:
@@ -13,8 +15,20 @@ if TYPE_CHECKING:
     from moorage.client.sweeps import Sweep
     from moorage.schemas.items import Format
 
+#: what stands for an item, or for a column of one
+_PLACE: Final = re.compile(r"\{[A-Za-z_]\w*\}")
 #: formats of --each, by the end of a file's name
 _FORMATS: Final[dict[str, Format]] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+def _warn_of_places(flags: JobFlags) -> None:
+    """Say of which texts beside the command no item takes the place in braces, as nothing else would."""
+    for option, text in [*(("--env", each) for each in flags.env or ()), ("--cwd", flags.cwd or "")]:
+        if _PLACE.search(text):
+            print_err(
+                f"warning[items]: {option} {text} stays as it is: items stand in the command alone, and each replica"
+                " has its own in MOORAGE_ITEM"
+            )
 
 
 def sweep_of(flags: JobFlags, command: Sequence[str], inline: int | None = None) -> Sweep | None:
@@ -27,6 +41,7 @@ def sweep_of(flags: JobFlags, command: Sequence[str], inline: int | None = None)
     path = flags.each_line if flags.each_line is not None else flags.each
     if path is None:
         return None
+    _warn_of_places(flags)
     from moorage.client.sweeps import inline_bytes, sweep_of_file, sweep_of_values
     from moorage.system.item_files import items_in
 
