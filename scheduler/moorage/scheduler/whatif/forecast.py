@@ -28,6 +28,8 @@ from moorage.schemas.answers import jobs
 #: `bench.forecasts` measures how many starts are within it.
 EARLIER: Final = 0.6
 LATER: Final = 1.5
+#: the same where jobs of several tenants wait: of those to come, the ones of tenants that are owed more go before
+LATER_SHARED: Final = 3.0
 #: the looks draw from the runs that are known: with fewer of them the interval would be of those, not of all such runs
 RUNS_SURE: Final = 20
 #: only the first jobs in the queue are forecast
@@ -62,12 +64,17 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def start_of(found: Band, worker: str, runs: int) -> Start:
-    """Return what the looks say together, and how sure that is; `runs` is as in `Start`."""
+def later_of(engine: Engine) -> float:
+    """Return by which part an interval that rests on earlier runs ends later than the looks."""
+    return LATER_SHARED if engine.planner.order.is_shared() else LATER
+
+
+def start_of(found: Band, worker: str, runs: int, later: float) -> Start:
+    """Return what the looks say together, and how sure that is; `runs` is as in `Start`, `later` by `later_of`."""
     p10_ms, p50_ms, p90_ms, _ = found
     if runs and p10_ms >= 0:
         is_sure = runs >= RUNS_SURE
-        p10_ms, p90_ms = (int(EARLIER * p10_ms), int(LATER * p90_ms)) if is_sure else (-1, -1)
+        p10_ms, p90_ms = (int(EARLIER * p10_ms), int(later * p90_ms)) if is_sure else (-1, -1)
     return Start(p10_ms, p50_ms, p90_ms, worker, runs)
 
 
@@ -120,7 +127,8 @@ def forecast(
     cpu_ms = int(1000 * (used.ru_utime + used.ru_stime))
     if len(looks) <= LOOKS // 2:
         return encode_forecast(Forecast(time_ms, {}, cut=True, cpu_ms=cpu_ms))
-    starts, ends = _together(look.starts for look in looks), _together(look.ends for look in looks)
+    later = later_of(engine)
+    starts, ends = (_together(rows, later) for rows in ([x.starts for x in looks], [x.ends for x in looks]))
     late: dict[str, dict[str, str]] = {}
     for (tenant, job, why), count in Counter(row for look in looks for row in look.late).items():
         if count > len(looks) // 2:
@@ -130,14 +138,14 @@ def forecast(
     return encode_forecast(Forecast(time_ms, starts, *unknown, first.cut, cpu_ms, late, ends))
 
 
-def _together(looks: Iterable[list[tuple[str, str, Began]]]) -> dict[str, dict[str, Start]]:
+def _together(looks: Iterable[list[tuple[str, str, Began]]], later: float) -> dict[str, dict[str, Start]]:
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
     for tenant, job, at in chain.from_iterable(looks):
         outcomes.setdefault((tenant, job), []).append(Outcome(at.in_ms, (at.worker, at.runs), at.limited))
     together: dict[str, dict[str, Start]] = {}
     for (tenant, job), found in outcomes.items():
         if (looks_say := band(found)) is not None:
-            together.setdefault(tenant, {})[job] = start_of(looks_say, *looks_say.detail)
+            together.setdefault(tenant, {})[job] = start_of(looks_say, *looks_say.detail, later)
     return together
 
 

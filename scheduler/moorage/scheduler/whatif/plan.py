@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.state import Attempt, Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names, slots_of
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.scheduler.whatif.forecast import Start, start_of
+from moorage.scheduler.whatif.forecast import Start, later_of, start_of
 from moorage.scheduler.whatif.foreseen import FIXES_S
 from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
@@ -144,10 +144,11 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
     if planned.starts not in ("later", "unknown") and not planned.empty:
         return answer
     more = ask_all([partial(look, number) for number in range(1, LOOKS)], LIMIT_S)
-    return _encode(_together([planned, *(decode_planned(answer) for answer in more if answer is not None)]))
+    looks = [planned, *(decode_planned(answer) for answer in more if answer is not None)]
+    return _encode(_together(looks, later_of(engine)))
 
 
-def _together(looks: list[Plan]) -> Plan:
+def _together(looks: list[Plan], later: float) -> Plan:
     """Return the first look's plan, with the band of all looks in place of its own times."""
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
@@ -166,7 +167,8 @@ def _together(looks: list[Plan]) -> Plan:
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = start_of(start, "", median.in_ms.runs if median.in_ms is not None else 0).as_answer()
+            runs = median.in_ms.runs if median.in_ms is not None else 0
+            planned.in_ms = start_of(start, "", runs, later).as_answer()
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)

@@ -45,6 +45,21 @@ def look_ahead(drive: Driving) -> Forecast:
     return decode_forecast(answer)
 
 
+def test_where_several_tenants_wait_an_interval_ends_later_as_more_will_come_of_those_that_are_owed_more() -> None:
+    told = []
+    for other in ("t", "another"):
+        drive = Driving.with_hosts(1)
+        learned(drive, [10] * (RUNS_SURE - 3) + [20] * 3)
+        for name, tenant in (("runs", "t"), ("next", "t"), ("last", other)):
+            submit(drive, name, tenant=tenant, priority=10 if name == "last" else 50)
+        drive.now += 4 * MINUTE
+        drive.renew()
+        told.append(look_ahead(drive).starts["t"]["next"])
+    alone, shared = told
+    assert (alone.p10_ms, alone.p50_ms) == (shared.p10_ms, shared.p50_ms)
+    assert shared.p90_ms == pytest.approx(2 * alone.p90_ms, abs=2)
+
+
 @pytest.mark.parametrize("runs", [RUNS_SURE - 2, RUNS_SURE])
 def test_a_start_is_when_such_runs_end_less_what_has_passed(runs: int) -> None:
     drive = Driving.with_hosts(1)
