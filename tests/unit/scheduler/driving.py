@@ -303,11 +303,13 @@ class Driving:
         """The soft view's sums are those of the ledger's attempts: CPU, memory, slots, sharers."""
         for host in self.engine.fleet.hosts.values():
             cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
+            rest = host.cpu_milli - host.cpu_kept
             mib, percent = Counter[int](), Counter[int]()
             frozen = [attempt for attempt in host.worker.attempts.values() if attempt.mask != attempt.home]
             for attempt in host.worker.attempts.values():
                 shape = self.engine.reader.shape_of(attempt.replica.job)
                 cpu -= shape.cpu_milli
+                rest -= 0 if shape.count else shape.cpu_milli
                 memory -= shape.memory_mib
                 free &= ~attempt.mask
                 if attempt.mode > 1:
@@ -318,7 +320,7 @@ class Driving:
             missing = [attempt.name for attempt in frozen if host.frozen.get(attempt.name) is not attempt]
             assert not missing, f"{host.worker.id} does not know that {missing} wait for their GPUs"
             assert host.held == len(host.worker.attempts)
-            assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
+            assert (host.cpu_free, host.cpu_rest, host.memory_free) == (cpu, rest, memory), host.worker.id
             assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
             assert {slot: device.users for slot, device in host.shared.items()} == users, host.worker.id
             assert {slot: device.memory_mib for slot, device in host.shared.items()} == mib, host.worker.id
