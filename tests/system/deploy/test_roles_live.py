@@ -156,7 +156,7 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         # an operator reads, holds and releases what a tenant has
         waiting = await acme.submit(["true"], job="big", gpu="2xT4", replicas=1, priority=1)
         await waiting.result()
-        held = await acme.submit(["true"], job="held", gpu="1xMI250")
+        held = await acme.submit(["true"], job="held", gpu="1xMI250", on_no_match="wait")
         monkeypatch.setenv("LOGNAME", "mallory")  # what a client says of itself
         hold = (await ana.admin.hold(held.job, why="test")).hold
         assert hold is not None
@@ -403,8 +403,8 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
             return [row.state for row in (await ana.fleet.show()).workers] == ["up"]
 
         await until(worker_is_up, ANSWER_S, "the worker: what is recorded of its hello is no answer")
-        await acme.submit(["true"], job="known", gpu="1xMI250")
-        await beta.submit(["true"], job="known", gpu="1xMI250")
+        await acme.submit(["true"], job="known", gpu="1xMI250", on_no_match="wait")
+        await beta.submit(["true"], job="known", gpu="1xMI250", on_no_match="wait")
         heard: list[tuple[str, Delivery]] = []
         for account in ("MOORAGE", "MOORAGE_LEDGER"):
             witness = await open_ones.enter_async_context(await made.site.witness(account))
@@ -468,7 +468,7 @@ async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() ->
             answer = await ask(connection, SUBJECTS.api("acme", "submit"), body)
             assert (answer["kind"], answer["code"], answer["field"]) == ("error", "invalid-argument", "$.tenant")
             for verb in ("show", "ls", "history", "explain"):
-                await beta.submit(["true"], job="betas", gpu="1xMI250")
+                await beta.submit(["true"], job="betas", gpu="1xMI250", on_no_match="wait")
                 answer = await ask(connection, SUBJECTS.api("acme", verb), {"job": "betas", "tenant": "beta"})
                 assert "betas" not in str(answer.get("data", "")), (verb, answer)
             answer = await ask(connection, SUBJECTS.api("acme", "cancel"), {"job": "betas", "tenant": "beta"})
