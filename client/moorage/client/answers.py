@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.client.durations import age
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
@@ -25,6 +24,7 @@ from moorage.schemas.answers.operators import Drift as Drift
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.plan import Plan
 from moorage.schemas.ranges import Ranges, first_numbers, parse_ranges
+from moorage.schemas.units import age
 
 #: rows of a table in a notebook
 SHOWN_MAX: Final = 100

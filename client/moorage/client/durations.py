@@ -7,6 +7,7 @@ import time
 
 from moorage.client.errors import rejected
 from moorage.schemas.job import DURATION_S_MAX
+from moorage.schemas.units import age as age
 from moorage.schemas.units import duration_s
 
 #: seconds, or text as `seconds` reads it
@@ -39,20 +40,6 @@ def _of_clock(duration: Duration) -> str:
     parts = zip(found.groups("0"), "dhms", strict=True) if found is not None else ()
     ours = "".join(f"{int(number)}{unit}" for number, unit in parts if int(number))
     return f"write it as {ours}" if ours else ""
-
-
-def age(milliseconds: float | None) -> str:
-    """Return milliseconds as text: `850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for None. A minus sign is dropped."""
-    if milliseconds is None:
-        return "-"
-    if 0 <= milliseconds < 1000:
-        return f"{int(milliseconds)}ms"
-    left = int(abs(milliseconds) // 1000)
-    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if left >= size:
-            rest = left % size // next_size
-            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
-    return f"{left}s"
 
 
 def exact(seconds: float) -> str:

@@ -43,3 +43,17 @@ def size_bytes(text: str) -> int:
 def many(number: int, word: str) -> str:
     """Return a count with its word, as `1 worker` or `2,000 workers`, for words whose plural ends in s."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def age(milliseconds: float | None) -> str:
+    """Return milliseconds as text: `850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for None. A minus sign is dropped."""
+    if milliseconds is None:
+        return "-"
+    if 0 <= milliseconds < 1000:
+        return f"{int(milliseconds)}ms"
+    left = int(abs(milliseconds) // 1000)
+    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if left >= size:
+            rest = left % size // next_size
+            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
+    return f"{left}s"
