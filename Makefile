@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what CI runs beyond `make test`: the system layer, the slow ones of the unit layer, the short ones of the release layer
 BEYOND := not image and not long and not (unit and not slow) and not (release and slow)
 
-.PHONY: help up test test-system types lint check demo dist docs site sim mutants bench release-check clean
+.PHONY: help up test test-system types lint check demo dist deb docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -61,6 +61,11 @@ demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the schedule
 dist: $(STAMP)  ## sdist, pure wheel and manylinux wheel, in dist/; to publish them: make dist HOME_URL=https://…
 	$(BIN)/python -m tools.dist $(if $(HOME_URL),--home $(HOME_URL))
 
+deb: dist  ## a Debian package with all wheels that it needs, the list of its parts (CycloneDX), and SHA256SUMS, in dist/
+	@$(BIN)/python tools/group.py deb >$(VENV)/deb.txt
+	@$(PIP) -r $(VENV)/deb.txt
+	$(BIN)/python -m tools.deb
+
 docs: $(STAMP)  ## regenerate the reference pages from the code
 	$(BIN)/python -m tools.generate
 
@@ -80,7 +85,7 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 	$(BIN)/python -m bench.run
 
 # first what takes minutes: with TRIAL=1 it says what stands against a publication, and goes on
-release-check: dist  ## what a release needs beyond CI, from what make dist made: hours on two cores
+release-check: deb  ## what a release needs beyond CI, from what make dist made: hours on two cores
 	$(BIN)/python -m tools.release $(if $(TRIAL),--trial)
 	$(MAKE) test test-system types lint site
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image" tests/release
@@ -90,7 +95,7 @@ release-check: dist  ## what a release needs beyond CI, from what make dist made
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/system/worker/drivers/test_kubernetes_driver.py tests/system/worker/drivers/test_conformance.py tests/system/deploy/test_kubernetes.py -k kubernetes
 	tests/system/deploy/build
-	$(BIN)/python -m pytest tests/system/deploy/test_image.py tests/system/deploy/test_systemd.py
+	$(BIN)/python -m pytest tests/system/deploy/test_image.py tests/system/deploy/test_systemd.py tests/system/deploy/test_deb.py tests/system/deploy/test_backups_away.py tests/system/deploy/test_ansible.py
 	MOORAGE_TEST_ALL=1 $(BIN)/python -m pytest tests/system/live/test_many_replicas_live.py tests/unit/scheduler/queue/test_groups.py
 	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.release.workloads.many --cases 10000 --from $$first || exit 1; done
 	$(BIN)/python -m tests.release.sim.many --seeds $(SEEDS) --from $(FROM)

@@ -25,7 +25,7 @@ LONGEST: Final = (
 SPREAD: Final = ("tests/system/live/", "tests/system/deploy/", "tests/system/services/")
 SHARING: Final = (
     "tests/system/live/test_bad_input_table.py", "tests/system/deploy/test_dist.py",
-    "tests/system/deploy/test_image.py", "tests/system/deploy/test_kubernetes.py",
+    "tests/system/deploy/test_deb.py", "tests/system/deploy/test_image.py", "tests/system/deploy/test_kubernetes.py",
     "tests/system/deploy/test_systemd.py",
 )  # fmt: skip
 #: tests on one node run one after the other: folders with so many of them that they have several nodes

@@ -1,4 +1,4 @@
-"""What tests/system/deploy/build brings: Debian with a Python and systemd, Docker's compose plugin, Prometheus."""
+"""What tests/system/deploy/build brings: Debian with Python and systemd, compose, Prometheus and its tool, rclone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-PARTS: Final = ("debian.tar", "docker-compose", "prometheus", "promtool")
+PARTS: Final = ("debian.tar", "docker-compose", "prometheus", "promtool", "rclone")
 
 
 def parts() -> Path:
