@@ -75,6 +75,10 @@ def validate(state: State) -> None:
     found = sum(more for more, _ in extra), sum(more for more, over in extra if over)
     if found != (state.extra, state.extra_ended):
         raise Broken(f"jobs count {found} more than one each, counted {state.extra, state.extra_ended}")
+    bounded = {name: row.limits for name, row in state.tenants.items() if row.limits is not None}
+    budgets = {name for name, limits in bounded.items() if limits.budget_ms}
+    if state.budgeted != budgets:
+        raise Broken(f"tenants {sorted(budgets)} have a budget, listed are {sorted(state.budgeted)}")
     if state.used != (used := used_by(state.attempts())):
         raise Broken(f"the state counts {state.used}, attempts use {used}")
     if state.full_digest() != state.digest:

@@ -1022,6 +1022,7 @@ class State:
         self.preemptibles = 0  # soft: the number of attempts that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
+        self.budgeted: frozenset[str] = frozenset()  # soft: names of the tenants with a budget; replaced, never changed
         self.counters: dict[str, Counter] = {}  # by name; replaced, never changed
         self.used: Used = {}  # of them by all attempts; likewise
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares

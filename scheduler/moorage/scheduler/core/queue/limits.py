@@ -7,7 +7,6 @@ placements: replicas of the shape, or whole gangs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
@@ -90,12 +89,13 @@ def short(state: State, tenant: Tenant, shape: Shape) -> list[int]:
     return [*found, BUDGET] if shape.gpus and is_spent(state, tenant) else found
 
 
-def anew_ms(state: State, tenants: Iterable[str]) -> float:
-    """Return the ledger ms at which the first spent budget of some tenants begins anew; infinity for none."""
+def anew_ms(state: State) -> float:
+    """Return the ledger ms at which the first spent budget begins anew for a tenant of which jobs wait; infinity for
+    none."""
     found = math.inf
-    for name in tenants:
+    for name in state.budgeted:
         tenant = state.read_tenant(name)
-        if tenant.limits is not None and is_spent(state, tenant):
+        if tenant.limits is not None and tenant.waits and is_spent(state, tenant):
             found = min(found, ends_ms(state.time_ms, tenant.limits.period))
     return found
 

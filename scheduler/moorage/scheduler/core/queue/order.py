@@ -273,7 +273,7 @@ class QueueOrder:
 
         Infinity for never.
         """
-        anew_ms = limits.anew_ms(self.state, {group.tenant for group in self.queue.groups.values() if group.jobs})
+        anew_ms = limits.anew_ms(self.state)
         if self.ageing is None:
             return anew_ms
         groups = [group for group in self.queue.groups.values() if group.jobs]

@@ -83,6 +83,8 @@ class Limits(Act, tag="limits"):
         tenant.held = holding.held_by(attempts) if tenant.limits is not None else holding.NOTHING_HELD
         tenant.spent = before if found.budget_ms else None
         holding.spend(folding.state, tenant)
+        others = folding.state.budgeted - {self.tenant}
+        folding.state.budgeted = others | {self.tenant} if found.budget_ms else others
         order = StandingOrder(self.by, self.why, folding.time)
         tenant.limit = order if tenant.limits is not None or tenant.gpus_max or tenant.jobs_max else None
 
