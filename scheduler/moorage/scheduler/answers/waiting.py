@@ -26,8 +26,9 @@ from moorage.scheduler.answers.views import (
 )
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.holding import PERIODS, ends_ms, is_spent, spent_at, uses_any
+from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at, uses_any
 from moorage.scheduler.core.ledger.holding import needs_of as held_beside
+from moorage.scheduler.core.ledger.limits import PERIODS
 from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     AVOID_MAX,

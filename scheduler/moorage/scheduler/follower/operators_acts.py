@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger import acts, holding
+from moorage.scheduler.core.ledger import acts, limits
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
@@ -250,8 +250,8 @@ def _worker(state: State, folded: Folded, num: int) -> str:
 
 def _limits(numbers: list[int]) -> str:
     """Return a tenant's limits beside GPUs and jobs, those that are set."""
-    found = holding.Limits(*numbers[: len(holding.Limits._fields)])
-    hours = f"{found.budget_ms / 3_600_000:g} GPU-hours a {holding.PERIODS[found.period]}"
+    found = limits.Limits(*numbers[: len(limits.Limits._fields)])
+    hours = f"{found.budget_ms / 3_600_000:g} GPU-hours a {limits.PERIODS[found.period]}"
     parts = [
         f"{found.cores_milli / 1000:g} cores" if found.cores_milli else "",
         f"{found.memory_mib} MiB of memory" if found.memory_mib else "",

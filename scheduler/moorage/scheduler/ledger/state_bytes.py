@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger import facts, fairshare, holding, records
+from moorage.scheduler.core.ledger import facts, fairshare, holding, limits, records
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
 from moorage.scheduler.core.ledger.records import FORMAT_MIN
@@ -205,7 +205,7 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
 
 
 def _digest_rows(state: State) -> None:
-    total = state.finished.row + holding.row_of(state.counters)
+    total = state.finished.row + limits.row_of(state.counters)
     for row in state.rows():
         row.row = row.digest_row(state.level)
         total += row.row

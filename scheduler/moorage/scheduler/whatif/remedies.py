@@ -13,7 +13,8 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.holding import PERIODS, spent_at
+from moorage.scheduler.core.ledger.holding import spent_at
+from moorage.scheduler.core.ledger.limits import PERIODS
 from moorage.scheduler.core.ledger.state import Job, Tenant
 from moorage.scheduler.core.operate.changing import is_own
 from moorage.scheduler.core.queue import limits

@@ -9,62 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
-from moorage.scheduler.core.ledger.digests import number_of
+from moorage.scheduler.core.ledger.limits import NOTHING_HELD, PERIODS, Held, Needs, Spent, Used
+from moorage.scheduler.core.ledger.state import Attempt, Job, State, Tenant
 from moorage.schemas.codec import decode_accepted
 
-if TYPE_CHECKING:
-    from moorage.scheduler.core.ledger.state import Attempt, Job, State, Tenant
-
-#: cores in thousandths, memory in MiB, and replicas on workers, of which a gang counts as one
-Held = tuple[int, int, int]
-NOTHING_HELD: Final[Held] = (0, 0, 0)
-PERIODS: Final = ("day", "week", "month")
-
-
-class Limits(NamedTuple):
-    """A tenant's limits beside those of GPUs and jobs; 0 for none."""
-
-    cores_milli: int = 0
-    memory_mib: int = 0
-    running: int = 0
-    job_gpus: int = 0  # of one job at once
-    time_limit_ms: int = 0  # the longest of a job, which has to name one
-    budget_ms: int = 0  # milliseconds of a leased GPU in a period
-    period: int = 0  # in `PERIODS`
-    refuses: int = 0  # 1: once the budget is spent, jobs with GPUs are refused; else they wait
-
-
-class Needs(NamedTuple):
-    """What a replica holds beside GPUs: cores in thousandths, memory in MiB, counters; and whether it is of a gang."""
-
-    cores_milli: int
-    memory_mib: int
-    is_gang: bool
-    uses: tuple[tuple[str, int], ...]
-
-
-class Spent(NamedTuple):
-    """What a tenant has spent of its budget up to a ledger ms, since the beginning of a period."""
-
-    from_ms: int
-    gpu_ms: int
-    at_ms: int
-
-
-class Counter(NamedTuple):
-    """A counter of an operator: how many there are, for the fleet or (1) for each tenant; and the order that set it."""
-
-    most: int
-    of_tenant: int
-    by: str
-    why: str
-    since_ms: int
-
-
-#: names of counters, and how many of each are in use
-Used = dict[str, int]
 #: stands in the body of each request that uses a counter
 _USES: Final = b"uses"
 
@@ -116,11 +66,6 @@ def _counted(used: Used, name: str, more: int) -> Used:
     """Return what is in use with so many more of a counter; the table itself stays, as a record may be taken back."""
     count = used.get(name, 0) + more
     return {**used, name: count} if count else {each: n for each, n in used.items() if each != name}
-
-
-def row_of(counters: dict[str, Counter]) -> int:
-    """Return the part of the counters in the state's digest."""
-    return number_of(("counters", sorted(counters.items()))) if counters else 0
 
 
 def _of(attempt: Attempt) -> Held:

@@ -20,8 +20,8 @@ from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
-from moorage.scheduler.core.ledger.holding import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, row_of
 from moorage.scheduler.core.ledger.lasting import Lasting
+from moorage.scheduler.core.ledger.limits import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, row_of
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName

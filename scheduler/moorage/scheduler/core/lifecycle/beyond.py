@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.holding import PERIODS, ends_ms, is_spent, spent_at
+from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at
+from moorage.scheduler.core.ledger.limits import PERIODS
 from moorage.scheduler.core.ledger.state import State, Tenant
 from moorage.scheduler.core.queue import limits
 from moorage.schemas.errors import Problem, problem

@@ -16,7 +16,8 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.holding import PERIODS, Limits, spent_at
+from moorage.scheduler.core.ledger.holding import spent_at
+from moorage.scheduler.core.ledger.limits import PERIODS, Limits
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from moorage.scheduler.core.ledger import fairshare, holding
+from moorage.scheduler.core.ledger import fairshare, holding, limits
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.state import HELD, RELEASED, StandingOrder, State, Tenant
@@ -62,7 +62,7 @@ class Limit(Act, tag="limit"):
 
 
 class Limits(Act, tag="limits"):
-    """An operator sets a tenant's limits beside those of GPUs and jobs, see `holding.Limits`; 0 for none."""
+    """An operator sets a tenant's limits beside those of GPUs and jobs, see `limits.Limits`; 0 for none."""
 
     LEVEL: ClassVar[int] = 2
     IS_DECISION: ClassVar[bool] = True
@@ -73,14 +73,14 @@ class Limits(Act, tag="limits"):
 
     def fold(self, folding: Folding) -> None:
         tenant, before = folding.tenant(self.tenant), None
-        if len(self.limits) < len(holding.Limits._fields) or min(self.limits) < 0:
+        if len(self.limits) < len(limits.Limits._fields) or min(self.limits) < 0:
             raise FoldError(f"act {self.tag} of tenant {self.tenant} says {self.limits}")
-        found = holding.Limits(*self.limits[: len(holding.Limits._fields)])
+        found = limits.Limits(*self.limits[: len(limits.Limits._fields)])
         if holding.spend(folding.state, tenant):
             before = tenant.spent
         tenant.limits = found if any(found) else None
         attempts = (attempt for job in tenant.jobs.values() for attempt in job.attempts)
-        tenant.held = holding.held_by(attempts) if tenant.limits is not None else holding.NOTHING_HELD
+        tenant.held = holding.held_by(attempts) if tenant.limits is not None else limits.NOTHING_HELD
         tenant.spent = before if found.budget_ms else None
         holding.spend(folding.state, tenant)
         others = folding.state.budgeted - {self.tenant}
@@ -107,14 +107,12 @@ class Counter(Act, tag="counter"):
         )
         if self.most < 0 or self.of_tenant not in (0, 1):
             raise FoldError(f"act {self.tag} of {self.name} says {self.most}")
-        before = holding.row_of(state.counters)
+        before = limits.row_of(state.counters)
         new = (
-            {self.name: holding.Counter(self.most, self.of_tenant, self.by, self.why, folding.time)}
-            if self.most
-            else {}
+            {self.name: limits.Counter(self.most, self.of_tenant, self.by, self.why, folding.time)} if self.most else {}
         )
         state.counters = others | new
-        state.digest = (state.digest + holding.row_of(state.counters) - before) & 0xFFFFFFFFFFFFFFFF
+        state.digest = (state.digest + limits.row_of(state.counters) - before) & 0xFFFFFFFFFFFFFFFF
 
 
 class Share(Act, tag="share"):
