@@ -149,7 +149,7 @@ async def test_calls_wait_in_a_queue_of_the_services_size_by_their_priority() ->
 async def test_a_full_member_says_busy_and_a_cancelled_call_frees_its_place() -> None:
     async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
         await fleet.serve("nap", nap, gpu="1xH100")
-        assert await moorage.call("nap", 0) == 0
+        assert await moorage.call("nap", 50, timeout="60s") == 50
         calls = [asyncio.create_task(moorage.call("nap", 60, timeout="100s")) for _ in range(4)]
         await asyncio.sleep(1)
         with pytest.raises(CallRefused) as refused:
