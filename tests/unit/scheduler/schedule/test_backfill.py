@@ -350,24 +350,6 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     assert drive.engine.planner.verdicts.reservation is not None, "whoever leads now does not let it wait once more"
 
 
-def test_hosts_are_never_closed_later_than_by_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SLACK_MS_MAX", 100_000)
-    drive = Driving.with_hosts(8, 8, 8, 8)
-    for number in range(4):
-        drive.submit(f"runs-{number}", gpu={"count": 8}, run=limited(86_400))
-    drive.settle()
-    for name in ("gang", "next"):
-        drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
-    drive.pass_time(1_000_000)
-    for worker in [drive.engine.fleet.hosts[host].worker.id for host in drive.reservation.hosts]:
-        drive.run_out(worker)
-    drive.settle()
-    drive.pass_time(90_000)
-    assert drive.engine.planner.verdicts.reservation is None
-    drive.pass_time(20_000)
-    assert drive.state.jobs[drive.reservation.num].name == "next"
-
-
 def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     drive = Driving()
     for name in ("w0", "w1"):

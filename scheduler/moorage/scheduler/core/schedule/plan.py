@@ -25,12 +25,12 @@ tenant that uses its share would never be first. So a job is passed over while i
 long as another of its class that needs whole hosts, or none, as it does.
 
 *Many hosts a little later.* Hosts reserved for a gang stand idle until the last of them is free. So a gang that needs n
-of H hosts, and became first a time t after `reserve_after`, lets others use the hosts for another 3/2 t (n - 1) / H, at
-most a day. It became first when the last job for whole hosts that goes before it started, as what runs tells; if a job
-of its shape started before that, t counts from then, so that gangs that came together start at even intervals. It is
-the slack that Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP
-Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs. Where tenants have shares
-there is none: the tenants that went before a gang have had more than their share already.
+of H hosts, and became first a time t after `reserve_after`, lets others use the hosts for another 3/2 t (n - 1) / H. It
+became first when the last job for whole hosts that goes before it started, as what runs tells; if a job of its shape
+started before that, t counts from then, so that gangs that came together start at even intervals. It is the slack that
+Talby and Feitelson give to all jobs ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
+Slack-Based Backfilling", 1999), in proportion to what a reservation costs. Where tenants have shares there is none: the
+tenants that went before a gang have had more than their share already.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ PASSED_MS: Final = 7 * 86_400_000
 ALIKE: Final = (4, 5)
 #: the slack of a gang: its wait, times the idle share of the fleet, times 3/2
 LETS_ON: Final = (3, 2)
-#: the longest slack
-SLACK_MS_MAX: Final = 86_400_000
 #: the most queue groups that are scanned for overdue jobs, and again for those that need whole hosts
 GROUPS_MAX: Final = 512
 #: the most kinds of overdue jobs whose hosts are searched for one plan: half of them the first in order, half in turn
@@ -331,7 +329,7 @@ def _due_ms(known: Known, claim: Claim) -> int:
     first_ms = max((at for at, _ in starts), default=overdue_ms)
     alike_ms = max((at for at, is_alike in starts if is_alike and at < first_ms), default=overdue_ms)
     waited_ms, (times, by) = max(0, first_ms - max(overdue_ms, alike_ms)), LETS_ON
-    return first_ms + min(SLACK_MS_MAX, -(-waited_ms * (needed - 1) * times // (of * by)))
+    return first_ms - (-waited_ms * (needed - 1) * times // (of * by))
 
 
 def _starts_before(known: Known, claim: Claim) -> Iterator[tuple[int, bool]]:
