@@ -205,7 +205,7 @@ def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[An
 
 
 def _digest_rows(state: State) -> None:
-    total = state.finished.row + limits.row_of(state.counters)
+    total = state.finished.row + limits.counter_rows(state.counters)
     for row in state.rows():
         row.row = row.digest_row(state.level)
         total += row.row

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.fleet import fleet
 from moorage.scheduler.core.lifecycle import timers
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.operate import ACTS
+from moorage.schemas.operate import ACTS, act_of
 from tests.calls import Calls
+from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
 
 CAN = {"noop": Capabilities(freezes=True, resizes={"time-slice": "live"})}
@@ -26,6 +28,11 @@ GROWS = MANY / FEW
 SPARE = 1.4
 #: calls that one order may cost more for what is beside it, such as a longer list that is sorted
 BESIDE = 60
+
+
+@pytest.fixture(autouse=True)
+def next_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
 
 
 def running(jobs: int, hosts: int) -> Driving:
@@ -69,6 +76,13 @@ def _of_workers(verb: str, **fields: Any) -> Callable[[Driving, int], Iterator[s
     return offer
 
 
+def _of_counters(drive: Driving, count: int) -> Iterator[str]:
+    for number in range(count):
+        act = act_of("counter", {"name": f"c{number}", "most": 9, "by": "ana"})
+        drive.engine.offer(Order("counter", act, f"c{number}", True))
+        yield f"c{number}"
+
+
 #: by case: the verb, what comes before it, and how it is offered so often, each time for another job, tenant or worker
 ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "hold a job": ("hold", "", _of_jobs("hold")),
@@ -86,6 +100,7 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "resize": ("resize", "first resize", _of_jobs("resize", compute_percent=20)),
     "limit": ("limit", "first for a tenant", _of_tenants("limit", gpus=3)),
     "share": ("share", "first for a tenant", _of_tenants("share", weight=3)),
+    "counter": ("counter", "", _of_counters),
     "cordon": ("cordon", "", _of_workers("cordon")),
     "uncordon": ("uncordon", "cordon", _of_workers("uncordon")),
     "drain": ("drain", "", _of_workers("drain")),
@@ -119,6 +134,7 @@ def ordered(case: str, count: int, jobs: int, hosts: int) -> int:
     """What a record with so many orders costs more than one without."""
     _, first, offer = ORDERS[case]
     drive = running(jobs, hosts)
+    raise_level(drive)
     if first:
         list(ORDERS[first][2](drive, count))
         drive.tick()

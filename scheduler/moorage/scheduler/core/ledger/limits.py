@@ -56,6 +56,11 @@ class Counter(NamedTuple):
 Used = dict[str, int]
 
 
-def row_of(counters: dict[str, Counter]) -> int:
-    """Return the part of the counters in the state's digest."""
-    return number_of(("counters", sorted(counters.items()))) if counters else 0
+def counter_row(name: str, counter: Counter | None) -> int:
+    """Return the part of a counter in the state's digest; 0 for one that is not there."""
+    return 0 if counter is None else number_of(("counter", name, counter))
+
+
+def counter_rows(counters: dict[str, Counter]) -> int:
+    """Return the sum of these parts."""
+    return sum(counter_row(name, counter) for name, counter in counters.items())

@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.lasting import Lasting
-from moorage.scheduler.core.ledger.limits import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, row_of
+from moorage.scheduler.core.ledger.limits import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, counter_rows
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
@@ -1107,5 +1107,5 @@ class State:
 
     def full_digest(self) -> int:
         """Return the digest computed from all rows; it must equal the incremental digest."""
-        total = self.finished.row + row_of(self.counters) + sum(row.digest_row(self.level) for row in self.rows())
+        total = self.finished.row + counter_rows(self.counters) + sum(row.digest_row(self.level) for row in self.rows())
         return total & 0xFFFFFFFFFFFFFFFF

@@ -7,7 +7,7 @@ every waiting replica is in the queue, or has a timer in the future.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UnsetType
@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.holding import spent_at
 from moorage.scheduler.core.ledger.limits import PERIODS, Limits
+from moorage.scheduler.core.ledger.limits import Counter as CounterRow
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
@@ -258,8 +259,8 @@ class Orders:
             )
         if changed:
             draft.add(acts.Counter(asked.name, most, of_tenant, by, asked.why))
-        now = [each for each in counters_of(self.state) if each.name == asked.name]
-        return Done("counter", changed, counter=now[0] if now else None)
+        now = self.state.counters.get(asked.name)
+        return Done("counter", changed, counter=None if now is None else _counter(self.state, asked.name, now))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
@@ -316,18 +317,12 @@ def as_hold(order: StandingOrder | None) -> Hold | None:
 
 def counters_of(state: State) -> list[Counter]:
     """Return the counters in the form of answers."""
-    return [
-        Counter(
-            name,
-            each.most,
-            "tenant" if each.of_tenant else "fleet",
-            state.used.get(name, 0),
-            each.since_ms,
-            *actors.split(each.by),
-            each.why,
-        )
-        for name, each in sorted(state.counters.items())
-    ]
+    return [_counter(state, name, each) for name, each in sorted(state.counters.items())]
+
+
+def _counter(state: State, name: str, row: CounterRow) -> Counter:
+    per: Literal["fleet", "tenant"] = "tenant" if row.of_tenant else "fleet"
+    return Counter(name, row.most, per, state.used.get(name, 0), row.since_ms, *actors.split(row.by), row.why)
 
 
 def limits_asked(asked: LimitAct, now: Limits) -> Limits:

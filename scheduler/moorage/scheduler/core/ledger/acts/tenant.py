@@ -101,18 +101,16 @@ class Counter(Act, tag="counter"):
     why: str
 
     def fold(self, folding: Folding) -> None:
-        state, others = (
-            folding.state,
-            {name: each for name, each in folding.state.counters.items() if name != self.name},
-        )
+        state = folding.state
         if self.most < 0 or self.of_tenant not in (0, 1):
             raise FoldError(f"act {self.tag} of {self.name} says {self.most}")
-        before = limits.row_of(state.counters)
-        new = (
-            {self.name: limits.Counter(self.most, self.of_tenant, self.by, self.why, folding.time)} if self.most else {}
-        )
-        state.counters = others | new
-        state.digest = (state.digest + limits.row_of(state.counters) - before) & 0xFFFFFFFFFFFFFFFF
+        counters = state.counters.copy()  # the table itself stays, as a record may be taken back
+        gone = limits.counter_row(self.name, counters.pop(self.name, None))
+        if self.most:
+            counters[self.name] = limits.Counter(self.most, self.of_tenant, self.by, self.why, folding.time)
+        state.counters = counters
+        new = limits.counter_row(self.name, counters.get(self.name))
+        state.digest = (state.digest + new - gone) & 0xFFFFFFFFFFFFFFFF
 
 
 class Share(Act, tag="share"):
