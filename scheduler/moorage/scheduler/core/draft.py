@@ -358,6 +358,11 @@ class Draft:
         """Return whether acts of this class may be written: older schedulers that follow the ledger know them."""
         return self.state.level >= kind.LEVEL
 
+    def about_to_change(self, job: Job, replica: Replica | None = None) -> None:
+        """Have a job's row, or a replica's, set back with the record: no act tells what changes, as at a level below
+        the act's."""
+        self._undo.row_of(job, replica)
+
     def add(self, act: AnyAct) -> None:
         if self.steps or self.accepts:
             self._step_of_none(_ACT)

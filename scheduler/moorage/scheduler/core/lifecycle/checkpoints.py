@@ -51,4 +51,5 @@ def _note(draft: Draft, attempt: Attempt, digest: str, step: int) -> None:
     if draft.may(Stored):
         draft.add(Stored(replica.job.num, replica.index, attempt.no, digest, step))
     else:
+        draft.about_to_change(replica.job, replica)
         replica.note_checkpoint(attempt.no, digest, draft.time_ms, step)

@@ -136,6 +136,7 @@ def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
     if draft.may(Peaked):
         draft.add(Peaked(job.num, *astuple(peaks)))
     else:
+        draft.about_to_change(job)
         job.note_peaks(peaks)
 
 
