@@ -63,7 +63,7 @@ async def _is(job: object, state: str, attempt: int = 0) -> bool:
 @pytest.mark.slow
 async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> None:
     limited = await node.run("admin", "limit", "--gpus", "1", "--jobs", "2", "--why", "trial", tenant=unique)
-    assert (limited.code, limited.rows) == (0, [[f"tenant {unique}", "at most 1 GPU and 2 jobs"]])
+    assert (limited.code, limited.rows) == (0, [[f"tenant {unique}", "at most 1 GPU, 2 jobs"]])
     assert f"note: tenant {unique} has no jobs now" in limited.err, "its name may be mistyped"
     try:
         for name in ("a", "b"):
@@ -82,7 +82,7 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
         assert (nobodys.code, "--tenant NAME" in nobodys.err) == (2, True), nobodys.err
         assert (await node.run("plan", "--quota", f"{unique}=0", "--gpu", "1")).code == 2
         rows = {row[0]: row for row in (await node.run("admin", "tenants")).rows}
-        assert rows[unique][1:4] == ["2", "1", "at most 1 GPU and 2 jobs"]
+        assert rows[unique][1:4] == ["2", "1", "at most 1 GPU, 2 jobs"]
         listed = (await node.run("admin", "tenants", "--json")).frame["data"]["tenants"]
         assert next(row for row in listed if row["tenant"] == unique)["limit"]["why"] == "trial"
         acts = (await node.run("admin", "acts", "--since", "1h", "--verb", "limit", "--json")).frame["data"]["acts"]

@@ -140,7 +140,7 @@ async def test_one_that_comes_while_a_job_takes_the_place_of_another_loses_no_re
     node: Node, unique: str, number: signal.Signals
 ) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
-        old = await client.submit(["true"], gpu="1xT4")
+        old = await client.submit(["true"], gpu="1xT4", on_no_match="wait")
         words = ("submit", "--instead-of", old.job, "--priority", "60")
         for at, says in (
             ("plan", None),

@@ -141,13 +141,13 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
         "gang-size": {"gpu": {"count": 4, "scheduling": "gang"}, "replicas": 5},
     }
     async with AsyncClient(node.url, tenant=unique) as client:
-        other = await client.submit(["true"], gpu="1xT4")
+        other = await client.submit(["true"], gpu="1xT4", on_no_match="wait")
         told = await node.run("explain", other.job, tenant=unique)
         assert dict(row[:2] for row in told.rows)["reason"].startswith("model:"), told.out
         assert "--instead-of" not in told.err, "another model is never offered"
         await other.cancel()
         for reason, asks in waiting.items():
-            job = await client.submit({**asks, "run": {"argv": ["true"]}})
+            job = await client.submit({**asks, "run": {"argv": ["true"]}, "on_no_match": "wait"})
             told = await node.run("explain", job.job, tenant=unique)
             assert dict(row[:2] for row in told.rows)["reason"].startswith(f"{reason}:"), told.out
             lines = [line for line in told.err.splitlines() if "moorage submit --instead-of" in line]
@@ -167,7 +167,7 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
         async for event in runs.events():
             if event.state == "RUNNING":
                 break
-        waits = await client.submit(["true"], gpu="1xT4")
+        waits = await client.submit(["true"], gpu="1xT4", on_no_match="wait")
         await client.admin.limit(gpus=2, tenant=unique)
         for words, code, found in (
             ((runs.job, "--gpu", "1xL40S"), 1, "only a waiting job can be changed"),

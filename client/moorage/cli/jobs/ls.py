@@ -89,7 +89,7 @@ def ls(
             return None
         answer = await listing.ask(runs_first=not options.json and options.format is None)
         if since_ms is not None:
-            answer.data["jobs"] = [row for row in answer.data["jobs"] if row["age_ms"] <= since_ms]
+            answer.data["jobs"] = [row for row in answer.data["jobs"] if row["age_ms"] < since_ms]
         if options.shown(answer, answer.data["jobs"]):
             return None
         listed = as_struct(JobList, answer.data)
