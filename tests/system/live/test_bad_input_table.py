@@ -301,7 +301,7 @@ async def test_a_schedule_that_cannot_be_met_is_accepted_and_expires(table: Tabl
         shown = await one.reaches(f"{unique}-raw", "EXPIRED")
     assert "start" in shown["why"]
     async with table.client() as client:
-        accepted = await client.submit(late)
+        accepted = await client.submit({**late, "on_no_match": "wait"})
         with pytest.raises(JobFailed) as raised:
             await accepted.result(ANSWER_S)
     assert (raised.value.code, raised.value.state) == ("job-expired", "EXPIRED")
@@ -398,7 +398,7 @@ def _keep(errors: list[str]) -> Callable[[Exception], Awaitable[None]]:
 
 async def test_many_are_sent_in_as_many_frames_as_it_takes(table: Table, unique: str) -> None:
     """A batch that is too large for one frame is no mistake of whoever has the SDK or the command."""
-    body = {"run": {"driver": "noop", "argv": ["exit", "0"]}, "labels": {"a": "x" * 60_000}}
+    body = {"run": {"driver": "noop", "argv": ["exit", "0"]}, "labels": {"a": "x" * 60_000}, "on_no_match": "wait"}
     many = [{**body, "job": f"{unique}-{at}"} for at in range(20)]  # each counts 8
     assert len(msgspec.json.encode(many)) > 1024 * 1024
     async with table.client() as client:

@@ -51,7 +51,7 @@ class Telling(NoopDriver):
 
 
 def metered(attempts: dict[AttemptName, Attempt], *readings: SlotReading, tells: bool = True) -> list[Any] | None:
-    """What is measured of two seconds in which the readings hold."""
+    """What is measured of two seconds in which the readings hold: ms of GPU, MiB ms, and the MiB held."""
     meter = UsageMeter(attempts, {"noop": Telling() if tells else NoopDriver()})
     assert meter.read(readings, 100.0) is None, "they were not there at a reading before"
     found = meter.read(readings, 102.0)
@@ -71,13 +71,13 @@ def test_what_mps_clients_do_is_their_devices_use_and_an_equal_part_counts_for_e
     assert {name: (use.percent, use.shared_by, use.memory_mib) for name, [use] in uses.items()} == {
         NAME: (85, 2, 1636), OTHER: (85, 2, 1636),
     }  # fmt: skip
-    assert metered(attempts, reading) == [(NAME, 42 * 20, 1636 * 2000), (OTHER, 42 * 20, 1636 * 2000)]
+    assert metered(attempts, reading) == [(name, 42 * 20, 1636 * 2000, 1636) for name in (NAME, OTHER)]
     page = meter.recent.page(ReadUse("s", *NAME, 5, 1), [Device(0, "nvidia", "H200", GPU)])
     assert [(line.percent, line.shared_by) for line in page.devices] == [([85], 2)]
 
 
 def test_what_devices_do_between_two_readings_counts_for_the_job_that_has_them() -> None:
-    assert metered(held(slots=(0, 1)), *READINGS) == [(NAME, 3000, 8_000_000)]
+    assert metered(held(slots=(0, 1)), *READINGS) == [(NAME, 3000, 8_000_000, 4000)]
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "time-slice"}, {"phase": "claimed"}, {"phase": "exited"}, {"slots": ()}])
@@ -88,7 +88,7 @@ def test_others_are_not_measured(wrong: dict[str, Any]) -> None:
 def test_what_runs_where_a_frozen_attempt_waits_is_measured_alone() -> None:
     both = held() | held(name=OTHER)
     both[NAME].frozen = True
-    assert metered(both, READINGS[0]) == [(OTHER, 1000, 2_000_000)]
+    assert metered(both, READINGS[0]) == [(OTHER, 1000, 2_000_000, 1000)]
 
 
 def test_what_a_vm_uses_of_its_gpu_is_not_taken_for_nothing() -> None:
@@ -100,7 +100,8 @@ def test_a_device_that_does_not_answer_measures_nothing() -> None:
 
 
 def test_where_a_device_does_not_tell_its_work_memory_alone_is_measured() -> None:
-    assert metered(held(slots=(0, 1)), READINGS[0], SlotReading(memory_used_mib=10)) == [(NAME, UNKNOWN_MS, 2_020_000)]
+    found = metered(held(slots=(0, 1)), READINGS[0], SlotReading(memory_used_mib=10))
+    assert found == [(NAME, UNKNOWN_MS, 2_020_000, 1010)]
 
 
 def sharers(mode: str = "time-slice") -> dict[AttemptName, Attempt]:
@@ -115,12 +116,12 @@ def shared(*uses: ProcessUse) -> SlotReading:
 @pytest.mark.parametrize("mode", ["time-slice", "mps"])
 def test_a_sharer_uses_what_its_processes_use(mode: str) -> None:
     uses = (ProcessUse(1000, 30), ProcessUse(500, 10), ProcessUse(2000, 0), ProcessUse(64, 5), ProcessUse(64, 5))
-    assert metered(sharers(mode), shared(*uses)) == [(NAME, 800, 3_000_000), (OTHER, 0, 4_000_000)]
+    assert metered(sharers(mode), shared(*uses)) == [(NAME, 800, 3_000_000, 1500), (OTHER, 0, 4_000_000, 2000)]
 
 
 def test_work_that_the_device_does_not_tell_by_process_is_unknown_and_not_none() -> None:
     uses = (ProcessUse(1000, None), ProcessUse(500, None))
-    assert metered(sharers(), shared(*uses)) == [(NAME, UNKNOWN_MS, 3_000_000), (OTHER, 0, 0)]
+    assert metered(sharers(), shared(*uses)) == [(NAME, UNKNOWN_MS, 3_000_000, 1500), (OTHER, 0, 0, 0)]
 
 
 def test_of_sharers_nothing_is_measured_where_a_process_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
