@@ -250,7 +250,11 @@ class Planner:
         Else hosts would be reserved for one behind them, and smaller jobs be let on those that were reserved.
         """
         order, tenants = self.order, self.order.state.tenants
-        groups = [each for each in self.queue.with_jobs() if is_limited(tenants[each.tenant]) and order.prune(each)]
+        groups = list[Group]()
+        for group in self.queue.with_jobs():
+            self.serving = group
+            if is_limited(tenants[group.tenant]) and order.prune(group):
+                groups.append(group)
         for group in sorted(groups, key=lambda each: (order.key(each), each.jobs[0])):
             self.serving = group
             if not order.may(group) and self._holds_up(draft, group):
