@@ -30,6 +30,7 @@ def test_an_end_that_was_told_and_forgotten_before_a_restore_is_not_told_again()
     run(200005)
 
 
+@pytest.mark.long
 def test_without_faults_services_are_told_what_becomes_of_their_jobs() -> None:
     """Over some worlds, as one alone may have none of this."""
     seen: Counter[str] = Counter()

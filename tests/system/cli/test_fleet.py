@@ -229,6 +229,7 @@ async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
     assert ran.err.startswith("no drift: ")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_an_audit_finds_attempts_that_only_one_side_has(node: Node, unique: str) -> None:
     """One audit for both: it looks twice, some seconds apart."""

@@ -21,6 +21,7 @@ PICTURE_BYTES_MAX = 200_000
 AGAIN = "look at them, and if it is meant: python -m tests.system.cli.picture_of_top"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_each_kind_of_trouble_is_named_by_top_and_by_the_first_page(tmp_path: Path) -> None:
     """One fleet for both screens: to bring it into trouble takes longer than to look at it."""

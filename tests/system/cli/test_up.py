@@ -180,6 +180,7 @@ async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_pa
         assert shown.frame["data"]["changes"][-1]["why"] == "its worker was stopped"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tmp_path: Path) -> None:
     folder = tmp_path / "disk"

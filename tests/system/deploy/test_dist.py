@@ -67,6 +67,7 @@ def test_the_wheels_have_every_file_of_the_tree(published: Path) -> None:
         assert tree - set(zipfile.ZipFile(the(published, pattern)).namelist()) == set()
 
 
+@pytest.mark.long
 def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launcher(
     published: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launch
     assert launcher.split()[0] == "ok", doctor
 
 
+@pytest.mark.long
 def test_the_sdist_installs_where_there_is_no_compiler(published: Path, tmp_path: Path) -> None:
     machine = installed(tmp_path, str(the(published, "*.tar.gz")), CC="/nowhere/cc")
     assert machine.run("moorage", "--version").split()[-1] == build()

@@ -69,6 +69,7 @@ async def brings_and_keeps(acme: AsyncClient, folder: Path, job: str) -> None:
     assert kept.read_text() == f"brought by {job}a step\n"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 async def test_files_checkpoints_and_kept_files_pass_through_a_scheduler(site: str, tmp_path: Path) -> None:
@@ -105,6 +106,7 @@ async def test_the_process_that_passes_on_is_started_again_and_ends_with_its_sch
         await brings_and_keeps(acme, tmp_path, "later")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 async def test_a_site_goes_over_to_new_rights_while_its_jobs_run(site: str, tmp_path: Path) -> None:

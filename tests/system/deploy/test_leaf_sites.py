@@ -110,6 +110,7 @@ async def two_places(folder: Path, rules: str = "") -> AsyncIterator[TwoPlaces]:
                 yield TwoPlaces(site, cable, folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_what_runs_behind_a_leaf_node_outlives_a_cut_of_its_link(tmp_path: Path) -> None:
     async with two_places(tmp_path) as places:

@@ -36,6 +36,7 @@ async def a_job_that_runs(made: Everybody) -> None:
         await anext(step async for step in job.steps() if step.state == "RUNNING")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_page_whose_operator_loses_every_right_stays_closed_and_goes_on_once_they_are_back() -> None:
     """It had the jobs of all tenants, and then showed them to everybody who reached it, without its link."""

@@ -41,6 +41,7 @@ async def reserved(js: JetStream, stream: str) -> int:
     return 0 if info is None else int(info.config["max_bytes"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [3, 1])
 async def test_tenants_share_the_room_behind_the_history_and_leave_some(tmp_path: Path, replicas: int) -> None:
     """Each had room alone, and together they were promised more than there is; then none could be made smaller."""

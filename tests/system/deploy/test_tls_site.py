@@ -97,6 +97,7 @@ async def test_a_server_with_a_route_in_the_open_is_refused() -> None:
         await until(lambda: "TLS route handshake error" in log.read_text(), what="the route is refused")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_running_fleet_goes_over_in_two_steps_and_loses_no_job(tmp_path: Path) -> None:
     async with everybody(servers=3) as made, contextlib.AsyncExitStack() as open_ones:

@@ -54,6 +54,7 @@ async def printed(acme: AsyncClient, job: str, *, files: list[str]) -> str:
     return text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 3])
 async def test_no_worker_stores_for_an_attempt_that_it_does_not_have(servers: int, tmp_path: Path) -> None:

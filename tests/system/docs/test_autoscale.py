@@ -30,6 +30,7 @@ done
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_hosts_come_while_jobs_wait_for_them_and_go_once_they_are_idle(tmp_path: Path) -> None:
     settings = tmp_path / "moorage.toml"

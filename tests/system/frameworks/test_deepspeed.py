@@ -31,6 +31,7 @@ async def test_replicas_are_one_world(node: Node, unique: str, tmp_path: Path) -
     assert await run_gang(node, unique, tmp_path, "python", "train.py") == ONE_WORLD
 
 
+@pytest.mark.long
 async def test_its_launcher_makes_one_world_with_the_options_of_the_page(
     node: Node, unique: str, tmp_path: Path
 ) -> None:

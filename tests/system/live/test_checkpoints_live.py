@@ -53,6 +53,7 @@ async def test_a_training_whose_hosts_die_loses_nothing_but_what_came_after_the_
         assert digest == whole
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_hosts_that_die_at_random_moments_cost_no_training_what_was_stored(
     nats_server: EmbeddedServer, unique: str

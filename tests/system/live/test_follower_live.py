@@ -147,6 +147,7 @@ async def test_a_follower_that_is_killed_counts_nothing_twice(nats_server: Embed
         assert (await one.fleet())["follower"]["gaps"] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [0, 512 * 1024])
 async def test_a_follower_that_is_stopped_under_load_while_its_leader_is_killed(

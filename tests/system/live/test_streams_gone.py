@@ -199,6 +199,7 @@ def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaita
     return there
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_itself(
     nats_server: Server, unique: str

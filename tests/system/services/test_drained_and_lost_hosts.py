@@ -175,6 +175,7 @@ async def test_calls_have_one_outcome_while_schedulers_and_workers_are_killed(
         assert told["right"] >= 0.9 * told.total()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_calls_go_on_without_a_scheduler_and_with_keep_beyond_the_lease(
     nats_server: EmbeddedServer, tmp_path: Path

@@ -150,6 +150,7 @@ async def test_each_call_has_one_outcome_whatever_is_killed(nats_url: str, uniqu
         await gone(service.killed_pids)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_and_on_three_servers_whose_members_and_callers_are_apart(unique: str, tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()

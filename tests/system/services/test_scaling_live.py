@@ -34,6 +34,7 @@ async def running(one: Caller, job: str) -> int:
     return states["RUNNING"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_service_follows_its_calls_from_none_to_many_and_back_and_loses_none(
     nats_server: EmbeddedServer,

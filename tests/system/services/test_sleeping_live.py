@@ -79,6 +79,7 @@ async def fleet(
                 await worker.stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

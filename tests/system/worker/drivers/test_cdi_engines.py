@@ -90,6 +90,7 @@ def podman_54(folders: Mapping[str, Path]) -> Iterator[Runs]:
 OPENS: Final = dict(zip(cdi_specs.ENGINES, (podman_43, docker_26, podman_54), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cdi_specs.ENGINES)
 def test_an_engine_finds_the_devices_that_the_table_names_and_no_others(name: str, folders: dict[str, Path]) -> None:

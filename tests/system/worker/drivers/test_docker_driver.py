@@ -364,6 +364,7 @@ async def test_a_container_that_is_made_long_after_its_agent_was_killed_is_remov
         await no_containers(docker)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_an_engine_that_dies_and_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -307,6 +307,7 @@ async def test_a_job_gets_no_more_than_its_share_and_its_guard_is_not_called(
         found.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -251,6 +251,7 @@ async def test_a_daemon_that_cannot_serve_is_this_hosts_fault_and_leaves_nothing
         assert one.exits() == {}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "wedged"])
 async def test_the_jobs_of_a_daemon_that_fails_are_lost_and_the_next_gets_another(
