@@ -16,7 +16,7 @@ from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
 from moorage.schemas.items import ItemsFile
 from moorage.schemas.job import EXPIRED, FAILED, REJECTED, TIMED_OUT
-from moorage.schemas.ranges import numbers_in, parse_ranges, ranges_of
+from moorage.schemas.ranges import numbers_in, parse_told, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import FILES_BYTES_MAX
 from moorage.system.item_files import items_in
@@ -69,7 +69,7 @@ async def _failed_rows(client: Connected, shown: JobInfo, most: int) -> list[Rep
         numbers = list(islice(numbers_in(shown.numbers), ASKED_MAX))
     else:
         told = shown.replicas.ended
-        ended = [parse_ranges(told[state].removesuffix(", …")) for state in FAILURES if state in told]
+        ended = [parse_told(told[state])[0] for state in FAILURES if state in told]
         numbers = sorted(number for ranges in ended for number in islice(numbers_in(ranges), most))[:most]
     if not numbers:
         return []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from moorage.client.errors import ClientError
 from moorage.client.follow.job_history import Reads, replicas_in
 from moorage.schemas.job import FAILED, SUCCEEDED, TERMINAL, TIMED_OUT
-from moorage.schemas.ranges import format_ranges, numbers_in, parse_ranges, ranges_of
+from moorage.schemas.ranges import format_ranges, numbers_in, parse_told, ranges_of
 
 if TYPE_CHECKING:
     from moorage.client.answers import JobInfo, ReplicaInfo
@@ -30,7 +30,7 @@ async def attempts_to_read(read: Reads, shown: JobInfo) -> tuple[dict[int, int |
         return newest_attempts(shown), 0
     live = {row.replica: row.attempt for row in shown.replica_states if row.state not in TERMINAL}
     some = [shown.numbers]
-    some += [parse_ranges(counts.ended[state].removesuffix(", …")) for state in _RAN if state in counts.ended]
+    some += [parse_told(counts.ended[state])[0] for state in _RAN if state in counts.ended]
     asked = {number for numbers in some for number in islice(numbers_in(numbers), ENDED_MAX)}
     rows: list[ReplicaInfo] = []
     if asked:

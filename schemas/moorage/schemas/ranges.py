@@ -21,6 +21,8 @@ RANGES_MAX: Final = 10_000
 #: and that an error names
 RANGES_SAID: Final = 100
 NOTHING: Final[Ranges] = ()
+#: stands behind ranges of which some are left out
+CUT: Final = ", …"
 #: the number of the only replica of most jobs
 ONE: Final[Ranges] = ((0, 0),)
 _PART: Final = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?")
@@ -73,7 +75,13 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
 def format_ranges(ranges: Ranges, most: int = RANGES_MAX) -> str:
     """Return ranges as a text, with `…` in place of what is beyond `most` of them."""
     parts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
-    return ", ".join(parts) + (", …" if len(ranges) > most else "")
+    return ", ".join(parts) + (CUT if len(ranges) > most else "")
+
+
+def parse_told(text: str) -> tuple[Ranges, bool]:
+    """Return the ranges of a text of `format_ranges`, and whether some are left out of it."""
+    told = text.removesuffix(CUT)
+    return parse_ranges(told), told != text
 
 
 def count_of(ranges: Ranges) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from moorage.client.view.grid import WORDS, grid
-from moorage.schemas.ranges import numbers_in
 
 if TYPE_CHECKING:
     from moorage.client.answers import JobInfo
@@ -26,13 +25,8 @@ def grid_lines(shown: JobInfo, columns: int) -> list[str]:
         return []
     legend = "  ".join(f"{letter} {WORDS[letter]}" for letter in drawn.counts)
     several = f"  (a letter is {drawn.each} replicas, the worst of them)" if drawn.each > 1 else ""
-    firsts = _firsts(shown, drawn.each * wide)
+    firsts = drawn.firsts(wide)
     return [
         legend + several,
         *(f"{first:>{label}} {line}" for first, line in zip(firsts, drawn.lines(wide), strict=True)),
     ]
-
-
-def _firsts(shown: JobInfo, step: int) -> list[int]:
-    """Return the number of each replica that begins a line of so many."""
-    return [number for at, number in enumerate(numbers_in(shown.numbers)) if at % step == 0]

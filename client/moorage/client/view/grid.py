@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from moorage.client.answers import JobInfo
@@ -20,11 +21,10 @@ from moorage.schemas.job import (
     TERMINAL,
     TIMED_OUT,
 )
-from moorage.schemas.ranges import Ranges, count_of, numbers_in, parse_ranges
+from moorage.schemas.ranges import Ranges, both, count_of, parse_told
 
 #: cells of a grid: of more replicas, neighbours share one
 CELLS_MAX: Final = 10_000
-CUT: Final = ", …"
 
 
 class Kind(NamedTuple):
@@ -66,6 +66,14 @@ class Grid(NamedTuple):
         """How many cells there are of each letter, the worst first."""
         return {kind.letter: n for kind in KINDS if (n := self.letters.count(kind.letter))}
 
+    def firsts(self, wide: int) -> list[int]:
+        """Return the number of the first replica of each line of so many letters."""
+        found, at = list[int](), 0
+        for first, last in self.numbers:
+            found += range(first - at % -(wide * self.each), last + 1, wide * self.each)
+            at += last + 1 - first
+        return found
+
     def lines(self, wide: int) -> list[str]:
         """Return the letters in lines of so many."""
         return [self.letters[at : at + wide] for at in range(0, len(self.letters), wide)]
@@ -84,21 +92,17 @@ def grid(shown: JobInfo, most: int = CELLS_MAX) -> Grid | None:
     size = count_of(shown.numbers)
     if size < 2:
         return None
-    told = {**shown.alive, **shown.replicas.ended}
-    is_cut = any(text.endswith(CUT) for text in told.values())
-    rest = "?" if is_cut else "."
-    of = {
-        number: letter_of(state)
-        for state, text in told.items()
-        for number in numbers_in(parse_ranges(text.removesuffix(CUT)))
-    }
-    letters = (of.get(number, rest) for number in numbers_in(shown.numbers))
-    each = -(-size // most)
-    return Grid("".join(letters if each == 1 else _worst(letters, each)), each, shown.numbers)
-
-
-def _worst(letters: Iterator[str], each: int) -> Iterator[str]:
-    """Yield the worst letter of each so many."""
+    told = [(letter_of(state), *parse_told(text)) for state, text in {**shown.alive, **shown.replicas.ended}.items()]
+    rest = "?" if any(is_cut for _, _, is_cut in told) else "."
     rank = {kind.letter: at for at, kind in enumerate(KINDS)}
-    while some := list(islice(letters, each)):
-        yield min(some, key=rank.__getitem__)
+    ranks = bytearray([rank[rest]]) * size
+    begins = [first for first, _ in shown.numbers]
+    before = [0, *accumulate(last + 1 - first for first, last in shown.numbers)]
+    for letter, ranges, _ in told:
+        for first, last in both(shown.numbers, ranges):
+            part = bisect_right(begins, first) - 1
+            at, many = before[part] + first - begins[part], last + 1 - first
+            ranks[at : at + many] = bytes([rank[letter]]) * many
+    each = -(-size // most)
+    cells = ranks if each == 1 else [min(ranks[at : at + each]) for at in range(0, size, each)]
+    return Grid("".join(KINDS[cell].letter for cell in cells), each, shown.numbers)

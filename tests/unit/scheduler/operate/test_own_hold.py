@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.events import ChangeOrder
-from moorage.schemas.operate import ChangeAsked
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.operate.test_changing import change
 
 
 @pytest.fixture
 def drive() -> Driving:
     return Driving.with_hosts(4)
-
-
-def change(drive: Driving, job: str = "j", **asked: Any) -> dict[str, Any]:
-    drive.engine.offer(ChangeOrder("t", ChangeAsked(job=job, by="ana", **asked), "change", True))
-    drive.tick()
-    answer: dict[str, Any] = drive.answers.pop("change")
-    return answer["data"] if answer["kind"] == "answer" else answer
 
 
 @pytest.mark.parametrize(
