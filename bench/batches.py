@@ -19,7 +19,7 @@ from bench.book import busy_percent, keep
 from bench.calls import service
 from bench.kept import ROOT
 from bench.load import BATCH_WAIT_S, CALLERS, CEILING, MOST, closed_loop
-from bench.peers.environments import NoPeer, measured, python_of
+from bench.studies.peers.environments import NoPeer, measured, python_of
 from moorage.system.loops import loop_factory
 
 BATCH: Final = f"{MOST},{BATCH_WAIT_S * 1000:g}ms"

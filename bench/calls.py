@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from bench.book import busy_percent, keep
 from bench.load import SECONDS_OF_LOAD, ideal_wait, waits_of
-from bench.peers.environments import NoPeer, measured, python_of
+from bench.studies.peers.environments import NoPeer, measured, python_of
 from moorage.bus.embedded import EmbeddedServer
 from moorage.client import AsyncClient
 from moorage.system.loops import loop_factory

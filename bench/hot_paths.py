@@ -58,7 +58,7 @@ async def one(*, quick: bool) -> Figures:
 
 async def functions(*, quick: bool) -> Figures:
     """Functions with results on 8 slots: with 1,000 in flight, and with one."""
-    from bench.peers import ours
+    from bench.studies.peers import ours
 
     _fewer(ours, quick, CALLS=2_000, WAITS=200)
     found = await ours.functions(SLOTS)
@@ -67,7 +67,7 @@ async def functions(*, quick: bool) -> Figures:
 
 async def gangs(*, quick: bool) -> Figures:
     """Gangs of 8 replicas a second."""
-    from bench.peers import ours
+    from bench.studies.peers import ours
 
     _fewer(ours, quick, GANGS=800)
     return {"gangs of 8, gangs/s": (await ours.gangs())["groups/s"]}
@@ -75,7 +75,7 @@ async def gangs(*, quick: bool) -> Figures:
 
 async def processes(*, quick: bool) -> Figures:
     """A process a job: how many a second, and submit to start of one."""
-    from bench.peers import ours
+    from bench.studies.peers import ours
 
     _fewer(ours, quick, PROCESSES=500, PROCESS_WAITS=100)
     found = await ours.processes(SLOTS)

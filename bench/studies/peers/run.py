@@ -1,4 +1,4 @@
-"""`python -m bench.peers.run`: ours beside other schedulers on this machine, one after the other in each round.
+"""`python -m bench.studies.peers.run`: ours beside other schedulers on this machine, one after the other in each round.
 
 Writes bench/RESULTS-peers.md. A peer that cannot be installed is named with what to do about it; the others go on.
 """
@@ -17,11 +17,11 @@ import uvloop
 from bench import book
 from bench.bounds import bound_of
 from bench.kept import spread
-from bench.peers import environments, ours
-from bench.peers.environments import NoPeer, measured, python_of
-from bench.peers.stick import told
+from bench.studies.peers import environments, ours
+from bench.studies.peers.environments import NoPeer, measured, python_of
+from bench.studies.peers.stick import told
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Figures = dict[str, float]
 
 #: GPUs that do not exist: of those a peer has a process or a thread for each
@@ -72,8 +72,8 @@ RATIOS: tuple[tuple[str, str, str], ...] = (
 
 HEAD = """# Results beside others
 
-Written by `python -m bench.peers.run`: all on one machine, in turn in each round; min, median and max. The settings
-stand in each peer's runner in `bench/peers`; a few were tried for each, not all that there are.
+Written by `python -m bench.studies.peers.run`: all on one machine, in turn in each round; min, median and max. The settings
+stand in each peer's runner in `bench/studies/peers`; a few were tried for each, not all that there are.
 
 - Ours is durable: a submit is fsynced before it is answered. The peers are not: Ray and Dask keep nothing, HyperQueue
   runs without its journal, and Slurm saves its state now and then.
@@ -122,7 +122,7 @@ def main() -> int:
     if not arguments.dry:
         (ROOT / "bench" / "RESULTS-peers.md").write_text(text)
         compared = {name_of(us, them, figure): values for us, them, figure, values in ratios(found)}
-        book.keep("peers", "python -m bench.peers.run", {"ours / theirs": compared}, busy, "RESULTS-peers.md")
+        book.keep("peers", "python -m bench.studies.peers.run", {"ours / theirs": compared}, busy, "RESULTS-peers.md")
     return 0
 
 

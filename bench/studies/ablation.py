@@ -1,11 +1,11 @@
-"""`python -m bench.ablation`: what each part of ranking and of reservations brings, by runs without it.
+"""`python -m bench.studies.ablation`: what each part of ranking and of reservations brings, by runs without it.
 
-    python -m bench.ablation ranking [--seeds 4] [--made] [--gone step …] [--without prices …]
-    python -m bench.ablation queueing [--copies 2] [--clusters 2869ce …] [--gone moves …] [--without order …]
+    python -m bench.studies.ablation ranking [--seeds 4] [--made] [--gone step …] [--without prices …]
+    python -m bench.studies.ablation queueing [--copies 2] [--clusters 2869ce …] [--gone moves …] [--without order …]
 
 A part is switched off by a patch of the code. `--gone` names parts that are off in every run, also in the one that
 the others are compared with: so the cheapest part is taken out, and what is left is measured again. Ranking is judged
-by allocation under saturation (`bench/placement/openb.py`, the mix learned), queueing by the waits of the Philly jobs
+by allocation under saturation (`bench/studies/placement/openb.py`, the mix learned), queueing by the waits of the Philly jobs
 (`bench/queueing.py`). With `--keep FOLDER` outcomes are kept there, by the code that they come from, and not measured
 again.
 """
@@ -27,11 +27,11 @@ from unittest.mock import patch
 import numpy as np
 
 from bench import queueing
-from bench.placement import relatives
-from bench.placement.openb import CLASSES, Outcome
-from bench.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_error
-from bench.placement.run import TRACES, digest_of
-from bench.placement.run import one as saturated
+from bench.studies.placement import relatives
+from bench.studies.placement.openb import CLASSES, Outcome
+from bench.studies.placement.page import AT, FIRST_SEED, OURS, lost_percent, mean_and_error
+from bench.studies.placement.run import TRACES, digest_of
+from bench.studies.placement.run import one as saturated
 from moorage.ranking import fragments, prices
 from moorage.ranking.mix import Mix
 from moorage.ranking.prices import Prices

@@ -1,6 +1,6 @@
-"""Allocation under saturation, ours against FGD and the classics: `python -m bench.placement.run`.
+"""Allocation under saturation, ours against FGD and the classics: `python -m bench.studies.placement.run`.
 
-    python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--made] [--policies …] [--dry]
+    python -m bench.studies.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--made] [--policies …] [--dry]
 
 Another folder of the same format may be given; where it holds `published_*.csv`, its figures stand beside ours. With
 `--made`, lists made from those of the folder (`relatives.py`) are run as well: ours and FGD. Tasks come in the order of
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from bench import book
-from bench.placement import relatives
-from bench.placement.classic import CLASSIC
-from bench.placement.openb import Outcome, run
-from bench.placement.page import (
+from bench.studies.placement import relatives
+from bench.studies.placement.classic import CLASSIC
+from bench.studies.placement.openb import Outcome, run
+from bench.studies.placement.page import (
     AT,
     FIRST_SEED,
     OURS,
@@ -50,10 +50,10 @@ CODE: Final = (
     "scheduler/moorage/scheduler/core/fleet/fleet.py",
     "scheduler/moorage/scheduler/core/fleet/shape.py",
     "testing/moorage/testing/simulate/openb.py",
-    "bench/placement/classic.py",
-    "bench/placement/draws.py",
-    "bench/placement/openb.py",
-    "bench/placement/relatives.py",
+    "bench/studies/placement/classic.py",
+    "bench/studies/placement/draws.py",
+    "bench/studies/placement/openb.py",
+    "bench/studies/placement/relatives.py",
 )
 
 Job = tuple[str, str, str, int, bool, int]
@@ -168,7 +168,7 @@ def main() -> int:
         seeds = f"seeds {FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
         book.keep(
             "placement",
-            "python -m bench.placement.run",
+            "python -m bench.studies.placement.run",
             {seeds: figures_of(found, published, names)},
             busy,
             RESULTS.name,

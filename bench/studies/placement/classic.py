@@ -6,7 +6,7 @@ suffices, unless the policy says otherwise. Every decision looks at every host. 
 replicas of a job that spreads come first, and a model named in whole words goes before one found inside a word.
 
 They are for comparison and no part of what is installed. Any place that takes a ranker takes them by `module:Class`,
-with the root of the source tree on `PYTHONPATH`: `bench.placement.classic:Fgd`.
+with the root of the source tree on `PYTHONPATH`: `bench.studies.placement.classic:Fgd`.
 """
 
 from __future__ import annotations

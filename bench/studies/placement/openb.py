@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.placement.classic import CLASSIC, Random
-from bench.placement.draws import drawn
+from bench.studies.placement.classic import CLASSIC, Random
+from bench.studies.placement.draws import drawn
 from moorage.ranking.mix import UNIT
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes

@@ -10,10 +10,10 @@ import tempfile
 import venv
 from pathlib import Path
 
-from bench.peers.stick import stick
+from bench.studies.peers.stick import stick
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE.parents[1] / ".cache" / "peers"
+CACHE = HERE.parents[2] / ".cache" / "peers"
 INSTALL_S_MAX = 600
 RUN_S_MAX = 300
 SLURM = ("slurmctld", "slurmd", "sbatch", "munged")

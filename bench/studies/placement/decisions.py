@@ -1,8 +1,8 @@
 """What one decision of the ranker costs, in µs of processor time, on fleets in steady use.
 
-Run by `python -m bench.placement.decisions`.
+Run by `python -m bench.studies.placement.decisions`.
 
-    python -m bench.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
+    python -m bench.studies.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
 
 Each fleet is filled to 90 %, or until it takes hardly more, then lives on: as many members end as start, at random.
 A decision is what the planner asks for (`prepare` and `choose`); taking and giving are told apart. `tenants` is the
@@ -28,15 +28,15 @@ import numpy
 
 from bench import book
 from bench.bounds import bound_of
-from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, ranker_of, request_of
+from bench.studies.placement.openb import NO_PEERS, NOBODY, fleet_of, ranker_of, request_of
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.testing.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
 
-TRACES: Final = Path(__file__).resolve().parents[1] / "traces/openb"
-PAGE: Final = Path(__file__).resolve().parents[1] / "DECISIONS.md"
+TRACES: Final = Path(__file__).resolve().parents[2] / "traces/openb"
+PAGE: Final = Path(__file__).resolve().parents[2] / "DECISIONS.md"
 FULL_PERCENT: Final = 90
 #: gangs that are taken and given back at the end, and replicas of each
 GANGS: Final = 50
@@ -193,7 +193,7 @@ def fleets() -> dict[str, Callable[[], tuple[list[TraceHost], list[TraceTask]]]]
 
 HEAD: Final = """# What a decision costs
 
-Written by `python -m bench.placement.decisions`, which describes the fleets, in µs of processor time.
+Written by `python -m bench.studies.placement.decisions`, which describes the fleets, in µs of processor time.
 Must and goal are mean / p99; `gang` is what taking the devices of one replica of a gang of 64 takes, `MiB` what the
 ranker holds.
 
@@ -248,7 +248,7 @@ def main() -> int:
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, numpy {numpy.__version__}"
         on = f"- {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, machine {busy:.0f} % busy before"
         PAGE.write_text("\n".join((HEAD + on, "", COLUMNS, *rows, "")))
-        book.keep("decisions", "python -m bench.placement.decisions", chapters, busy, PAGE.name)
+        book.keep("decisions", "python -m bench.studies.placement.decisions", chapters, busy, PAGE.name)
     return 0
 
 

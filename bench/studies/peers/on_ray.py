@@ -155,7 +155,7 @@ def serve(slots: int) -> dict[str, float]:
     """Ray Serve: `slots` replicas that take one request each, 80 % of them busy; see `bench/load.py`."""
     from ray import serve as ray_serve  # here, since Ray without Serve has the other figures
 
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
     from bench.load import waits_of
 
     class Sleeps:
@@ -184,7 +184,7 @@ def batches(slots: int) -> dict[str, float]:
     """Ray Serve's `@serve.batch`: the made model of `bench/load.py`, in a thread beside the replica's event loop."""
     from ray import serve as ray_serve
 
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     os.environ["PYTHONPATH"] = root  # of the replica
     sys.path.append(root)
     from bench import load

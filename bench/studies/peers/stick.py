@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().with_name("stick.c")
-BUILT = SOURCE.parents[2] / ".cache" / "peers" / "stick"
+BUILT = SOURCE.parents[3] / ".cache" / "peers" / "stick"
 #: without a C library, where the source knows how: its start would be most of what is measured
 BARE = ("-nostdlib", "-ffreestanding", "-fno-stack-protector") if platform.machine() == "x86_64" else ()
 SHELL = ("/bin/sh", "-c", 'date +%s%N > "$0"')

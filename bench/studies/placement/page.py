@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.bounds import Bound, bound_of
-from bench.placement import relatives
-from bench.placement.openb import CLASSES, Outcome
+from bench.studies.placement import relatives
+from bench.studies.placement.openb import CLASSES, Outcome
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 FIRST_SEED: Final = 42
 OURS: Final = "fragments"
 #: policy here -> its name in the published results
@@ -189,15 +189,15 @@ def report(found: Found, published: Published, names: list[str], options: argpar
         [
             "# Results: placement",
             "",
-            "Written by `python -m bench.placement.run`. The tables have allocated GPUs in percent once 100 % were",
-            "asked for. `bench/placement/openb.py` describes the experiment, `docs/explanation/ranking.md` the",
+            "Written by `python -m bench.studies.placement.run`. The tables have allocated GPUs in percent once 100 % were",
+            "asked for. `bench/studies/placement/openb.py` describes the experiment, `docs/explanation/ranking.md` the",
             "policies. Lists whose names begin with `made-` are made from the others",
-            "(`bench/placement/relatives.py`).",
+            "(`bench/studies/placement/relatives.py`).",
             "",
             f"- trace {shown}, seeds {seeds}, runs paired by seed; s.e. is the standard error of the paired difference",
             f"- {os.cpu_count()} cores of {model}, Python {platform.python_version()}, "
             f"numpy {importlib.metadata.version('numpy')}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took}",
-            f"- `python -m bench.placement.run {' '.join(sys.argv[1:])}`".replace(str(options.traces), str(shown)),
+            f"- `python -m bench.studies.placement.run {' '.join(sys.argv[1:])}`".replace(str(options.traces), str(shown)),
             f"- a decision of ours cost {statistics.median(costs):.0f} µs of processor time on average, filling up and"
             " learning included",
             "",
