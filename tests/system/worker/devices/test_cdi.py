@@ -13,7 +13,7 @@ from moorage.schemas.frames import Device
 from moorage.worker.devices.readers import cdi
 from moorage.worker.devices.readers.cdi import Registry, folders, read_registry
 from moorage.worker.devices.readers.cdi_devices import cdi_names
-from moorage.worker.devices.readers.cdi_schema import CdiError
+from moorage.worker.devices.readers.cdi_spec import CdiError
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from tests import cdi_specs
@@ -96,27 +96,19 @@ NAMES_TWICE = b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[%s,%s]}
     ("name", "text", "why"),
     [
         ("x.json", b"{", "no YAML"),
-        ("x.json", b'{"kind":' + b"[" * 100_000, "nested deeper than"),
-        ("x.yaml", "[" * 20_000, "nested deeper than"),
-        ("x.json", b"", "no fields"),
-        ("x.json", b"\xff\xfe", "no fields"),
+        ("x.json", b'{"kind":' + b"[" * 100_000, "nested too deep"),
+        ("x.yaml", "[" * 20_000, "nested too deep"),
+        ("x.json", b"", "it is no CDI spec"),
+        ("x.json", b"\xff\xfe", "it is no CDI spec"),
         ("x.yaml", "a: [", "no YAML"),
-        ("x.yaml", "a: *x", "the anchor x is unknown"),
-        ("x.yaml", "a: &x [*x]", "the anchor x is unknown, or contains itself"),
-        ("x.yaml", cdi_specs.LAUGHS, "those of its aliases included"),
-        ("x.yaml", "kind: a/b\nkind: a/b", "the same key twice"),
-        ("x.yaml", "? [a]\n: 1", ""),
-        ("x.yaml", "on: 1", "no cdiVersion"),
-        ("x.yaml", "~: 1", "a key must be a text"),
-        ("x.yaml", "a: 2026-13-45", ""),
-        ("x.yaml", "!!python/object/apply:os.system [echo]", "no fields"),
-        ("x.json", spec({"0": node("/dev/x")}, "t.test/c"), "no good class: two characters or more"),
-        ("x.json", spec({"0": node("/dev/x")}, "t/class"), "no good vendor"),
-        ("x.json", spec({"0": node("/dev/x")}, "nvidia.com"), "no good class"),
+        ("x.yaml", "a: *x", "no YAML"),
+        ("x.yaml", "a: &x [*x]", "no YAML"),
+        ("x.yaml", cdi_specs.LAUGHS, "more than 16 aliases"),
+        ("x.yaml", "? [a]\n: 1", "no YAML"),
+        ("x.yaml", "!!python/object/apply:os.system [echo]", "it is no CDI spec"),
+        ("x.json", spec({"0": node("/dev/x")}, "nvidia.com"), "is no vendor and class, such as nvidia.com/gpu"),
         ("x.json", spec({}), "it has no devices"),
         ("x.json", NAMES_TWICE, "the device 0 is there twice"),
-        ("x.json", spec({"-a": node("/dev/x")}), "no device can be called"),
-        ("x.json", spec({"a" * 300: node("/dev/x")}), "no device can be called"),
         ("x.json", b" " * (cdi.FILE_BYTES_MAX + 1), "more than"),
     ],
 )  # fmt: skip
@@ -179,8 +171,8 @@ def test_devices_are_resolved_with_the_nodes_of_their_spec_once(tmp_path: Path) 
     put(tmp_path, "a.yaml", YAML)
     put(tmp_path, "b.json", spec({"0": {"env": ["B=1"]}}, "site.io/net", containerEdits=node("/dev/net")))
     found = read_registry([tmp_path])
-    edits = found.resolve([f"{GPU}=1", "site.io/net=0", f"{GPU}=0", f"{GPU}=1"])
-    assert [each.path for each in edits.device_nodes] == ["/dev/nvidiactl", "/dev/net", "/dev/nvidia1", "/dev/nvidia0"]
+    nodes = found.resolve([f"{GPU}=1", "site.io/net=0", f"{GPU}=0", f"{GPU}=1"])
+    assert [each.path for each in nodes] == ["/dev/nvidiactl", "/dev/net", "/dev/nvidia1", "/dev/nvidia0"]
     with pytest.raises(CdiError, match=f"unresolvable CDI devices {GPU}=7, x"):
         found.resolve([f"{GPU}=7", f"{GPU}=0", "x"])
 

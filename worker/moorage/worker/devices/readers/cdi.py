@@ -1,10 +1,9 @@
 """Read the devices in CDI specs: files of a host that say what a container needs for a device.
 
 Source: what podman 4.3, docker 26.1 and podman 5.4 do with the files of `tests/cdi_specs.py`. A device that is in two
-files of one folder does not exist, a later folder overrides an earlier one, and a file with any fault is ignored.
+files of one folder does not exist, and a later folder overrides an earlier one.
 
-Of a device only its names and files in /dev are read. What else a container gets with it, and whether the version of a
-file is one that the engine knows, the engine judges.
+Of a device only its names and files in /dev are read (`cdi_spec.py`); the engine judges the rest.
 
 A file that cannot be used is a line in `Registry.faults`, not an error: the other files must stay usable.
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.printable import in_one_line
-from moorage.worker.devices.readers.cdi_schema import CdiError, Edits, Spec, SpecDevice, parse
+from moorage.worker.devices.readers.cdi_spec import CdiError, DeviceNode, Spec, SpecDevice, parse
 
 #: folders of specs, the one with precedence last; the variable names more folders, separated as in PATH
 FOLDERS: Final = ("etc/cdi", "var/run/cdi")
@@ -46,8 +45,8 @@ class Registry:
         """Return the names of the devices of a kind, such as `0`, without the kind."""
         return [name.removeprefix(f"{kind}=") for name in self.devices if name.startswith(f"{kind}=")]
 
-    def resolve(self, names: Iterable[str]) -> Edits:
-        """Return what a container with these devices gets: the edits of each spec once, and those of the devices.
+    def resolve(self, names: Iterable[str]) -> list[DeviceNode]:
+        """Return the device nodes of a container with these devices: those of each spec once, and of each device.
 
         Raises CdiError with the names that are in no spec.
         """
@@ -56,12 +55,12 @@ class Registry:
             raise CdiError(f"unresolvable CDI devices {', '.join(missing)}")
         specs = {id(spec): spec.container_edits for spec, _ in map(self.devices.__getitem__, wanted)}
         edits = [*specs.values(), *(self.devices[name][1].container_edits for name in wanted)]
-        return Edits([node for each in edits for node in each.device_nodes])
+        return [node for each in edits if each for node in each.nodes]
 
     def own_nodes(self, name: str) -> frozenset[str]:
         """Return the host paths of a device's own device nodes, without those of its whole spec."""
         _, device = self.devices[name]
-        return frozenset(node.host_path or node.path for node in device.container_edits.device_nodes)
+        return frozenset(node.host_path or node.path for node in device.container_edits.nodes)
 
 
 # --------------------------------------------------------------------------------------------------------- reading

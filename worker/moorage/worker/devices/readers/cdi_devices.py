@@ -26,7 +26,7 @@ from moorage.worker.devices.readers.cdi import (
     read_spec,
     spec_files,
 )
-from moorage.worker.devices.readers.cdi_schema import CdiError
+from moorage.worker.devices.readers.cdi_spec import CdiError
 from moorage.worker.devices.readers.faults import Fault, Gravity
 
 NAMES_MAX: Final = 8

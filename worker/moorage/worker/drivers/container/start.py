@@ -24,7 +24,7 @@ from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.environment import without_prefix
 from moorage.worker.attempt.secret_files import resolve_secrets, secret_variables
 from moorage.worker.devices.readers.cdi import Registry, read_registry
-from moorage.worker.devices.readers.cdi_schema import CdiError
+from moorage.worker.devices.readers.cdi_spec import CdiError
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.call_access import call_access, calls_of
 from moorage.worker.drivers.container.config import (
@@ -312,7 +312,7 @@ class Starter:
         nvidia = [each for each in devices if each.vendor == "nvidia"]
         known = specs if specs is not None else Registry()
         try:
-            return [node.path for node in known.resolve(cdi_name(each, known) for each in nvidia).device_nodes]
+            return [node.path for node in known.resolve(cdi_name(each, known) for each in nvidia)]
         except CdiError as error:
             if self._host.engine.only_cdi:
                 mend = "run nvidia-ctk cdi generate on that host"
