@@ -86,6 +86,7 @@ from moorage.schemas.service import (
     CallErrorBody,
 )
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.backoff import Backoff
 from moorage.system.spans import caller_span
 
 if TYPE_CHECKING:
@@ -756,7 +757,7 @@ class _Tries:
         self._options = options
         self._calls = calls
         self._service = service
-        self._wait_s = AGAIN_S_MIN
+        self._backoff = Backoff(AGAIN_S_MIN, AGAIN_S_MAX)
         self._is_again = False
 
     @property
@@ -777,7 +778,7 @@ class _Tries:
         if not is_refused:  # the next try waits for a place anew
             self._starts_s = min(now_s + self._options.start_s, self._ends_s)
         told_s = error.retry_after_s if isinstance(error, CallRefused) else 0.0
-        after_s = max(self._wait_s, told_s) * random.uniform(0.5, 1.5)
+        after_s = max(self._backoff.next_s(), told_s) * random.uniform(0.5, 1.5)
         if not may_again or now_s + max(after_s, told_s) >= self._starts_s:
             raise await self._with_why(error) from None
         if error.code == NO_SERVICE and (refused := self._calls.wake(self._service, self._began_s)) is not None:
@@ -786,7 +787,6 @@ class _Tries:
         await asyncio.sleep(after_s)
         if self._starts_s - time.monotonic() < TRY_S_MIN:
             raise await self._with_why(error) from None
-        self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
         self._is_again = True
 
     async def _with_why(self, error: ClientError) -> ClientError:

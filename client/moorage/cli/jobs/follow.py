@@ -24,6 +24,7 @@ from moorage.cli.framework.interrupts import end_in_order
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.jobs.selectors import ANY_JOB, LISTED, Chosen
 from moorage.client.errors import ClientError, Rejected, rejected
+from moorage.system.backoff import Backoff
 from moorage.system.daemon_threads import in_thread
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def follow(
         reached, save = (fresh, _forget) if state_file is None else _kept(state_file, fresh)
 
         async def hand_over(told: Told) -> None:
-            pause_s = PAUSE_S
+            backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
             while why := await hand(told, options):
-                print_err(f"{told.job} {told.state} was not taken: {why}; again in {pause_s:g}s")
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                print_err(f"{told.job} {told.state} was not taken: {why}; again in {backoff.coming_s:g}s")
+                await asyncio.sleep(backoff.next_s())
 
         def trouble(error: ClientError) -> None:
             print_err(f"no answer, asking again: {error.why}")

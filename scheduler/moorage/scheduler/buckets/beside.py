@@ -15,6 +15,7 @@ from moorage.scheduler.buckets.passing import passing
 from moorage.scheduler.durable.queue_streams import user_info
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.subjects import Subjects
+from moorage.system.backoff import Backoff
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -37,7 +38,7 @@ class BucketsBeside:
 
     async def run(self) -> None:
         """Keep passing on, whenever the rights ask for it, until this is cancelled."""
-        wait_s = AGAIN_S
+        backoff = Backoff(AGAIN_S, AGAIN_S_MAX)
         while True:
             if not await self._is_asked():
                 await asyncio.sleep(LOOK_S)
@@ -45,8 +46,9 @@ class BucketsBeside:
                 await self._here()
                 await asyncio.sleep(AGAIN_S)
             else:
-                wait_s = AGAIN_S if await self._one(self._command) else min(wait_s * 2, AGAIN_S_MAX)
-                await asyncio.sleep(wait_s)
+                if await self._one(self._command):
+                    backoff.reset()
+                await asyncio.sleep(backoff.next_s())
 
     async def _is_asked(self) -> bool:
         try:

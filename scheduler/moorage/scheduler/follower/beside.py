@@ -17,6 +17,7 @@ from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.answers.fleet import FollowerRow
 from moorage.schemas.errors import Problem
+from moorage.system.backoff import Backoff
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -115,12 +116,11 @@ class FollowerBeside:
             self._here = self._make()
             await self._here.run()
             return
-        wait_s = AGAIN_S
+        backoff = Backoff(AGAIN_S, AGAIN_S_MAX)
         while True:
             if await self._one(self._command):
-                wait_s = AGAIN_S
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, AGAIN_S_MAX)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _one(self, command: Command) -> bool:
         """Run one process to its end; return whether it has told anything."""

@@ -32,6 +32,7 @@ from moorage.scheduler.pacing.retrying import retry_unanswered
 from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.subjects import Subjects
+from moorage.system.backoff import Backoff
 
 log = logging.getLogger("moorage.follower")
 
@@ -119,7 +120,7 @@ class Follower:
 
     async def run(self) -> None:
         """Follow the ledger forever; no failure ends this."""
-        begun, wait_s = False, AGAIN_S
+        begun, backoff = False, Backoff(AGAIN_S, AGAIN_S_MAX)
         while True:
             try:
                 if not begun:
@@ -130,7 +131,7 @@ class Follower:
                 if self._state.seq - self._saved_seq >= self._save_records:
                     await self._save()
                 self._trouble, self._next = "", ""
-                wait_s = AGAIN_S
+                backoff.reset()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._asked.wait(), FOLLOW_EVERY_S)
                 self._asked.clear()
@@ -143,8 +144,7 @@ class Follower:
                 log.warning("the follower of the ledger begins again: %s", error)
                 self._trouble, self._next = str(error), ""
                 begun = False
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, AGAIN_S_MAX)
+            await asyncio.sleep(backoff.next_s())
 
     async def _try_to_begin(self) -> None:
         """Begin; while that is tried again, for minutes, the position has the failure."""

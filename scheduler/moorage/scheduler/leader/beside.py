@@ -9,6 +9,7 @@ from typing import Final
 
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
 from moorage.scheduler.pacing.reminders import Reminders
+from moorage.system.backoff import Backoff
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -27,7 +28,7 @@ async def keep_running(
     There is a pause before each restart. `Deposed` and `LedgerBroken`, also in a group, are raised instead and end the
     term. The same failure is logged at most once a minute.
     """
-    loop, reminders, pause_s = asyncio.get_running_loop(), Reminders(), AGAIN_S
+    loop, reminders, backoff = asyncio.get_running_loop(), Reminders(), Backoff(AGAIN_S, AGAIN_S_MAX)
     while True:
         began_s = loop.time()
         try:
@@ -39,17 +40,16 @@ async def keep_running(
                 raise
             failed(name, raised)
             if loop.time() - began_s > FORGIVEN_S:
-                pause_s = AGAIN_S
+                backoff.reset()
             if reminders.due(f"{type(raised).__name__}: {raised}"):
                 log.exception(
                     "a task of the scheduler failed, and the scheduler goes on: the task %s is started again in %.0f s",
                     name,
-                    pause_s,
+                    backoff.coming_s,
                 )
         else:
             return
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, AGAIN_S_MAX)
+        await asyncio.sleep(backoff.next_s())
 
 
 def _is_of_the_ledger(raised: Exception) -> bool:

@@ -41,6 +41,7 @@ from moorage.scheduler.pacing.reminders import AGAIN_S, Reminders
 from moorage.scheduler.pacing.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
 from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, AppendProgress, what_next
 from moorage.schemas.subjects import Subjects
+from moorage.system.backoff import Backoff
 
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that differs this much from the server's is logged
@@ -420,7 +421,7 @@ class Ledger:
             self._stalled.clear()
 
     async def _append_until_stored(self, fence: _Fence, epoch: int, rid: int, payload: bytes, subject: str) -> int:
-        wait_s, first, cut_off = RETRY_WAIT_S, True, False
+        backoff, first, cut_off = Backoff(RETRY_WAIT_S, RETRY_WAIT_S_MAX), True, False
         while True:
             headers = {
                 EXPECTED_LAST_SEQUENCE: str(fence.seq),
@@ -450,8 +451,7 @@ class Ledger:
             if fence.seq > after:
                 continue  # at once: what is stepped over may come again and again
             self._log_stall(answer, connected=connected)
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
+            await asyncio.sleep(backoff.next_s())
 
     def _warn(self, words: str) -> None:
         """Log a finding of a retry loop, but not at every try: without servers there is one a second, for hours."""

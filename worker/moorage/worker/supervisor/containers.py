@@ -21,6 +21,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
+from moorage.system.backoff import Backoff
 from moorage.system.proctree import Process, descendants, kill_process, read_process
 from moorage.worker.supervisor.attempt import Attempt, State
 from moorage.worker.supervisor.checkpoint import takes
@@ -145,7 +146,7 @@ class Containers:
         self._attempts: dict[str, Attempt] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._delay_s = LOOK_S_MIN
+        self._backoff = Backoff(LOOK_S_MIN, LOOK_S_MAX)
 
     def add(self, attempt: Attempt) -> None:
         """Take on a container that is about to start."""
@@ -165,7 +166,7 @@ class Containers:
 
     def look_soon(self) -> None:
         """Scan now, because something has changed, and then at growing intervals."""
-        self._delay_s = LOOK_S_MIN
+        self._backoff.reset()
         self._look_after(0)
 
     def _look_after(self, delay_s: float) -> None:
@@ -184,8 +185,7 @@ class Containers:
         except OSError as error:  # out of descriptors: scan again later
             log(f"cannot look for the processes of containers: {error}")
         if sought:
-            self._look_after(self._delay_s)
-            self._delay_s = min(LOOK_S_MAX, 2 * self._delay_s)
+            self._look_after(self._backoff.next_s())
 
     def _judge(self, attempt: Attempt, processes: list[Process]) -> None:
         container = attempt.container

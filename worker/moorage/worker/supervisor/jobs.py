@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.system.backoff import Backoff
 from moorage.system.cgroup import CgroupBase, own_path
 from moorage.system.device_fence import DeviceFences
 from moorage.system.proctree import (
@@ -102,7 +103,7 @@ class Jobs:
         self._killed_sessions: set[int] = set()
         self._parting: dict[str, Attempt] = {}  # ENDING, and the main process is over
         self._clearing: dict[str, Attempt] = {}
-        self._clear_delay_s = CLEAR_DELAY_S_MIN
+        self._clear_backoff = Backoff(CLEAR_DELAY_S_MIN, CLEAR_DELAY_S_MAX)
         self._clear_timer: asyncio.TimerHandle | None = None
         self._spare = _spare()
 
@@ -736,7 +737,7 @@ class Jobs:
         for command in self._commands_of(attempt):  # what runs beside its main process keeps no attempt alive
             self._kill_command(command)
         self._clearing[attempt.key] = attempt
-        self._clear_delay_s = CLEAR_DELAY_S_MIN
+        self._clear_backoff.reset()
         self._check_soon()
 
     def _check_soon(self) -> None:
@@ -766,8 +767,7 @@ class Jobs:
         finally:
             self._spare = _spare()
         if self._clearing:
-            self._clear_timer = self._loop.call_later(self._clear_delay_s, self._check_left)
-            self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
+            self._clear_timer = self._loop.call_later(self._clear_backoff.next_s(), self._check_left)
 
     def _check_parting(self) -> None:
         """Ask what a dead main process left to end, too; clear the attempt once nothing of it lives."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
+from moorage.system.backoff import Backoff
 from moorage.worker.drivers.container.engine import EngineDown, EngineError, State
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, opened, read_out
@@ -72,7 +73,7 @@ class Follower:
         Return None if the engine does not have it, and a state that is wrong if the engine does not see the end.
         """
         await asyncio.wait((attempt.over,))
-        loop, delay_s = asyncio.get_running_loop(), LOOK_S_MIN
+        loop, backoff = asyncio.get_running_loop(), Backoff(LOOK_S_MIN, RETRY_S)
         wrong_since_s: float | None = None
         while attempt.container:
             try:
@@ -85,8 +86,7 @@ class Follower:
                     return state
             except (EngineDown, EngineError):
                 wrong_since_s = None
-            await asyncio.sleep(delay_s)
-            delay_s = min(RETRY_S, 2 * delay_s)
+            await asyncio.sleep(backoff.next_s())
         return None
 
     async def _read(self, attempt: Attempt, output: ContainerOutput) -> None:

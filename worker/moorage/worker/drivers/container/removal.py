@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
+from moorage.system.backoff import Backoff
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
 
@@ -40,7 +41,7 @@ class Removal:
         Once no process of the container is left, return even if it is not removed: the removal goes on in the
         background, and the supervisor is not informed.
         """
-        delay_s = RETRY_S
+        backoff = Backoff(RETRY_S, ENGINE_S)
         while attempt.container:
             try:
                 await self._host.engine.remove(attempt.container)
@@ -50,8 +51,7 @@ class Removal:
                 if attempt.over.done():
                     self.begin(self._retry(attempt.container))
                     return
-                await asyncio.wait((attempt.over,), timeout=delay_s)
-                delay_s = min(2 * delay_s, ENGINE_S)
+                await asyncio.wait((attempt.over,), timeout=backoff.next_s())
         self.removed(attempt)
 
     def removed(self, attempt: Attempt) -> None:

@@ -22,6 +22,7 @@ from moorage.schemas.driver_config import KubernetesBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.system.backoff import Backoff
 from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.attempt.secret_files import secret_variables
 from moorage.worker.devices.readers.base import Inventory
@@ -513,7 +514,7 @@ class KubernetesDriver(Driver):
 
     async def _drop_all(self) -> None:
         """Remove everything of attempts whose end is in the ledger from the cluster."""
-        wait_s = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while self._over:
             name = next(iter(self._over))
             try:
@@ -521,11 +522,10 @@ class KubernetesDriver(Driver):
             except (ClusterDown, ClusterError) as error:
                 log.warning("ended pods cannot be deleted from the cluster: %s", error)
                 self._over[name] = self._over.pop(name)  # try the other pods first
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RETRY_S_MAX)
+                await asyncio.sleep(backoff.next_s())
             else:
                 del self._over[name]
-                wait_s = RETRY_S
+                backoff.reset()
         self._dropping = None
 
     async def _drop(self, name: str) -> None:
@@ -559,7 +559,7 @@ class KubernetesDriver(Driver):
 
     async def _until_done(self, attempt: _Attempt, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Ask the cluster again and again, until it has done it, the attempt is over, or it refuses for good."""
-        wait_s = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while not attempt.over.is_set():
             try:
                 await ask()
@@ -571,9 +571,8 @@ class KubernetesDriver(Driver):
             except ClusterDown as error:
                 log.debug("%s: %s", attempt.name[1], error)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(backoff.next_s()):
                     await attempt.over.wait()
-            wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     # -- inside: tasks
 
