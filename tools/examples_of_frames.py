@@ -54,6 +54,7 @@ ACTS: Final = (
     ("cordon", operate.CordonAct(worker="node-7", by="ana")),
     ("uncordon", operate.UncordonAct(worker="node-7", by="ana")),
     ("drain", operate.DrainAct(worker="node-7", within_s=1800, for_s=7200, by="ana", why="new disks")),
+    ("forget", operate.ForgetAct(worker="node-9", by="ana", why="sold")),
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 

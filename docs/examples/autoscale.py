@@ -17,6 +17,7 @@ from moorage.client import Client
 from moorage.schemas.answers.operators import DemandRow
 
 AWAY = ("left", "lost")
+IDLE = "autoscale: idle"
 
 
 def needed(rows: list[DemandRow], gpus: int) -> int:
@@ -37,7 +38,7 @@ def turn(client: Client, asked: argparse.Namespace, coming: list[float], now: fl
     joined, asked.seen = len(known) - len(asked.seen), known
     coming[:] = [at for at in coming[joined:] if now - at < asked.boot]  # one that does not come is asked for again
     wanted = needed(demand.rows, int(asked.shape.partition("x")[0]))
-    leaving = [row for row in mine if row.flag != "open"]
+    leaving = [row for row in mine if row.why == IDLE]
     for row in leaving[:wanted]:  # a host that is still there is there sooner than a new one
         client.fleet.uncordon(row.worker, why="autoscale: jobs wait")
     up = min(wanted - len(leaving) - len(coming), asked.most - len(mine) - len(coming))
@@ -47,14 +48,12 @@ def turn(client: Client, asked: argparse.Namespace, coming: list[float], now: fl
             coming += [now] * up
     if wanted:
         return
-    idle = {row.worker: row for row in demand.idle if row.pool == asked.pool and row.idle_ms >= asked.idle * 1000}
-    for row in leaving:
-        if row.worker in idle:  # nothing begins on a drained host: it may go
-            print(f"down {row.worker}", flush=True)
-            subprocess.run([*asked.hook, "down", row.worker], check=False)  # again, while it is there
-    spare = len(mine) - len(leaving) - asked.least
-    for worker in [name for name, row in idle.items() if not row.draining][: max(0, spare)]:
-        client.fleet.drain(worker, why="autoscale: idle")
+    for worker in client.fleet.drain_idle(asked.idle, pool=asked.pool, keep=asked.least, why=IDLE):
+        print(f"down {worker}", flush=True)  # nothing begins there any more
+        subprocess.run([*asked.hook, "down", worker], check=False)  # again, while it is there
+    for row in rows:
+        if row.labels.get("pool") == asked.pool and row.state == "left":
+            client.fleet.forget(row.worker)
 
 
 def main() -> None:

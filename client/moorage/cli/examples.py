@@ -174,6 +174,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage drain n07",
         "moorage drain n07 n08 --within 30m --why 'new disk'",
         "moorage drain n07 --from 22:00 --for 2h",
+        "moorage drain --idle 10m --pool spot --keep 1",
     ),
     "cordon": ("moorage cordon n07 --why 'a fan is loud'",),
     "uncordon": ("moorage uncordon n07 n08",),
@@ -247,6 +248,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
         "moorage admin share --tenant vision --weight 0 --gpus 0",
     ),
+    "admin forget": ("moorage admin forget spot-3 spot-4 --why 'their rack is sold'",),
     "admin demand": (
         "moorage admin demand",
         "moorage admin demand --json | jq .gpus",

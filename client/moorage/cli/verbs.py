@@ -87,6 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "admin tenants", "moorage.cli.fleet.admin:tenants", "Tenants, with what they use, their limits and holds."
         ),
         Verb("admin demand", "moorage.cli.fleet.admin:demand", "What the fleet lacks, and which hosts are idle."),
+        Verb("admin forget", "moorage.cli.fleet.worker_acts:forget", "List workers no more that are gone."),
         Verb("admin acts", "moorage.cli.fleet.admin:acts", "Orders of operators: when, who, what and why."),
         Verb(
             "admin nats-config",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from moorage.client.asking import decode_act
-from moorage.client.durations import Duration
+from moorage.client.durations import Duration, seconds
+from moorage.client.errors import NotFound, Rejected
 from moorage.client.login import who
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import FleetEvent, FleetFrame
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: the newest frames that wait for a slow reader of `Fleet.frames`
 FLEET_FRAMES_MAX: Final = 16
+#: states of a worker that is not there
+AWAY: Final = ("left", "lost")
 
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 _decode_event: Final[Decoder[FleetEvent]] = Decoder(FleetEvent)
@@ -79,6 +82,32 @@ class AsyncFleet:
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
         return await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_act)
 
+    async def drain_idle(
+        self, idle: Duration, *, pool: str | None = None, keep: int = 0, why: str = "idle"
+    ) -> list[str]:
+        """Drain the hosts that have had nothing to do for so long, and return the ids of those that may be ended.
+
+        On these nothing runs, and nothing begins. They are of this `pool`, their label `pool`; None is all hosts. At
+        least `keep` hosts of it stay open. A host that an earlier call with the same `why` has drained is returned
+        again while it is there and idle; one that was drained for another reason is not. At most 200 are looked at.
+        """
+        from moorage.schemas.answers.operators import TenantsAnswer
+
+        found = msgspec.convert((await self._client.operate("tenants")).data, TenantsAnswer).demand.idle
+        long_idle = [row.worker for row in found if row.idle_ms >= seconds(idle) * 1000]
+        rows = {row.worker: row for row in (await self.show()).workers if pool in (None, row.labels.get("pool"))}
+        ended = [name for name in long_idle if name in rows and (rows[name].flag, rows[name].why) == ("draining", why)]
+        spare = sum(row.flag == "open" and row.state not in AWAY for row in rows.values()) - keep
+        for name in long_idle:
+            if spare <= 0 or name not in rows or rows[name].flag != "open":
+                continue
+            arguments = {"worker": name, "by": who(), "why": why, "if_idle": True}
+            with contextlib.suppress(NotFound, Rejected):  # something has begun there meanwhile
+                await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_act)
+                ended.append(name)
+                spare -= 1
+        return ended
+
     async def cordon(self, worker: str, *, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
 
@@ -92,6 +121,11 @@ class AsyncFleet:
         `changed` of the answer is false if the worker was open.
         """
         return await self._flag("uncordon", worker, why)
+
+    async def forget(self, worker: str, *, why: str = "") -> Done:
+        """List a worker that has left or was lost no more. Raises `NotFound`, and `Rejected` while it is there, or
+        while jobs wait for it. It is known again once it joins."""
+        return await self._flag("forget", worker, why)
 
     async def _flag(self, verb: str, worker: str, why: str) -> Done:
         arguments = {"worker": worker, "by": who(), "why": why}

@@ -589,6 +589,10 @@ class Fleet(Handle["AsyncFleet"]):
         """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
+    def drain_idle(self, idle: Duration, *, pool: str | None = None, keep: int = 0, why: str = "idle") -> list[str]:
+        """Drain the hosts that have had nothing to do for so long, and return the ids of those that may be ended."""
+        return self._thread.call(self._twin.drain_idle(idle, pool=pool, keep=keep, why=why))
+
     def cordon(self, worker: str, *, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
         return self._thread.call(self._twin.cordon(worker, why=why))
@@ -596,6 +600,12 @@ class Fleet(Handle["AsyncFleet"]):
     def uncordon(self, worker: str, *, why: str = "") -> Done:
         """Undo cordon or drain. Raises `NotFound`."""
         return self._thread.call(self._twin.uncordon(worker, why=why))
+
+    def forget(self, worker: str, *, why: str = "") -> Done:
+        """List a worker that has left or was lost no more. Raises `NotFound`, and `Rejected` while it is there, or
+        while jobs wait for it. It is known again once it joins.
+        """
+        return self._thread.call(self._twin.forget(worker, why=why))
 
     def events(self) -> Iterator[FleetEvent]:
         """Yield what happens to the fleet from now on, without end: joins, losses, drains, GPUs out, takeovers."""

@@ -90,12 +90,14 @@ class DrainAct(_WorkerAct, frozen=True, kw_only=True):
     With `within_s`, the attempts on it must end within that many seconds of the beginning, and their jobs are placed
     elsewhere; with `from_s` or `for_s` they must have ended when the drain begins, unless `within_s` gives more time.
     With `for_s` the worker is open again that long after the beginning. A later drain replaces an earlier one. Seconds
-    count from the leader's record.
+    count from the leader's record. With `if_idle` the drain is refused with `failed-precondition` unless the worker has
+    nothing to do: then nothing begins there after the answer, so that its machine may go.
     """
 
     from_s: float | None = None
     within_s: float | None = None
     for_s: float | None = None
+    if_idle: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +110,14 @@ class DrainAct(_WorkerAct, frozen=True, kw_only=True):
     @property
     def has_window(self) -> bool:
         return self.from_s is not None or self.within_s is not None or self.for_s is not None
+
+
+class ForgetAct(_WorkerAct, frozen=True, kw_only=True):
+    """`forget`: list a worker that has left or was lost no more, and end an order on it, such as a drain.
+
+    It is known again once it joins, and open. Refused with `not-found`, and with `failed-precondition` while it has a
+    session, or while jobs with `on_partition` keep wait for it.
+    """
 
 
 class ReleaseAct(_Act, frozen=True, kw_only=True):
@@ -343,6 +353,7 @@ Act = (
     | CordonAct
     | UncordonAct
     | DrainAct
+    | ForgetAct
 )
 #: what each verb of an operator asks for
 ACTS: Final[dict[str, type[Act]]] = {
@@ -360,6 +371,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "cordon": CordonAct,
     "uncordon": UncordonAct,
     "drain": DrainAct,
+    "forget": ForgetAct,
 }
 #: all verbs of operators: questions, acts, and dead letters
 ADMIN_VERBS: Final = ("fleet", "ls", "plan", "audit", "acts", "tenants", "usage", "dlq", *ACTS)
@@ -403,7 +415,7 @@ def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """Return the act of a verb in `ACTS` with these decoded arguments. Raises `Refused`, which names the wrong
     field."""
     kind = ACTS[verb]
-    command = verb if issubclass(kind, _WorkerAct) else f"admin {verb}"
+    command = verb if issubclass(kind, _WorkerAct) and kind is not ForgetAct else f"admin {verb}"
     return asked_as(kind, arguments, f"moorage {command} --help")
 
 

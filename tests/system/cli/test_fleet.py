@@ -182,6 +182,31 @@ async def test_drain_cordon_and_uncordon_say_what_they_did_and_who_follows_the_f
 
 
 @pytest.mark.slow
+async def test_hosts_that_are_idle_are_drained_and_printed_until_they_are_opened_and_no_others(node: Node) -> None:
+    await node.run("drain", "sim-0001", "--why", "a fan")
+    try:
+
+        async def drained() -> bool:
+            return (await node.run("drain", "--idle", "1ms")).rows == [["sim-0000"]]
+
+        await until(drained, what="the idle host is drained")
+        again = await node.run("drain", "--idle", "1ms", "--json")
+        assert again.frame == {"kind": "drained", "workers": ["sim-0000"]}, "again, while it is there"
+        assert ": a fan (by" in (await node.run("fleet")).err, "its own reason stays"
+        assert (await node.run("drain", "--idle", "1ms", "--pool", "other")).rows == []
+        await node.run("uncordon", "sim-0000")
+        assert (await node.run("drain", "--idle", "1ms", "--keep", "1")).rows == []
+        for line in (["sim-0000", "--idle", "1ms"], ["--idle", "1ms", "--for", "1h"], ["--keep", "1"], []):
+            refused = await node.run("drain", *line)
+            assert (refused.code, "error[invalid-argument]: drain takes workers" in refused.err) == (2, True), line
+        alive = await node.run("admin", "forget", "sim-0000", "nobody")
+        assert "sim-0000 is not forgotten: it has a session" in alive.err
+        assert "no worker nobody" in alive.err
+    finally:
+        await node.run("uncordon", "sim-0000", "sim-0001")
+
+
+@pytest.mark.slow
 async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_its_flags(node: Node) -> None:
     for words, said in (
         (("--for", "30m", "--within", "1h"), "--for 30m ends the drain before the time --within 1h has passed"),

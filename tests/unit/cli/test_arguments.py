@@ -82,8 +82,6 @@ def test_a_line_becomes_what_the_signature_says(
         "events one extra",
         "ls --json=true",
         "ls --color pink",
-        "drain",
-        "drain --within 1h",
         "uncancel",
         "run train --fast",
         "run a -- b",

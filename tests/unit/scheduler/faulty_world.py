@@ -244,7 +244,7 @@ class FaultyWorld:
             drive.lead()
             self.sent.clear()  # what the old leader had not answered, it never will
         if chance() < 0.02:
-            verb = self.random.choice(("cordon", "drain", "uncordon", "uncordon", "release"))
+            verb = self.random.choice(("cordon", "drain", "uncordon", "uncordon", "release", "forget"))
             drive.operate(verb, self.random.choice(self.disturbed()).id)
             self._events()
         if chance() < 0.06:

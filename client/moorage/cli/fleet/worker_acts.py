@@ -1,4 +1,4 @@
-"""What an operator does to workers: `moorage drain`, `cordon`, `uncordon`."""
+"""What an operator does to workers: `moorage drain`, `cordon`, `uncordon`, `admin forget`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ _Why: TypeAlias = Annotated[str, Parameter(help="The reason; fleet, top, the pag
 
 
 def drain(
-    *workers: _Worker,
+    *workers: Annotated[
+        str,
+        Parameter(
+            help="Ids of workers, as moorage fleet shows them; several with blanks or commas.",
+            value="WORKER",
+            lists="fleet --format {worker}",
+        ),
+    ],
     within: Annotated[
         str | None,
         Parameter(
@@ -60,6 +67,19 @@ def drain(
             timed=True,
         ),
     ] = None,
+    idle: Annotated[
+        str | None,
+        Parameter(
+            help="Instead of named workers: those that have had nothing to do for this long. Prints the ids of those "
+            "that may be ended, as nothing begins there.",
+            value="10m",
+            timed=True,
+        ),
+    ] = None,
+    pool: Annotated[
+        str | None, Parameter(help="With --idle: only workers with the label pool=NAME.", value="NAME")
+    ] = None,
+    keep: Annotated[int, Parameter(help="With --idle: workers of the pool that stay open.", value="NUMBER")] = 0,
     why: _Why = "",
     options: Options = DEFAULTS,
 ) -> int:
@@ -68,8 +88,11 @@ def drain(
     A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
     attempt elsewhere and loses no retry. Before a drain in the future, a job is placed there only if its time limit is
     over by then, and a job without a limit until ten minutes before. The drain is in the ledger, so reboots and
-    takeovers do not end it; uncordon does.
+    takeovers do not end it; uncordon does. A worker that --idle has drained is printed each time, while it is there.
     """
+    if idle is not None or not workers or pool is not None or keep:
+        times = within, begin, last
+        return guarded(options, lambda: _drain_idle(workers, idle, pool, keep, times, why, options))
 
     async def one(client: AsyncClient, worker: str) -> None:
         asked = datetime.now()  # without an offset, which summer time changes
@@ -85,6 +108,39 @@ def drain(
         return _each(workers, options, one, undo=True)
 
     return guarded(options, act)
+
+
+def _drain_idle(
+    workers: Sequence[str],
+    idle: str | None,
+    pool: str | None,
+    keep: int,
+    times: Sequence[str | None],
+    why: str,
+    options: Options,
+) -> int:
+    """Drain the hosts that are idle for so long, and print those that may be ended. Raises `Rejected`."""
+    if idle is None or workers or any(times) or keep < 0:
+        raise rejected(
+            "invalid-argument",
+            "drain takes workers, or --idle with --pool and --keep",
+            found=f"--keep {keep}" if keep < 0 else " ".join(workers) or "no worker",
+            allowed="WORKER, several with blanks, with or without times; or --idle 10m",
+            next="moorage drain --help",
+        )
+
+    async def work(client: AsyncClient) -> int | None:
+        ended = await client.fleet.drain_idle(idle, pool=pool, keep=keep, why=why or "idle")
+        if options.json:
+            emit({"kind": "drained", "workers": ended})
+            return None
+        for name in ended:
+            print_out(name)
+        if ended:
+            print_err(f"undo: moorage uncordon {' '.join(ended)}{here()}")
+        return None
+
+    return with_client(options, work)
 
 
 def _check_order(within: str | None, last: str | None) -> None:
@@ -150,6 +206,24 @@ def uncordon(
     async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.uncordon(worker, why=why)
         _print_done(options, worker, done, f"open{_goes_on(done)}")
+
+    return _each(workers, options, one, undo=False)
+
+
+def forget(
+    *workers: _Worker,
+    why: Annotated[str, Parameter(help="The reason; the ledger has it.")] = "",
+    options: Options = DEFAULTS,
+) -> int:
+    """List workers no more that have left or were lost.
+
+    An order on such a worker, as a drain, ends with it. Its jobs keep its name. A worker is refused that is there, or
+    for which jobs with --on-partition keep wait. One that joins again is known again, and open.
+    """
+
+    async def one(client: AsyncClient, worker: str) -> None:
+        done = await client.fleet.forget(worker, why=why)
+        _print_done(options, worker, done, "forgotten")
 
     return _each(workers, options, one, undo=False)
 

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.state import (
     CODE,
     EXEC,
     FENCE,
+    FORGOTTEN,
     HISTORY_WORDS,
     IS_TERMINAL,
     LISTED_MAX,
@@ -635,8 +636,12 @@ def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
 
 
 def by_name(engine: Engine) -> list[Worker]:
-    """Return all workers sorted by name; the ledger numbers them in the order in which they first joined."""
-    return sorted(engine.state.workers.values(), key=attrgetter("id"))
+    """Return all workers but those that an operator had forgotten, sorted by name.
+
+    The ledger numbers them in the order in which they first joined.
+    """
+    listed = (worker for worker in engine.state.workers.values() if worker.flag != FORGOTTEN)
+    return sorted(listed, key=attrgetter("id"))
 
 
 def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> FleetAnswer:

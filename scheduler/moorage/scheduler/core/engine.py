@@ -208,7 +208,7 @@ class Engine:
         self._changing = Changing(state, self.indexing, reader, copies)
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self.indexing.arm, explain)
-        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
+        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health, self._forgetting)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
 
     def _make_ranker(self) -> Ranker:

@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger import acts, limits
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
-from moorage.scheduler.core.ledger.state import AT_MS, BY, FREEZE, REPLICA, WHY, State
+from moorage.scheduler.core.ledger.state import AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State
 from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.outputs.outputs import gpu_names
@@ -222,7 +222,7 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
                 return {}  # the window says it, or has ended by itself
             if window is None and act.flag == "draining" and worker is not None and worker.window is not None:
                 return {}  # its window begins
-            verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[act.flag]
+            verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain", FORGOTTEN: "forget"}[act.flag]
             return {"verb": verb, "worker": _worker(state, folded, act.worker)}
     return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 

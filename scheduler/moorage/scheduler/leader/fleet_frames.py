@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.state import Worker
+from moorage.scheduler.core.ledger.state import FORGOTTEN, Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame, FleetRow, LedgerCopies
 
@@ -24,7 +24,7 @@ class FleetFrames:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rows: dict[int, tuple[str, msgspec.Raw]] = {}  # by worker number: its name and row
+        self._rows: dict[int, tuple[str, msgspec.Raw | None]] = {}  # by worker number: its name and row
         self._order: list[tuple[str, int]] = []  # names and worker numbers
         engine.fleet.redrawn.clear()
 
@@ -60,7 +60,7 @@ class FleetFrames:
         """Return the frame; current once `catch_up` has ended. `ledger_copies` is what `Copies` has found."""
         engine, rows = self._engine, self._rows
         state = engine.state
-        workers: list[Any] = [rows[num][1] for _, num in self._order]
+        workers: list[Any] = [row for _, num in self._order if (row := rows[num][1]) is not None]
         running = sum(len(worker.attempts) for worker in state.workers.values())
         queued = View(engine).queued()
         return encode(
@@ -74,7 +74,9 @@ class FleetFrames:
             )
         )
 
-    def _row(self, worker: Worker) -> msgspec.Raw:
+    def _row(self, worker: Worker) -> msgspec.Raw | None:
+        if worker.flag == FORGOTTEN:
+            return None
         host = self._engine.fleet.hosts.get(worker.num)
         row = FleetRow(
             worker.id,

@@ -328,3 +328,27 @@ def test_what_cannot_be_is_refused_with_the_field(fields: dict[str, Any], named:
         act_of("drain", fields)
     told = refused.value.problem
     assert named in f"{told.message} {told.field} {told.found}"
+
+
+def test_a_drain_of_an_idle_worker_is_refused_where_something_has_begun_even_in_the_same_record() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.submit("j", gpu={})
+    assert drive.operate("drain", "w0", if_idle=True)["code"] == "failed-precondition"
+    drive.settle()
+    drive.run_out("w0")
+    reply = drive.offer_operate("drain", "w0", if_idle=True)
+    drive.offer_submit("later", gpu={})
+    drive.tick()
+    assert (drive.answers[reply]["changed"], drive.states("later")) == (True, ["QUEUED"]), "nothing begins there"
+    assert drive.operate("drain", "w0", if_idle=True)["kind"] == "done"
+
+
+@pytest.mark.parametrize("of_its_host", [{"local": {0}}, {"waiting": True}])
+def test_a_worker_whose_host_has_or_wants_a_gpu_is_not_idle(of_its_host: dict[str, Any]) -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 2)
+    for name, value in of_its_host.items():
+        setattr(worker, name, value)
+    drive.renew("w0")
+    assert drive.operate("drain", "w0", if_idle=True)["code"] == "failed-precondition"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger import acts, records
@@ -123,6 +124,88 @@ def test_a_worker_that_a_job_in_memory_names_is_forgotten_after_the_job(drive: D
     later(drive)
     assert not drive.state.jobs
     assert first not in known(drive)
+
+
+def test_a_worker_that_an_operator_has_forgotten_is_listed_no_more_and_its_job_keeps_its_name(drive: Driving) -> None:
+    drive.worker("w0", 1)
+    drive.worker("w1", 1)
+    frames = FleetFrames(drive.engine)
+    drive.submit("j", gpu={})
+    drive.settle()
+    (first,) = drive.placed_on("j")
+    refused = drive.operate("forget", first)
+    assert (refused["code"], "session" in refused["message"]) == ("failed-precondition", True)
+    drive.operate("drain", first, within_s=600)
+    goes(drive, first)
+    drive.settle()
+    assert drive.operate("forget", first, why="sold")["changed"]
+    assert drive.operate("forget", first)["code"] == "not-found", "it is known no more"
+    assert drive.operate("uncordon", first)["code"] == "not-found"
+    listed = [row.worker for row in views.fleet(drive.engine, drive.now).workers]
+    list(frames.catch_up())
+    told = frames.frame(LedgerCopies())
+    assert (first in listed, first.encode() in told, len(listed)) == (False, False, 1)
+    drive.pass_time(3_000)
+    assert first in known(drive), "its job names it"
+    assert next(change.worker for change in changes_since(drive.state, drive.job("j"), 0) if change.gpus) == first
+    drive.lead_from_snapshot()
+    drive.renew()
+    assert first not in [row.worker for row in views.fleet(drive.engine, drive.now).workers]
+    drive.cancel("j")
+    drive.settle()
+    later(drive)
+    later(drive)
+    assert first not in known(drive)
+
+
+def test_a_worker_that_nothing_names_is_forgotten_by_the_order_within_seconds_and_is_new_when_it_comes_back(
+    drive: Driving,
+) -> None:
+    worker = drive.worker("w0", 1)
+    goes(drive, "w0")
+    assert drive.operate("forget", "w0")["changed"]
+    drive.pass_time(3_000)
+    assert known(drive) == []
+    assert drive.submit("j", gpu={}, on_no_match="reject")["kind"] == "accepted", "no fleet is known"
+    worker.boot += "+"
+    drive.workers["w0"] = worker
+    assert drive.join(worker)["kind"] == "joined"
+    drive.renew()
+    assert [(row.worker, row.flag) for row in views.fleet(drive.engine, drive.now).workers] == [("w0", "open")]
+    assert drive.placed_on("j") == ["w0"]
+
+
+def test_a_forgotten_worker_that_a_job_names_is_open_when_it_comes_back(drive: Driving) -> None:
+    worker = drive.worker("w0", 1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    drive.operate("drain", "w0")
+    goes(drive, "w0")
+    drive.operate("forget", "w0")
+    drive.pass_time(2_000)
+    assert known(drive) == ["w0"]
+    worker.boot += "+"
+    drive.workers["w0"] = worker
+    assert drive.join(worker)["kind"] == "joined"
+    drive.renew()
+    drive.settle()
+    assert [(row.worker, row.state) for row in views.fleet(drive.engine, drive.now).workers] == [("w0", "up")]
+    drive.pass_time(5_000)
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+
+
+def test_a_worker_for_whose_return_a_kept_job_waits_may_not_be_forgotten(drive: Driving) -> None:
+    drive.worker("w0", 1)
+    drive.submit("j", gpu={}, on_partition="keep")
+    drive.settle()
+    del drive.workers["w0"]
+    drive.pass_time(drive.engine.config.lost_ms + 2_000)
+    refused = drive.operate("forget", "w0")
+    assert (refused["code"], "on_partition keep" in refused["message"]) == ("failed-precondition", True)
+    drive.cancel("j")
+    drive.tick()
+    assert drive.operate("forget", "w0")["changed"] is True
 
 
 def test_a_worker_that_a_waiting_job_avoids_is_forgotten_after_the_job(drive: Driving) -> None:

@@ -15,6 +15,7 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.fleet import fleet
 from moorage.scheduler.core.lifecycle import timers
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.frames import Goodbye
 from moorage.schemas.operate import ACTS, act_of
 from tests.calls import Calls
 from tests.levels import know_next, raise_level
@@ -76,6 +77,13 @@ def _of_workers(verb: str, **fields: Any) -> Callable[[Driving, int], Iterator[s
     return offer
 
 
+def _of_gone(drive: Driving, count: int) -> Iterator[str]:
+    for number in range(count):
+        drive.send(f"w{number}", Goodbye(drive.workers.pop(f"w{number}").session))
+    drive.tick()
+    yield from _of_workers("forget")(drive, count)
+
+
 def _of_counters(drive: Driving, count: int) -> Iterator[str]:
     for number in range(count):
         act = act_of("counter", {"name": f"c{number}", "most": 9, "by": "ana"})
@@ -104,6 +112,7 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "cordon": ("cordon", "", _of_workers("cordon")),
     "uncordon": ("uncordon", "cordon", _of_workers("uncordon")),
     "drain": ("drain", "", _of_workers("drain")),
+    "forget": ("forget", "", _of_gone),
     "drain later": ("drain", "", _of_workers("drain", from_s=600)),
 }
 #: the first resize after a host came or left sums up the fleet once; what may give room to jobs that wait has each

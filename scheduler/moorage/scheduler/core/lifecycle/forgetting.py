@@ -2,8 +2,9 @@
 
 Tenants are forgotten once nothing is known of them.
 
-A worker is forgotten once it has been away for as long as the history is kept, and no job in memory names it: what
-ran there, what a job avoids there, or whose end a job waits for. Its number is not given again.
+A worker is forgotten once it has been away for as long as the history is kept, or an operator has said so, and no job
+in memory names it: what ran there, what a job avoids there, or whose end a job waits for. Its number is not given
+again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.acts import Forget, ForgetTenants
+from moorage.scheduler.core.ledger.acts import Flag, Forget, ForgetTenants
 from moorage.scheduler.core.ledger.acts.tenant import is_blank
 from moorage.scheduler.core.ledger.acts.worker import may_be_forgotten
-from moorage.scheduler.core.ledger.state import WORKER, Job, State, Worker
+from moorage.scheduler.core.ledger.state import FORGOTTEN, WORKER, Job, State, Worker
 
 #: how often the workers that are away are checked, in seconds
 FORGET_EVERY_S: Final = 3600
@@ -36,6 +37,10 @@ class Forgetting:
         self._away: set[int] = set()  # numbers of workers to forget, unless a job names them
         self._unread: Iterator[int] | None = None  # numbers of the jobs not read yet
         self._blank: list[str] = []  # tenants to forget
+
+    def look_soon(self) -> None:
+        """Look within the next seconds, as an operator has had a worker forgotten."""
+        self._next_ms = 0
 
     def pass_time(self, draft: Draft) -> None:
         """Forget workers that stay away. To be called once a second, after the frames of workers."""
@@ -75,9 +80,13 @@ class Forgetting:
             self._away.discard(num)
             worker = self._state.worker_by_num.get(num)
             if worker is not None and num not in taken and self._is_away(draft, worker):
+                if worker.flag != "open":
+                    draft.add(Flag(num, "open", ""))  # a standby of an earlier release forgets no other one
                 draft.add(Forget(num))
 
     def _is_away(self, draft: Draft, worker: Worker) -> bool:
+        if worker.flag == FORGOTTEN:
+            return not worker.session
         return may_be_forgotten(worker) and draft.time_ms - worker.left_ms >= self._away_ms
 
 

@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.records import GOODBYE, WORKERS_MAX, GangPhas
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
+    FORGOTTEN,
     FROZEN,
     LEAVING,
     LOST_KEPT,
@@ -227,6 +228,8 @@ class Sessions:
             self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
+        if worker.flag == FORGOTTEN:
+            draft.add(acts.Flag(worker.num, "open", ""))
         return worker.num
 
     def forget(self, num: int) -> None:

@@ -61,6 +61,13 @@ class Windows:
         self._write(draft, worker, window)
         return True
 
+    def is_idle(self, worker: Worker) -> bool:
+        """Return whether a worker has a session and nothing to do: no attempt, and no process of its host on its GPUs.
+
+        What this record has placed there counts."""
+        host = self.fleet.hosts.get(worker.num)
+        return host is not None and host.heard and not (worker.attempts or host.busy or host.waiting)
+
     def order(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> bool:
         """Give a worker a flag if it has another one, or a closed one another reason; return whether that was so."""
         if worker.flag == flag and (flag == "open" or why in ("", worker.why)):
@@ -137,7 +144,7 @@ class Windows:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> None:
-        """Make a worker open, cordoned or draining from the draft's record on."""
+        """Make a worker open, cordoned, draining or forgotten from the draft's record on."""
         set_flag(draft, self.fleet, worker, acts.Flag(worker.num, flag, by, why))
 
     @staticmethod

@@ -45,6 +45,7 @@ from moorage.schemas.operate import (
     Done,
     DrainAct,
     FeatureLevelAct,
+    ForgetAct,
     FreezeAct,
     Hold,
     HoldAct,
@@ -104,7 +105,7 @@ class Orders:
             return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
             return self._hold_tenant(draft, asked, by)
-        assert not isinstance(asked, CordonAct | UncordonAct | DrainAct), "those are for `WorkerOrders`"
+        assert not isinstance(asked, CordonAct | UncordonAct | DrainAct | ForgetAct), "those are for `WorkerOrders`"
         assert asked.tenant is not None
         assert asked.job is not None
         job = self.state.job(asked.tenant, asked.job)

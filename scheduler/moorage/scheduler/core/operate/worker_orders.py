@@ -1,4 +1,4 @@
-"""Operators' orders about workers: cordon, uncordon, drain, and the release of devices."""
+"""Operators' orders about workers: cordon, uncordon, drain, forget, and the release of devices."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from msgspec.structs import replace
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.state import LEAVING, State
+from moorage.scheduler.core.ledger.state import FORGOTTEN, LEAVING, State, Worker
+from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.operate import CordonAct, Done, DrainAct, ReleaseAct
+from moorage.schemas.operate import CordonAct, Done, DrainAct, ForgetAct, ReleaseAct
+from moorage.schemas.units import many
 
 #: an unknown name is compared with at most this many names, as that holds up the leader
 LOOKED_AT_MAX: Final = 1_000
 
 
 class WorkerOrders:
-    def __init__(self, state: State, windows: Windows, health: Health) -> None:
+    def __init__(self, state: State, windows: Windows, health: Health, forgetting: Forgetting) -> None:
         self._state = state
         self._windows = windows
         self._health = health
+        self._forgetting = forgetting
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order in the draft; return the answer, or a problem."""
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
-        if worker is None:
+        if worker is None or worker.flag == FORGOTTEN:
             return self._unknown(name)
         by, attempts = event.by, worker.attempts
         ending = sum(m.replica.attempt is m and m.replica.state in LEAVING for m in attempts.values())
@@ -40,9 +43,23 @@ class WorkerOrders:
             slots = self._health.release(draft, worker, named, by, act.why)
             return replace(done, changed=slots != 0, slots=slots_of(slots))
         if isinstance(act, DrainAct):
+            if act.if_idle and not self._windows.is_idle(worker):
+                return problem(
+                    "failed-precondition",
+                    f"worker {name} is not idle",
+                    found=f"{many(len(attempts), 'attempt')} there, or a process of its host has or wants its GPUs",
+                    next="moorage admin demand lists the hosts that are idle",
+                )
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
             return replace(done, changed=changed, drain=drain)
+        if isinstance(act, ForgetAct):
+            if worker.session or worker.attempts:
+                return _in_use(worker)
+            self._windows.order(draft, worker, FORGOTTEN, by, act.why)
+            self._windows.clear(draft, worker, "", "")
+            self._forgetting.look_soon()
+            return replace(done, changed=True)
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
         changed = self._windows.order(draft, worker, flag, by, act.why)
         if flag == "open":
@@ -59,3 +76,16 @@ class WorkerOrders:
         near = difflib.get_close_matches(name, itertools.islice(self._state.workers, LOOKED_AT_MAX), n=1, cutoff=0.8)
         besides = f"; {near[0]} has" if near else ""
         return problem("not-found", f"no worker {name} has joined{besides}", found=name, next="moorage fleet")
+
+
+def _in_use(worker: Worker) -> Problem:
+    """Return the error for a worker that may not be forgotten, as it is there, or jobs wait for it."""
+    if worker.session:
+        found = "it has a session"
+        cure = f"stop it first; one that does not answer is lost once its lease of {worker.lost_ms / 1000:g} s is over"
+    else:
+        found = f"{many(len(worker.attempts), 'attempt')} may still run there (on_partition keep)"
+        cure = "if the machine is gone for good: moorage admin requeue, or cancel, the jobs that are LOST_KEPT"
+    return problem(
+        "failed-precondition", f"worker {worker.id} is not forgotten: {found}", found=found, next=cure,
+    )  # fmt: skip
