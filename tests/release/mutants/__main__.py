@@ -124,8 +124,8 @@ def try_mutant(tree: Path, mutant: Mutant) -> tuple[str, str]:
 
 def of_rule(rule: str) -> frozenset[str]:
     """The mutants that docs/reliability-rules.md names for a rule, by its number."""
-    row = next((line for line in RULES.read_text().splitlines() if line.startswith(f"| {rule} |")), "")
-    return frozenset(row.split("*")[1::2])
+    _, _, behind = RULES.read_text().partition(f"\n## {rule}\n")
+    return frozenset(behind.partition("\n## ")[0].split("*")[1::2])
 
 
 def words_of(mutant: Mutant) -> str:

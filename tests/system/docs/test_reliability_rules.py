@@ -16,15 +16,19 @@ RULES: Final = [f"H{number}" for number in range(1, 45)]
 
 
 def table() -> dict[str, list[str]]:
-    """The cells behind each rule's number."""
-    found = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| H")]
-    assert [row[0].strip() for row in found] == RULES
-    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in found}
+    """The words, the file and the tests with mutants of each rule, by its number."""
+    parts = re.split(r"^## (H\d+)\n", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    assert parts[::2] == RULES
+    found = {}
+    for rule, text in zip(parts[::2], parts[1::2], strict=True):
+        words, code, shown = re.fullmatch(r"(.*?)^Code: (\S+)$(.*)", text, re.MULTILINE | re.DOTALL).groups()  # type: ignore[union-attr]
+        found[rule] = [words.strip(), code, shown]
+    return found
 
 
 def named(shown: str) -> set[str]:
-    """The mutants of a cell."""
-    return set(re.findall(r"\*([^*]+)\*", shown))
+    """The mutants of a section."""
+    return set(re.findall(r"\*([^*\n]+)\*", shown))
 
 
 def test_every_rule_has_words_code_and_a_mutant() -> None:
@@ -39,7 +43,7 @@ def test_every_rule_has_words_code_and_a_mutant() -> None:
     assert wrong == []
 
 
-def test_every_test_and_mutant_of_the_table_exists() -> None:
+def test_every_test_and_mutant_of_the_page_exists() -> None:
     mutants = {str(row["name"]) for row in read_mutants()}
     wrong: list[str] = []
     for rule, (_, _, shown) in table().items():
@@ -48,7 +52,7 @@ def test_every_test_and_mutant_of_the_table_exists() -> None:
     assert wrong == []
 
 
-def test_what_takes_a_rule_out_is_in_the_table_with_the_tests_that_see_it() -> None:
+def test_what_takes_a_rule_out_is_on_the_page_with_the_tests_that_see_it() -> None:
     cells = [shown for _, _, shown in table().values()]
     wrong: list[str] = []
     for row in read_mutants():
