@@ -89,6 +89,18 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             {_most(_quantile("tenant_wait_seconds", 0.9, "tenant")): "{{tenant}}"},
         ),
         Panel("Replicas that wait, by reason", "short", {"moorage_waiting_replicas": "{{reason}}"}, stacked=True),
+        Panel(
+            "Where waits of a week went, in hours of replicas",
+            "h",
+            {"sum by (cause) (increase(moorage_waited_seconds_total[7d])) / 3600": "{{cause}}"},
+            stacked=True,
+        ),
+        Panel(
+            "The same in GPU-hours",
+            "h",
+            {"sum by (cause) (increase(moorage_waited_gpu_seconds_total[7d])) / 3600": "{{cause}}"},
+            stacked=True,
+        ),
     ),
     "Tenants": (
         Panel(

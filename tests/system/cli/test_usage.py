@@ -32,6 +32,31 @@ async def test_what_a_job_had_is_told_as_table_csv_and_json(node: Node, unique: 
     assert "error[invalid-argument]" in wrong.err
 
 
+@pytest.mark.slow
+async def test_where_a_wait_went_is_told_of_the_job_and_of_the_tenant(node: Node, unique: str) -> None:
+    assert (await node.run("admin", "limit", "--gpus", "1", tenant=unique)).code == 0
+    for name, command in (("first", "3"), ("second", "0")):
+        asked = ("submit", "--gpu", "1xH100", "--job", name, "--", "sleep", command)
+        assert (await node.run(*asked, tenant=unique)).code == 0
+    assert (await node.run("wait", "first", "second", tenant=unique)).code == 0
+    told = await node.run("usage", "--waits", "--by", "cause,holder", "--csv", tenant=unique)
+    rows = {row["cause"]: row for row in csv.DictReader(told.out.splitlines())}
+    assert float(rows["limit"]["wait_s"]) >= 1, told.out
+    assert (rows["limit"]["holder"], rows["limit"]["jobs"]) == ("", "1")
+    shown = await node.run("show", "second", tenant=unique)
+    (waited,) = [line for line in shown.out.splitlines() if line.startswith("waited")]
+    assert "a limit of its tenant" in waited
+    table = await node.run("usage", "--waits", tenant=unique)
+    assert table.rows[0][:4] == ["CAUSE", "WAIT-H", "GPU-H", "JOBS"]
+    of_all = (await node.run("usage", "--waits", "--all", "--by", "tenant", "--json", tenant=unique)).frame["data"]
+    sums = {row["tenant"]: row["wait_s"] for row in of_all["rows"]}
+    assert sums[unique] == pytest.approx(sum(float(row["wait_s"]) for row in rows.values()), abs=1)
+    wrong = await node.run("usage", "--waits", "--by", "person", tenant=unique)
+    assert "error[invalid-argument]" in wrong.err
+    series = (await node.run("metrics")).out
+    assert f'moorage_waited_seconds_total{{cause="limit",model="H100",tenant="{unique}"}}' in series
+
+
 def test_days_are_sums_of_their_hours() -> None:
     hour_ms, day_ms = 3_600_000, 86_400_000
     of = dict.fromkeys(SECONDS, 2.5)

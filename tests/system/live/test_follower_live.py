@@ -21,7 +21,8 @@ from moorage.scheduler.follower import beside
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.follower.operators_acts import OperatorsActs
-from moorage.scheduler.follower.saves import Overtaken, Saves, Written
+from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
+from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.codec import Decoder
@@ -220,9 +221,10 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
         acts = OperatorsActs([row])
         for number in range(3):
             drive.submit(f"j{number}", gpu={})
-            await one.write(drive.shadow, drive.usage, Written(7, [(1, [(1, 2, 3, [0])], 0)]), acts)
+            written = Written(7, [(1, [(1, 2, 3, [0])], 0)])
+            await one.write(Saved(drive.shadow, drive.usage, written, acts, Waits(drive.shadow)))
         with pytest.raises(Overtaken):
-            await two.write(drive.shadow, drive.usage, Written(), acts)
+            await two.write(Saved(drive.shadow, drive.usage, Written(), acts, Waits(drive.shadow)))
         await two.open()
         read = await two.read()
         assert read is not None

@@ -32,6 +32,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
 from moorage.schemas.service import BATCH_SIZES, CALL_MS
+from moorage.schemas.waited import WaitedAnswer, WaitedRow
 from moorage.system.build import build
 from moorage.system.logged import begin_log
 from moorage.system.notify import managed
@@ -60,6 +61,8 @@ HOUR_S: Final = 3600
 #: the backups of a folder, by how `moorage admin backup` calls them, and what says that one was restored
 BACKUPS: Final = "moorage-*.backup"
 RESTORED: Final = "restored"
+#: in place of the names of further tenants
+OTHERS: Final = "(others)"
 #: how often the servers' certificates are read: they end on a day
 CERTIFICATES_S: Final = 300.0
 #: by the values of labels: the number in each class of a histogram, and the sum of all
@@ -131,6 +134,8 @@ class Told(NamedTuple):
     #: None: not known now
     letters: Mapping[str, int] | None = {}
     demand: Demand | None = None
+    #: where waits went; None: not known now
+    waited: Sequence[WaitedRow] | None = ()
     #: when certificates end, in seconds since the epoch
     certificates: Mapping[str, float] = {}
     #: a folder of backups
@@ -140,8 +145,10 @@ class Told(NamedTuple):
 async def _ask(client: AsyncClient) -> Told:
     fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
     told = msgspec.convert(answer.data, TenantsAnswer)
-    usage, letters = await _last_hour(client), await _letters(client)
-    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters, told.demand)
+    usage, letters, waited = await _last_hour(client), await _letters(client), await _waited(client)
+    return Told(
+        fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters, told.demand, waited
+    )
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
@@ -151,6 +158,12 @@ async def _last_hour(client: AsyncClient) -> list[UsageRow]:
         return []
     told = msgspec.convert(data, UsageAnswer)
     return [row for row in told.rows if row.hour_ms == told.from_ms]
+
+
+async def _waited(client: AsyncClient) -> list[WaitedRow] | None:
+    """Return all that was ever counted of waits, by tenant, model and cause; None while what counts it is behind."""
+    data = await _beside(client, "usage", {"waits": True, "ever": True})
+    return None if data is None else msgspec.convert(data, WaitedAnswer).rows
 
 
 async def _letters(client: AsyncClient) -> Mapping[str, int] | None:
@@ -283,7 +296,26 @@ def families(told: Told) -> Iterator[Metric]:
     if (waits := told.waits) is not None:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
+    if told.waited is not None:
+        yield from _of_waits(told.waited)
     yield from _of_services(told.services)
+
+
+def _of_waits(rows: Sequence[WaitedRow]) -> Iterator[Metric]:
+    """Yield where waits went: the rate of the first is the mean number of replicas that wait for a cause."""
+    by_tenant = Counter[str]()
+    for row in rows:
+        by_tenant[row.tenant or ""] += int(row.wait_s)
+    named = {name for name, _ in by_tenant.most_common(TENANTS_MAX)}
+    waits, gpus = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for row in rows:
+        key = (row.tenant or "" if row.tenant in named else OTHERS, row.model or "", row.cause or "")
+        waits[key] = waits.get(key, 0) + row.wait_s
+        gpus[key] = gpus.get(key, 0) + row.gpu_s
+    labels = ("tenant", "model", "cause")
+    help_ = "For how long replicas waited for a cause, a gang as one; the rate is how many wait."
+    yield _many("waited_seconds", help_, labels, waits, counts=True)
+    yield _many("waited_gpu_seconds", "The same for each GPU that they asked for.", labels, gpus, counts=True)
 
 
 def _made_s(folder: Path, pattern: str) -> float:

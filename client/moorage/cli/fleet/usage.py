@@ -1,4 +1,4 @@
-"""`moorage usage`: GPU time and memory by tenant, person, model, hour and day."""
+"""`moorage usage`: GPU time and memory by tenant, person, model, hour and day; and where waits went, by cause."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from moorage.cli.fleet.waited_usage import WAITS_BY_DEFAULT, waited_usage
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.fleets import Table, are_several, show_each
@@ -36,8 +37,15 @@ def usage(
     *,
     since: Annotated[str, Parameter(help="How far back to begin, in whole hours.", value="DURATION")] = SINCE_DEFAULT,
     by: Annotated[
-        str, Parameter(help="Some of tenant, person, model, hour or day, to sum by.", value="WORDS")
-    ] = BY_DEFAULT,
+        str | None,
+        Parameter(
+            help="Some of tenant, person, model, hour or day, to sum by; by default tenant,model, of waits cause.",
+            value="WORDS",
+        ),
+    ] = None,
+    waits: Annotated[
+        bool, Parameter(help="Where waits went instead: --by takes some of tenant, model, week, cause, holder.")
+    ] = False,
     all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,
@@ -47,7 +55,12 @@ def usage(
     Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. Used is what
     the worker measured, once an attempt is over. Kept are 80,000 sums, each of one hour, tenant, person and model; the
     oldest go first. A person is who submitted the job, where tenants have a key for each person.
+
+    With --waits it is where waits went, in whole weeks of UTC: hours that replicas waited, a gang as one, and the same
+    for each GPU that they asked for. Of causes that hold at once, the first alone counts.
     """
+    if waits:
+        return waited_usage(since, by or WAITS_BY_DEFAULT, options, of_all=all, csv=csv)
 
     async def ask(client: AsyncClient) -> Answer:
         asked = {"since_s": seconds(since), "by": [HOUR if word == DAY else word for word in words]}
@@ -73,10 +86,10 @@ def usage(
                 else:
                     print_err(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
-    words = [word.strip() for word in by.split(",")]
+    words = [word.strip() for word in (by or BY_DEFAULT).split(",")]
     if {DAY, HOUR} <= set(words):
         why = "--by takes hour or day, not both: each hour is of one day"
-        raise rejected("invalid-argument", why, found=by, next="leave one of them out")
+        raise rejected("invalid-argument", why, found=by or "", next="leave one of them out")
     if are_several(options) and not csv:
         return show_each(
             options,

@@ -35,7 +35,7 @@ from moorage.cli.jobs.selectors import (
     one_id,
     with_named,
 )
-from moorage.cli.jobs.spent import spent_rows
+from moorage.cli.jobs.spent import spent_rows, waited_words
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.answers import JobInfo
@@ -47,6 +47,7 @@ from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.ranges import count_of, parse_ranges
 from moorage.schemas.units import many
+from moorage.schemas.waited import WaitedPart
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -95,6 +96,7 @@ def show(
             return None
 
         from moorage.client.brought import brought
+        from moorage.client.waited import waited_of
 
         async def ask(name: str) -> Answer:
             answer = await client._wire.answer("show", {"job": name})
@@ -104,6 +106,7 @@ def show(
                 output_cuts=await _cuts_of(client, shown),
                 brought=await brought(client._wire, shown.run),
                 keep_unmatched=await unkept(client, shown),
+                waited=await waited_of(client, shown),
             )
             answer.data.update(msgspec.to_builtins(found))
             return answer
@@ -131,6 +134,7 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ports: dict[str, dict[str, str]] = {}  # by replica: where each of its ports is reached
     output_cuts: dict[str, int | None] = {}  # by stream: bytes that its worker did not keep; None: their number is lost
     brought: str = ""  # the files that it brought, in words
+    waited: list[WaitedPart] = []  # where its waits went
     keep_unmatched: list[str] = []  # a line for each pattern of `keep` that matched nothing
 
 
@@ -276,6 +280,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             *asked_rows(request, found.brought),
             ("age", age(shown.age_ms) if shown.rev else ""),
             *spent_rows(shown),
+            ("waited", waited_words(shown.waited or found.waited, shown)),
             ("worker", worker_cell(shown)),
             ("replicas", _replicas(shown)),
             ("members", members_words(shown.scaled)),

@@ -7,12 +7,17 @@ from typing import Final
 from moorage.cli.framework.render import age, utc
 from moorage.client.answers import JobInfo
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.units import many
+from moorage.schemas.waited import MEANS, WaitedPart
 
 _HOUR_S: Final = 3600
 _GIB_MIB: Final = 1024
 
 #: less than so many hours are shown in seconds
 _HOURS_MIN: Final = 0.1
+#: shorter waits are not told, nor parts below a hundredth of the wait
+_WAITED_MS_MIN: Final = 1000
+_PART_MIN: Final = 100
 #: below so many seconds of CPU time, tenths are shown
 _TENTHS_S: Final = 60
 
@@ -29,6 +34,31 @@ def spent_rows(shown: JobInfo) -> list[tuple[str, str]]:
         ("gpu memory", _gpu_memory(shown)),
         ("cpu time", _cpu_time(shown)),
     ]
+
+
+def waited_words(parts: list[WaitedPart], shown: JobInfo) -> str:
+    """Return for how long a job waited and why, as in `3h12m: 2h40m a limit of its tenant; 32m …`; "" below a second.
+
+    Of a job of several replicas it is the mean of these.
+    """
+    whole, replicas = sum(part.ms for part in parts), _apart(shown)
+    if whole < _WAITED_MS_MIN:
+        return ""
+    said = [f"{age(part.ms // replicas)} {part_words(part)}" for part in parts if part.ms * _PART_MIN >= whole]
+    of = f" in the mean of {many(replicas, 'replica')}" if replicas > 1 else ""
+    return f"{age(whole // replicas)}{of}: {'; '.join(said)}"
+
+
+def part_words(part: WaitedPart) -> str:
+    """Return why a part of a wait passed, as in `hosts reserved for other jobs (of its own tenant)`."""
+    means = MEANS.get(part.cause, part.cause)
+    return means if part.own is None else f"{means} ({'its own tenant' if part.own else 'another tenant'})"
+
+
+def _apart(shown: JobInfo) -> int:
+    """Return how many replicas of a job wait each for itself: a gang waits as one."""
+    gpu = shown.asked.get("gpu") or {}
+    return 1 if gpu.get("scheduling") == "gang" or shown.replicas is None else max(1, shown.replicas.of)
 
 
 def _time(at_ms: int | None) -> str:

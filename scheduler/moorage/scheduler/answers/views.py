@@ -220,6 +220,7 @@ def show_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
         accepted_ms=found.accepted_ms,
         accepted_ledger=found.ledger,
         peaks=peaks_of(found.peaks),
+        waited=found.waited,
         started_ms=_started_ms([(change.rev, change.time_ms, change.state == RUNS) for change in changes]),
         changes=changes[-fit:],
         kept=row.kept,

@@ -26,6 +26,7 @@ from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.usage import Gap, Usage
+from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.pacing.retrying import retry_unanswered
@@ -53,9 +54,10 @@ RETRY_AFTER_S: Final = 1.0
 class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
-    `usage` is about the GPU time of a tenant (None: of all), `acts` about operators' orders; `where` about the frames
-    with the history of the `job`; `read` has it note that somebody of the tenant read output, which is no record of the
-    ledger; `written` is answered once the history stream has all histories up to that record.
+    `usage` is about the GPU time of a tenant (None: of all), with `waits` about where its waits went, `acts` about
+    operators' orders; `where` about the frames with the history of the `job`; `read` has it note that somebody of
+    the tenant read output, which is no record of the ledger; `written` is answered once the history stream has all
+    histories up to that record.
     """
 
     verb: str
@@ -103,8 +105,9 @@ class Follower:
         self._save_records = save_records
         self._state = State(ceilings)
         self._usage = Usage(self._state)
+        self._waits = Waits(self._state)
         self._acts = OperatorsActs()
-        self._history = History(world, subjects, config, replicas)
+        self._history = History(world, subjects, config, replicas, lambda job: self._waits.waited(job))
         self._saved_seq = 0
         self._trouble, self._next = "", ""
         self._asked = asyncio.Event()
@@ -158,7 +161,7 @@ class Follower:
         """Read the newest save. If it is none of this ledger, begin at the ledger's newest snapshot."""
         await self._saves.open()
         saved = await self._saves.read()
-        self._state, self._usage, written, self._acts = saved or _nothing(self._state.ceilings)
+        written = self._go_on(saved)
         ledger_id = (await self._ledger.last_term()).ledger_id if saved is not None else ""
         if ledger_id and ledger_id != self._state.ledger_id:
             newest = await recover(self._ledger, self._snapshots)
@@ -167,9 +170,15 @@ class Follower:
                 await self._bridge()
                 return
             log.warning("what the follower of the ledger has counted is of another ledger, %s", self._state.ledger_id)
-            self._state, self._usage, written, self._acts = _nothing(self._state.ceilings)
+            written = self._go_on(None)
         await self._history.begin(self._state, written.last, written.jobs)
         self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
+
+    def _go_on(self, saved: Saved | None) -> Written:
+        """Go on from a save, or begin with nothing; return what of its jobs is in the history."""
+        saved = saved or _nothing(self._state.ceilings)
+        self._state, self._usage, self._waits, self._acts = saved.state, saved.usage, saved.waits, saved.acts
+        return saved.history
 
     async def finish(self) -> None:
         """Read the ledger to its end, and save; do nothing if the newest save is of another ledger.
@@ -180,7 +189,7 @@ class Follower:
         saved = await self._saves.read()
         if saved is not None and saved.state.ledger_id != (await self._ledger.last_term()).ledger_id:
             return
-        self._state, self._usage, written, self._acts = saved or _nothing(self._state.ceilings)
+        written = self._go_on(saved)
         await self._history.begin(self._state, written.last, written.jobs)
         await self._catch_up()
         await self._save()
@@ -204,6 +213,7 @@ class Follower:
     async def _fold_through(self, last: int) -> None:
         async for seq, record, folded in self._ledger.fold_range(self._state, last):
             self._usage.fold(folded)
+            self._waits.fold(folded, decides=bool(record.steps or record.acts or record.accepts))
             self._acts.fold(self._state, record, folded)
             if self._history.take(folded):
                 await self._history.write()
@@ -220,6 +230,7 @@ class Follower:
         told = await self._history.read(state)
         self._state = state
         gap = self._usage.bridge(state)
+        self._waits.bridge(state, gap.until_ms)
         self._history.bridge(state, gap, told)
         if gap.is_restore:
             log.info("a restore: history and GPU time go on behind record %d of the restored ledger", gap.through_seq)
@@ -235,7 +246,7 @@ class Follower:
     async def _save(self) -> None:
         await self._history.write()
         written = Written(self._history.last, self._history.written_jobs())
-        await self._saves.write(self._state, self._usage, written, self._acts)
+        await self._saves.write(Saved(self._state, self._usage, written, self._acts, self._waits))
         self._saved_seq = self._state.seq
 
     # ------------------------------------------------------------------------------------------- questions
@@ -264,6 +275,9 @@ class Follower:
             return {}
         if question.verb == "written":
             return {}
+        if question.verb == "usage" and question.arguments.get("waits"):
+            gaps = [(gap.from_ms, gap.until_ms) for gap in self._usage.gaps]
+            return self._waits.answer(question.tenant, question.arguments, gaps)
         if question.verb == "usage":
             return self._usage.answer(question.tenant, question.arguments)
         if question.verb == "acts":
@@ -310,4 +324,4 @@ def behind(records: int) -> Problem:
 
 def _nothing(ceilings: Ceilings) -> Saved:
     state = State(ceilings)
-    return Saved(state, Usage(state), Written(), OperatorsActs())
+    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 from moorage.bus.errors import JetStreamRefused
@@ -26,6 +26,7 @@ from moorage.scheduler.history.packing import Packing, Parts
 from moorage.scheduler.history.unpacking import Frame, range_in, read_frame
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.waited import WaitedPart
 
 log = logging.getLogger("moorage.history")
 
@@ -70,7 +71,16 @@ async def ensure_history(jetstream: JetStream, subjects: Subjects, config: Confi
 class History:
     """The writer of one follower. `take` is called after each folded record, `write` when something waits."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, config: Config, replicas: int) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        config: Config,
+        replicas: int,
+        waited: Callable[[Job], list[WaitedPart]],
+    ) -> None:
+        """`waited` returns where the waits of a job in memory went."""
+        self._waited = waited
         self._js = jetstream
         self._subjects = subjects
         self._config = config
@@ -81,6 +91,8 @@ class History:
         #: by job number: the frames with earlier parts of its history, and with its end (0: not written yet)
         self._parts: dict[int, Parts] = {}
         self._kept: dict[int, int] = {}
+        #: by number: where the waits of jobs went that are over and not written yet, as they may leave memory before
+        self._waited_of: dict[int, list[WaitedPart]] = {}
         #: by tenant, job and accepting record: what frames behind the save contain of it, as parts and whether its end
         self._found: dict[tuple[str, str, int], list[Told]] = {}
         self.last = 0  # the stream's last sequence
@@ -110,6 +122,7 @@ class History:
         """
         self._state = state
         self._waiting.clear()
+        self._waited_of.clear()
         self._gaps.clear()
         self._found.clear()
         self._parts = {num: parts for num, parts, _ in told if parts}
@@ -207,6 +220,8 @@ class History:
             del self._found[_named(job)]
         if job.num not in self._kept if job.over else self._written(job) < job.rev:
             self._waiting.setdefault(job.tenant, deque()).append(job)
+            if job.over and (waited := self._waited(job)):
+                self._waited_of[job.num] = waited
 
     def _note(self, job: Job, seq: int, first: int, last: int, blocks: list[int], *, over: bool) -> None:
         """Note where a part of a history, or its end, is."""
@@ -248,7 +263,8 @@ class History:
         with_request = len(queue) <= WITH_REQUEST_MAX
         whole = 0
         for count, job in enumerate(queue, 1):
-            if not packing.add(job, self._parts.get(job.num, []), with_request=with_request):
+            waited = self._waited_of.get(job.num)
+            if not packing.add(job, self._parts.get(job.num, []), with_request=with_request, waited=waited):
                 break
             if job.over and not packing.packed[-1].over:
                 break  # a long end: the rest of it is in the next frame
@@ -260,6 +276,8 @@ class History:
         for job, first, last, blocks, over in packing.packed:
             self._note(job, seq, first, last, blocks, over=over)
             self.histories += over
+            if over:
+                self._waited_of.pop(job.num, None)
         for _ in range(whole):
             queue.popleft()
         if not queue:

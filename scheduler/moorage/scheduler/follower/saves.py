@@ -17,6 +17,7 @@ from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.usage import Usage
+from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.history.packing import Parts
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.subjects import Subjects
@@ -58,16 +59,18 @@ class _Body(msgspec.Struct, array_like=True):
     usage: bytes
     history: Written
     acts: bytes = b""
+    waits: bytes = b""
 
 
 class Saved(NamedTuple):
-    """What a save has: the state, what was counted up to it, what of its jobs was written to the history, and the
-    newest orders of operators."""
+    """What a save has: the state, what was counted up to it, what of its jobs was written to the history, the
+    newest orders of operators, and where waits went."""
 
     state: State
     usage: Usage
     history: Written
     acts: OperatorsActs
+    waits: Waits
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -128,14 +131,16 @@ class Saves:
             try:
                 body = _decode(data)
                 state = load(body.state, self._ceilings)
-                return Saved(state, Usage.load(body.usage, state), body.history, OperatorsActs.load(body.acts))
+                usage, acts = Usage.load(body.usage, state), OperatorsActs.load(body.acts)
+                return Saved(state, usage, body.history, acts, Waits.load(body.waits, state))
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
 
-    async def write(self, state: State, usage: Usage, history: Written, acts: OperatorsActs) -> None:
+    async def write(self, saved: Saved) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
-        data, seq = _encode(_Body(dump(state), usage.dump(), history, acts.dump())), state.seq
+        state, usage, history, acts, waits = saved
+        data, seq = _encode(_Body(dump(state), usage.dump(), history, acts.dump(), waits.dump())), state.seq
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):
             await self._append(self._subjects.follower_chunk, data[start : start + CHUNK_BYTES])

@@ -27,6 +27,7 @@ from moorage.scheduler.core.outputs.outputs import is_end, slots_of
 from moorage.scheduler.core.request_reader import asked_now
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
+from moorage.schemas.waited import WaitedPart
 
 #: of one frame, including the table of its workers; one history always goes in, whatever its size
 PACKED_BYTES_MAX: Final = 700 * 1024
@@ -97,26 +98,27 @@ class Packing:
         self._bytes = 0
         self.packed: list[Packed] = []
 
-    def add(self, job: Job, parts: Parts, *, with_request: bool) -> bool:
+    def add(self, job: Job, parts: Parts, *, with_request: bool, waited: list[WaitedPart] | None = None) -> bool:
         """Add the unwritten part of a job's history; return False if the frame has no room for it.
 
-        Of a job with very many replicas, these are the ends of attempts, and the acts on the job. Of a part above
-        `HISTORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
+        Of a job with very many replicas, these are the ends of attempts, and the acts on the job. `waited` is where
+        its waits went, once it is over. Of a part above `HISTORY_BYTES_MAX` only the first transitions are added,
+        without the end; see `packed`.
         """
         moves, over = unwritten(job, parts), job.over
         request = _request(job) if over and (with_request or not job.is_listed) else None
-        peaks = () if job.peaks is None else (job.peaks,)
+        told_last = (job.peaks, waited) if waited else () if job.peaks is None else (job.peaks,)
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
             told = moves
             if not job.is_listed:  # the rows do not say which revisions they tell of
                 told = list(filter(is_end, moves))
-                ended = (_ended(job), *peaks) if over else ()
+                ended = (_ended(job), *told_last) if over else ()
                 row = _encode((*name, parts if over else (), told, request, job.used, (first, last), *ended))
-            elif over and ((job.bad and job.size > 1) or peaks):
+            elif over and ((job.bad and job.size > 1) or told_last):
                 unwell = _ended(job) if job.bad and job.size > 1 else None
-                row = _encode((*name, parts, told, request, job.used, None, unwell, *peaks))
+                row = _encode((*name, parts, told, request, job.used, None, unwell, *told_last))
             else:
                 used = () if job.used is None else (job.used,)
                 row = _encode((*name, parts, told, request, *used) if over else (*name, (), told))

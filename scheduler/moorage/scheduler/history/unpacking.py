@@ -17,6 +17,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
 from moorage.schemas.job import STATE_NUMBER, STATES
 from moorage.schemas.ranges import Ranges
+from moorage.schemas.waited import WaitedPart
 
 
 class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -35,6 +36,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     revs: tuple[int, int] | None = None
     ended: dict[int, bytes] | None = None
     peaks: tuple[int, int, int, int] | None = None
+    waited: list[WaitedPart] = []
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):

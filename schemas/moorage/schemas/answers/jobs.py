@@ -12,6 +12,7 @@ from moorage.schemas.frames.told import Change
 from moorage.schemas.frames.use import Used as Used
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold, Limit, Resized
+from moorage.schemas.waited import WaitedPart
 
 
 class DeviceUsed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -184,6 +185,7 @@ class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
     changes: list[Change] = []  # its last transitions; `history` has all
     usage: GpuTime | None = None
     peaks: JobPeaks | None = None
+    waited: list[WaitedPart] = []  # where its waits went, if the answer is from its history; else `usage` says it
     started_ms: int | None = None  # when its first attempt began to run, of those in memory or in its history
     scaled: Scaled | None = None
     kept: Kept | None = None

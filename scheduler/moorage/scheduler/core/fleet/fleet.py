@@ -130,12 +130,16 @@ class Fleet:
         self.hosts[worker.num] = host
         self._enter(host)
         for attempt, shape in attempts:
-            self.take(host, shape, attempt.mask)
-            if attempt.mask != attempt.home:
-                self._note_frozen(host, attempt)
+            self.hold(host, attempt, shape)
         self.inventory += 1
         self.refresh(host)
         return host
+
+    def hold(self, host: Host, attempt: Attempt, shape: Shape) -> None:
+        """Count what an attempt holds on its host, which may be frozen there."""
+        self.take(host, shape, attempt.mask)
+        if attempt.mask != attempt.home:
+            self._note_frozen(host, attempt)
 
     def _class_of(self, kit: Kit, hello: dict[str, Any]) -> HostClass:
         """Return the class for a host: an equal kit, and equal values of all required labels."""
