@@ -77,7 +77,7 @@ def versions() -> str:
 
 
 #: books of which the page has the figures without a bound, too
-WHOLE: Final = ("bench", "services", "tls")
+WHOLE: Final = ("bench", "services", "tls", "worker-files")
 
 HEAD: Final = """# Results
 

@@ -70,7 +70,7 @@ def user_claims(may: Rights | None) -> dict[str, Any]:
         return LIMITS
     publish = {"allow": list(may.publish), **({"deny": list(may.refused)} if may.refused else {})}
     claims: dict[str, Any] = {**LIMITS, "pub": publish if may.publish else {"deny": [">"]}}
-    claims["sub"] = {"allow": list(may.subscribe)}
+    claims["sub"] = {"allow": list(may.subscribe), **({"deny": list(may.unheard)} if may.unheard else {})}
     if may.answers:
         claims["resp"] = {"max": may.answers, "ttl": 60_000_000_000}
     return claims

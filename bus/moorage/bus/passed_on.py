@@ -7,6 +7,7 @@ then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -31,8 +32,12 @@ PIECES_MAX: Final = 4
 TRIES_MAX: Final = 8
 #: for how long it is sent again while no leader says whose an object is: its attempt's end could not be told either
 LEADERLESS_S: Final = 600.0
-#: the longest pause if the server has too much to store
+#: the longest pause if the server has too much to store, or did not come to what was asked
 BUSY_S: Final = 4.0
+#: how often a question is asked in all, if no whole answer comes
+READS_MAX: Final = 4
+#: the longest silence in a batch that is read: it waits in the server behind those of all other workers
+BATCH_S: Final = 30.0
 #: how long a worker waits for a scheduler that passes on, and how often it looks
 PATIENCE_S: Final = 60.0
 AGAIN_S: Final = 0.5
@@ -80,10 +85,10 @@ class _ThroughSchedulers:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Delivery:
-        """Ask as `Link.request`. A message to store is sent again, and stored once, if no answer comes: the scheduler
-        that was to pass it on may have ended, or no leader says whose an object is."""
+        """Ask as `Link.request`, and again if no answer comes: the scheduler that was to pass it on may have ended. A
+        message to store is stored once, and sent again also while no leader says whose an object is."""
         if not subject.startswith(f"{OBJECTS}."):
-            return await self._ask(subject, lambda of: self._connection.request(of, payload, timeout_s, headers))
+            return await self._read(subject, lambda of: self._connection.request(of, payload, timeout_s, headers))
         marked = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
 
         def store(of: str) -> Awaitable[Delivery]:
@@ -117,8 +122,17 @@ class _ThroughSchedulers:
     async def request_many(
         self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
     ) -> list[Delivery]:
-        """Ask as `Link.request_many`."""
-        return await self._ask(subject, lambda of: self._connection.request_many(of, payload, idle_timeout_s, is_last))
+        """Ask as `Link.request_many`, but for the silence that is borne, and again if no whole answer comes: the server
+        cuts off who reads too slowly, too."""
+        patience_s = max(idle_timeout_s, BATCH_S)
+        return await self._read(subject, lambda of: self._connection.request_many(of, payload, patience_s, is_last))
+
+    async def _read(self, subject: str, ask: Callable[[str], Awaitable[T]]) -> T:
+        for _ in range(READS_MAX - 1):
+            with contextlib.suppress(RequestTimeout, Disconnected):
+                return await self._ask(subject, ask)
+            await asyncio.sleep(random.uniform(0, BUSY_S))
+        return await self._ask(subject, ask)
 
     async def _ask(self, subject: str, ask: Callable[[str], Awaitable[T]]) -> T:
         through = self._passed_on.asked(self._worker, subject)

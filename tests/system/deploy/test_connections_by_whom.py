@@ -102,6 +102,20 @@ async def asks(connection: Connection, subject: str, body: bytes = b"{}") -> dic
     return dict(msgspec.json.decode((await connection.request(subject, body, ANSWER_S)).data))
 
 
+@contextlib.asynccontextmanager
+async def job_lives_on(tenant: Connection, name: str, worker: ScriptedWorker) -> AsyncIterator[None]:
+    """A job that runs on the worker, and does so at the end of the block by the same attempt."""
+    request = b'{"job":"lives","gpu":{},"run":{"argv":["true"]}}'
+    assert (await asks(tenant, SUBJECTS.api(name, "submit"), request))["kind"] == "accepted"
+    await worker.wants("lives")
+    await worker.step("lives", "claimed", "started")
+    placed = worker.fences("lives")
+    yield
+    shown = await asks(tenant, SUBJECTS.api(name, "show"), b'{"job":"lives"}')
+    assert shown["data"]["state"] == "RUNNING"
+    assert worker.fences("lives") == placed
+
+
 async def test_who_is_answered_by_a_new_leader_finds_all_of_it_subscribed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators were answered before there was a subscription for tenants: their requests had no responders."""
     opens, puts = Door.open, Intake.put
@@ -145,6 +159,7 @@ async def test_a_tenants_flood_that_cuts_a_connection_costs_tenants_alone(caplog
         await site.connect("operator.ana") as ana,
         await site.connect("submitter.acme") as acme,
         await site.connect("submitter.beta") as beta,
+        job_lives_on(beta, "beta", worker),
     ):
         epoch, session = leader.term.engine.state.epoch, worker.session
         leader.doors["tenants"].cut()
@@ -229,12 +244,17 @@ async def test_a_worker_that_floods_is_rationed_by_the_server_and_others_are_hea
         worker_of(site) as worker,
         await site.connect("worker.w2") as flood,
         await site.connect("submitter.acme") as acme,
+        job_lives_on(acme, "acme", worker),
     ):
         rates, session = leader.term.intake.worker_rates, worker.session
-        while "w2" not in rates.rationed:
+
+        async def is_rationed() -> bool:
             await flood.send([(SUBJECTS.worker("w2", verb), b"{}", "")] * 10_000)
             await flood.flush()
             await leader.connections["workers"].flush()  # the leader has read as much as it is to read of them
+            return "w2" in rates.rationed
+
+        await until(is_rationed, ANSWER_S, "the server rations it")
         answered = len(worker.answers)
         await until(lambda: len(worker.answers) > answered + 3, what="renewals of the other one are answered")
         assert (await asks(acme, SUBJECTS.api("acme", "ls")))["kind"] == "answer"

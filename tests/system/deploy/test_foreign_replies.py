@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.bus import jetstream as jetstream_module
 from moorage.bus import passed_on as passed_on_module
 from moorage.bus.connection import Connection, connect
 from moorage.bus.contexts import Context
@@ -387,6 +388,40 @@ async def test_a_worker_stores_once_a_leader_says_whose_it_is_however_late(monke
             assert info is not None
             assert b"".join([piece async for piece in mine.get(info)]) == b"words"
             assert (await JetStream(users).stream_info("OBJ_MOORAGE_FILES_acme")).messages == 1 + 2, "each once"
+
+
+async def test_a_worker_asks_again_if_what_it_reads_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many fetched at once, some waited longer than they had patience, or were cut off, and their jobs failed."""
+    monkeypatch.setattr(passed_on_module, "BATCH_S", 0.2)
+    monkeypatch.setattr(passed_on_module, "BUSY_S", 0.01)
+    monkeypatch.setattr(jetstream_module, "BATCH_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(passed_on_module, "READS_MAX", 100)
+    async with (
+        running() as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("worker.w1") as worker,
+    ):
+        await made(users, 1)
+        await files_store(JetStream(users), SUBJECTS, "acme").put("kept", [b"words"], {}, lambda _: None)
+        mine = files_store(JetStream(through_schedulers(worker, "moorage")), SUBJECTS, "acme")
+        async with passing(scheduler, scheduler, SUBJECTS):
+            info = await mine.find("kept")
+            assert info is not None
+
+        async def content() -> bytes:
+            return b"".join([piece async for piece in mine.get(info)])
+
+        asked: list[Delivery] = []
+        silent = await scheduler.subscribe(SUBJECTS.worker_fetch_all, asked.append)
+        reading = asyncio.create_task(content())
+        await until(lambda: len(asked) > 1, what="it asks again")
+        await worker.reconnect()
+        again = len(asked) + 1
+        await until(lambda: len(asked) > again, what="and when the worker is back")
+        async with passing(scheduler, scheduler, SUBJECTS):
+            await silent.unsubscribe()
+            assert await reading == b"words"
 
 
 async def test_no_piece_of_an_object_passes_another_one_on_its_way() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.schemas.roles import rights
+from moorage.bus.errors import PermissionRefused
+from moorage.schemas.roles import inbox, rights
 from moorage.schemas.subjects import Subjects
 from tests.jwt_sites import running_jwt
 from tests.system.cli.node import moorage, start
@@ -40,3 +41,16 @@ async def test_a_job_runs_on_a_server_with_jwt_accounts_and_no_tenant_is_another
         for process in (worker, scheduler):
             process.terminate()
             await process.communicate()
+
+
+async def test_no_tenant_hears_what_its_callers_are_answered() -> None:
+    """As with `nats-config`, though their inboxes are below its own."""
+    async with (
+        running_jwt(tenants=("vision",), workers=(), callers=("vision.door",)) as site,
+        await site.connect("submitter.vision") as vision,
+        await site.connect("caller.vision.door") as door,
+    ):
+        await (await door.subscribe(f"{inbox('caller', 'vision.door')}.x", lambda _: None)).unsubscribe()
+        await (await vision.subscribe(f"{inbox('submitter', 'vision')}.x", lambda _: None)).unsubscribe()
+        with pytest.raises(PermissionRefused):
+            await vision.subscribe(f"{inbox('caller', 'vision.door')}.x", lambda _: None)
