@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import AsyncSchedules  # noqa: F401  below in quotes
     from moorage.client.services import AsyncService  # noqa: F401  below in quotes
+    from moorage.schemas.answers.jobs import ServiceRow
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
@@ -216,6 +217,10 @@ BODIES: Final[dict[str, str]] = {
         items = read_here(items)
         mapped = CALL
         return Job(self._thread, self._thread.call(mapped))
+        """,
+    "AsyncService.submit_many": """
+        how: dict[str, Any] = {"job": job, "at_once": at_once, "timeout": timeout, "per_replica": per_replica, **fields}
+        return Job(self._thread, self._thread.call(self._twin.submit_many(read_here(items), **how)))
         """,
     "AsyncService.map": """
         if isinstance(items, AsyncIterable | Collection):

@@ -1,18 +1,20 @@
-"""The key with which a job answers calls: one file, in any of the forms in which NATS keys come, and what it means."""
+"""The key with which a job answers calls, or makes them: one file, in any of the forms in which NATS keys come, and
+what it means."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from moorage.bus.contexts import Context
+from moorage.bus.contexts import INBOX_VARIABLE, Context
 from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
 
 #: the variables of an attempt that answers calls: its key's file ("" where the server wants none), where the server is,
-#: and the subject of the calls
+#: and the subject of the calls; one that makes calls has `*` there in place of a service, and the inbox of its key
 CREDS_VARIABLE: Final = "MOORAGE_NATS_CREDS"
 URL_VARIABLE: Final = "MOORAGE_NATS_URL"
 SUBJECT_VARIABLE: Final = "MOORAGE_CALL_SUBJECT"
@@ -62,3 +64,16 @@ def context_of_key(file: Path | None, url: str, inbox_prefix: str) -> Context:
     except UNREADABLE:
         raise BadContext(f"the key {file} has none of the known forms", next_step=f"make it {_FORMS}") from None
     return msgspec.structs.replace(context, user=found.user, password=found.password, token=found.token)
+
+
+def context_of_caller(env: Mapping[str, str]) -> Context | None:
+    """Return how a job with `run.calls` connects, by its variables; None elsewhere. Raises BadContext."""
+    url, inbox_prefix, key = (env.get(name) for name in (URL_VARIABLE, INBOX_VARIABLE, CREDS_VARIABLE))
+    if not url or not inbox_prefix:
+        return None
+    return context_of_key(Path(key) if key else None, url, inbox_prefix)
+
+
+def prefix_of_job(env: Mapping[str, str]) -> str:
+    """Return what the subjects of the site begin with on which a job answers or makes calls; "" elsewhere."""
+    return env.get(SUBJECT_VARIABLE, "").partition(".call.")[0]

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.bus.call_key import context_of_caller
 from moorage.bus.contexts import CONTEXT_VARIABLE, DEFAULT, URL_VARIABLE, Context, resolve, selected_context, with_inbox
 from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
@@ -85,8 +86,9 @@ def started_ticks(pid: int) -> int:
 
 
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
-    """Return the context to use: `target`, NATS_CONTEXT and NATS_URL as `contexts.resolve`, else that of this folder's
-    `moorage up`, else the selected nats context, else the default.
+    """Return the context to use: `target`, NATS_CONTEXT and NATS_URL as `contexts.resolve`, else that of a job with
+    `run.calls` in which this runs, else that of this folder's `moorage up`, else the selected nats context, else the
+    default.
 
     A `moorage up` above this folder counts too, see `find_home`. Raises `BadContext`, also if the `moorage up` was
     killed or is another user's, and no context is selected.
@@ -94,6 +96,8 @@ def find_context(target: Context | str | None = None, env: Mapping[str, str] | N
     variables = os.environ if env is None else env
     if target or variables.get(CONTEXT_VARIABLE) or variables.get(URL_VARIABLE):
         return resolve(target, env)
+    if (given := context_of_caller(variables)) is not None:
+        return given
     folder = find_home(env)
     if (up := read_up(folder)) is not None:
         return with_inbox(Context(source=str(folder / UP_FILE), url=up.url), env)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from moorage.client.services import AsyncService, Calls
     from moorage.client.sweeps import Sweep
     from moorage.client.transport import ClientTransport
+    from moorage.schemas.answers.jobs import ServiceRow
     from moorage.schemas.plan import Plan
 
 # Modules that follow jobs are imported by the methods that need them: a command that only submits starts faster.
@@ -725,7 +726,14 @@ class AsyncClient:
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return AsyncService(self._wire, self._calls, name, priority, headers)
+        return AsyncService(self._wire, self._calls, name, priority, headers, self)
+
+    async def services(self) -> list[ServiceRow]:
+        """Return the tenant's live services by name, as `moorage services` shows them: the job, versions, members, and
+        the calls of about the last minute. Raises what `ls` raises."""
+        from moorage.schemas.answers.jobs import ServicesAnswer
+
+        return read_answer(await self._wire.read("services", {}), ServicesAnswer).services
 
     # ------------------------------------------------------------------------------------------------- schedules
 

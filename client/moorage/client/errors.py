@@ -293,21 +293,33 @@ class JobFailed(ClientError):
 
 
 class ItemFailed(ClientError):
-    """An item of `AsyncClient.map` has no value: its function raised, or its replica did not succeed.
+    """An item of `AsyncClient.map` or `AsyncService.submit_many` has no value: its function raised, its call failed, or
+    its replica did not succeed.
 
     `kind` names the exception of the function, such as ValueError, and its traceback is a note; "" if there was none.
-    `replica` is the item's number, `state` and `exit_code` are how it ended.
+    `item` is the item's number, and `replica` that of the replica that had it: the same where each has one item.
+    `state` and `exit_code` are how that ended.
     """
 
     def __init__(
-        self, job: str, replica: int, state: str, exit_code: int | None, why: str, *, kind: str = "", text: str = ""
+        self,
+        job: str,
+        replica: int,
+        state: str,
+        exit_code: int | None,
+        why: str,
+        *,
+        kind: str = "",
+        text: str = "",
+        item: int | None = None,
     ) -> None:
+        item = replica if item is None else item
         code, what = _ENDED.get(state, _ENDED[FAILED])
         ended = f" with code {exit_code}" if exit_code and not kind and state == FAILED else ""
-        said = ": ".join(filter(None, (f"item {replica} of job {job} {what}{ended}", kind, why)))
+        said = ": ".join(filter(None, (f"item {item} of job {job} {what}{ended}", kind, why)))
         next_step = f"moorage logs {word_of(job)} --replica {replica}"
         super().__init__(Problem(code, said, CLIENT_CODES[code][0], job=job, next=next_step))
-        self.replica, self.state, self.exit_code, self.kind = replica, state, exit_code, kind
+        self.item, self.replica, self.state, self.exit_code, self.kind = item, replica, state, exit_code, kind
         if text:
             self.add_note("its traceback:\n" + textwrap.indent(text, "  "))
 

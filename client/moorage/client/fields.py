@@ -45,6 +45,7 @@ class _RunFields(TypedDict, total=False):
     restart_unready_s: float
     ready: Ready | Mapping[str, Any]
     ports: int
+    calls: bool
 
 
 class HasId(Protocol):

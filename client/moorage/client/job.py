@@ -26,7 +26,7 @@ from moorage.schemas.frames import LOG_OFFSET_MAX, USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
 from moorage.schemas.names import is_job
-from moorage.schemas.ranges import NOTHING, count_of, numbers_in
+from moorage.schemas.ranges import NOTHING, count_of
 
 if TYPE_CHECKING:
     from moorage.client.answers import Cancelled, Explanation, JobInfo, JobRow
@@ -352,7 +352,8 @@ class AsyncJob:
     async def answers(
         self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
     ) -> AsyncIterator[Any]:
-        """Yield what the function of a job of `AsyncClient.map` returned, in the order of the items, until all ended.
+        """Yield what the function of a job of `AsyncClient.map`, or the service of one of `AsyncService.submit_many`,
+        returned, in the order of the items, until all ended.
 
         A failed item raises `ItemFailed` in its turn, or with `errors="return"` that stands in its place. Answers that
         came early are held. `on_progress` is called for each item that has ended. `wait` bounds the whole iteration.
@@ -360,9 +361,9 @@ class AsyncJob:
         interrupted while it waits here, it cancels the job. Raises `JobFailed` if the function could not be loaded,
         `Rejected` for a job without a function, and what `events` raises.
         """
-        from moorage.client.mapping import in_order
+        from moorage.client.mapping import in_order, items_of
 
-        numbers = numbers_in((await self.show()).numbers)
+        numbers = items_of(await self.show())
         pairs = self._outcomes(wait, on_progress)
         async with contextlib.aclosing(pairs), contextlib.aclosing(in_order(pairs, numbers)) as answers:
             async for answer in answers:

@@ -28,6 +28,7 @@ from moorage.client.changed import changed
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
 from moorage.client.job_ids import fresh_job_id
+from moorage.client.many_calls import ANSWERS, ANSWERS_BYTES_MAX, is_of_calls, read_outcomes, shares_of
 from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import Sweep
@@ -40,6 +41,7 @@ from moorage.schemas.ranges import count_of, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
     from moorage.client.connected import Connected
 
 #: how a function travels: its module is imported on the host, or the function itself is pickled by cloudpickle
@@ -208,6 +210,10 @@ async def outcomes(
     function.
     """
     shown = await client.show(job)
+    if is_of_calls(shown.run):
+        async for pair in _outcomes_of_calls(client, job, shown, changes, on_progress):
+            yield pair
+        return
     if map_runner.VALUE not in shown.run.get("keep", ()):
         raise rejected(
             "failed-precondition", f"job {job} calls no function, so it has no answers", job=job,
@@ -224,6 +230,53 @@ async def outcomes(
                         text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
                         on_progress(Progress(done / of, text, row.replica))
                     yield row.replica, answer
+
+
+async def _outcomes_of_calls(
+    client: Connected,
+    job: str,
+    shown: JobInfo,
+    changes: Callable[[], AsyncIterator[Event]],
+    on_progress: OnProgress | None,
+) -> AsyncGenerator[tuple[int, Any], None]:
+    """The same of a job of `submit_many`, whose replicas have several items each."""
+    shares = dict(shares_of(shown.run, shown.numbers))
+    done, failed, of = 0, 0, sum(map(len, shares.values()))
+    async with contextlib.aclosing(rows_of(client, job, shares, changes)) as looks:
+        async for ended, _ in looks:
+            for row in ended:
+                async for number, answer in _answers_of_calls(client, job, row, shares[row.replica]):
+                    done, failed = done + 1, failed + isinstance(answer, ItemFailed)
+                    if on_progress is not None:
+                        text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
+                        on_progress(Progress(done / of, text, row.replica))
+                    yield number, answer
+
+
+async def _answers_of_calls(
+    client: Connected, job: str, row: ReplicaInfo, items: range
+) -> AsyncGenerator[tuple[int, Any], None]:
+    """Yield the answers of the items of a replica that has ended."""
+    name = result_object(job, row.replica, row.fence) if row.fence else ""
+    content = await stored_file(client, name, ANSWERS, ANSWERS_BYTES_MAX) if name else None
+    found = {} if content is None else read_outcomes(content)
+    for number in items:
+        outcome = found.get(number)
+        if outcome is None:
+            why = "its answer is no longer kept" if row.state == SUCCEEDED else row.why
+            yield number, ItemFailed(job, row.replica, row.state, row.code, why, item=number)
+        elif (error := outcome.error) is not None:
+            why, kind = error.message, error.kind
+            yield number, ItemFailed(job, row.replica, row.state, row.code, why, kind=kind, item=number)
+        else:
+            yield number, outcome.answer
+
+
+def items_of(shown: JobInfo) -> Iterator[int]:
+    """Yield the numbers of a job's items in their order."""
+    if not is_of_calls(shown.run):
+        return numbers_in(shown.numbers)
+    return (number for _, items in shares_of(shown.run, shown.numbers) for number in items)
 
 
 async def rows_of(

@@ -42,6 +42,7 @@ from moorage.client.errors import (
     TimedOut,
     Unreachable,
     client_problem,
+    not_found,
     read_answer,
     rejected,
     timed_out,
@@ -90,8 +91,12 @@ from moorage.system.backoff import Backoff
 from moorage.system.spans import caller_span
 
 if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
     from moorage.client.connected import Connected
+    from moorage.client.fields import Fields
+    from moorage.client.job import AsyncJob
     from moorage.client.transport import Link
+    from moorage.schemas.answers.jobs import ServiceRow
 
 #: callers that gave up calls whose members may not have heard it yet, the newest
 CANCELS_MAX: Final = 1000
@@ -358,6 +363,7 @@ class AsyncService:
         name: str,
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
+        submitter: AsyncClient | None = None,
     ) -> None:
         service, dot, endpoint = name.partition(".") if isinstance(name, str) else ("", "", "")
         if not is_service(service) or (dot and (not is_service(endpoint) or endpoint in NOT_ENDPOINTS)):
@@ -381,6 +387,7 @@ class AsyncService:
         self.headers = _own_headers(headers or {})
         self._client = client
         self._calls = calls
+        self._submitter = submitter
         self._service = service
         self._subject = client.subjects.call(client.tenant, service)
         self._called = f"{self._subject}.{endpoint}" if endpoint else self._subject
@@ -488,6 +495,52 @@ class AsyncService:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+
+    async def submit_many(
+        self,
+        items: Iterable[Any],
+        /,
+        *,
+        job: str | None = None,
+        at_once: int = 64,
+        timeout: Duration | None = None,
+        per_replica: int | None = None,
+        **fields: Unpack[Fields],
+    ) -> AsyncJob:
+        """Submit a job that calls the service with each item, so that the calls wait on disk, and return its handle.
+
+        `Job.answers` yields the answers in the order of the items. The job survives this process, members and the
+        server. Items are what JSON can hold, and are sent as a file. At most `at_once` calls wait at the same time,
+        with the priority 10 unless the handle has one, in up to 4 of the job's replicas. Each replica has `per_replica`
+        items: a sixteenth of all, but at most 1000, if it is not given. A replica with an item that
+        failed has failed; `again` with `failed` calls for all of its items.
+
+        What no member took waits without end, but for a service that no live job has for 5 minutes. What was cut off
+        (by `timeout`, 30 s, that a call may wait and then run, by its member's end, or by a break) is called again, 3
+        times in all: **a call may run more than once.** A worker needs the tenant's key to call (`nats-config --caller
+        TENANT.jobs`), if the server asks for one. Raises `Rejected` for an item that JSON cannot hold, and what
+        `AsyncClient.submit` raises.
+        """
+        from moorage.client.many_calls import submit_many
+
+        assert self._submitter is not None, "a client has made this handle"
+        named: dict[str, Any] = {**fields}
+        return await submit_many(
+            self._submitter, self.name, items, at_once=at_once, timeout=timeout, priority=self.priority,
+            headers=self.headers, per_replica=per_replica, job=job, **named,
+        )  # fmt: skip
+
+    async def info(self) -> ServiceRow:
+        """Return what the scheduler knows of the service: its job, versions, members, and its calls of about the last
+        minute, as `moorage services` shows it. Raises `NotFound` if no live job has it, and what `ls` raises."""
+        from moorage.schemas.answers.jobs import ServicesAnswer
+
+        answer = read_answer(await self._client.read("services", {}), ServicesAnswer)
+        for row in answer.services:
+            if row.service == self._service:
+                return row
+        told = f"no live job of tenant {self._client.tenant} has the service {self._service}"
+        raise not_found(told, next="moorage services")
 
     def _each(
         self, items: Iterable[Any], at_once: int, returns: Any, return_exceptions: bool, how: CallOptions

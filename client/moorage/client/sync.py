@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import AsyncSchedules  # noqa: F401  below in quotes
     from moorage.client.services import AsyncService  # noqa: F401  below in quotes
+    from moorage.schemas.answers.jobs import ServiceRow
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
@@ -151,8 +152,8 @@ class Job(Handle[AsyncJob]):
     def answers(
         self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
     ) -> Iterator[Any]:
-        """Yield what the function of a job of `AsyncClient.map` returned, in the order of the items, until all
-        ended.
+        """Yield what the function of a job of `AsyncClient.map`, or the service of one of
+        `AsyncService.submit_many`, returned, in the order of the items, until all ended.
         """
         return self._thread.iterate(self._twin.answers(wait, errors=errors, on_progress=on_progress))
 
@@ -462,6 +463,28 @@ class Service(Handle["AsyncService"]):
             more: dict[str, Any] = {"returns": returns, "return_exceptions": return_exceptions, **how}
             return self._thread.iterate(self._twin.map(items, at_once=at_once, **more))
         return self._thread.in_order(self._twin._each(items, at_once, returns, return_exceptions, how), at_once)
+
+    def submit_many(
+        self,
+        items: Iterable[Any],
+        /,
+        *,
+        job: str | None = None,
+        at_once: int = 64,
+        timeout: Duration | None = None,
+        per_replica: int | None = None,
+        **fields: Unpack[Fields],
+    ) -> Job:
+        """Submit a job that calls the service with each item, so that the calls wait on disk, and return its handle."""
+        how: dict[str, Any] = {"job": job, "at_once": at_once, "timeout": timeout, "per_replica": per_replica, **fields}
+        return Job(self._thread, self._thread.call(self._twin.submit_many(read_here(items), **how)))
+
+    def info(self) -> ServiceRow:
+        """Return what the scheduler knows of the service: its job, versions, members, and its calls of about the
+        last minute, as `moorage services` shows it. Raises `NotFound` if no live job has it, and what `ls`
+        raises.
+        """
+        return self._thread.call(self._twin.info())
 
     @overload
     def stream(
@@ -989,6 +1012,12 @@ class Client(ClientBase):
     def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
         return Service(self._thread, self._twin.service(name, priority=priority, headers=headers))
+
+    def services(self) -> list[ServiceRow]:
+        """Return the tenant's live services by name, as `moorage services` shows them: the job, versions, members,
+        and the calls of about the last minute. Raises what `ls` raises.
+        """
+        return self._thread.call(self._twin.services())
 
     @property
     def schedules(self) -> Schedules:

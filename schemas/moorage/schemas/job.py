@@ -192,6 +192,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: stored standard output. A caller holds it by the verb `exec` with `attach`. The end of input follows 60 s after a
     #: caller was lost, and 60 s after the start if none came; not after one that left it by its own will (`DETACH`)
     stdin: Literal["none", "stream"] = "none"
+    #: it calls services of its tenant: it gets a key for that and nothing else, and the server's address
+    calls: bool = False
 
     def __post_init__(self) -> None:
         check_command(self.driver, self.argv)
@@ -910,10 +912,18 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def _service_trouble(self) -> Trouble | None:
-        """What keeps its attempts from answering calls, as far as it is the same on every worker."""
-        if self.service is None:
+        """What keeps its attempts from answering or making calls, as far as it is the same on every worker."""
+        if self.service is None and not self.workload.calls:
             return None
         driver = self.workload.driver
+        if self.service is None:
+            if driver in KNOWN and not KNOWN[driver].answers_calls:
+                message = f"jobs of the driver {driver} cannot call services: they get no key"
+                return Trouble("run.driver", message, quoted(driver), f"{DRIVER_DEFAULT}, for one")
+            return None
+        if self.workload.calls:
+            message = "a member of a service has its key to answer calls, and none to call others"
+            return Trouble("run.calls", message, "true", "false with a service")
         if driver in KNOWN and not KNOWN[driver].answers_calls:  # of the others their workers say it
             message = f"jobs of the driver {driver} cannot answer the calls of a service"
             return Trouble("run.driver", message, quoted(driver), f"{DRIVER_DEFAULT}, for one")

@@ -103,7 +103,7 @@ NO_MEMORY_LIMIT: Final = add(
 )
 NO_CALLS: Final = add(
     "no-calls",
-    "it answers the calls of a service, and no remaining worker lets jobs of its driver reach the server",
+    "it answers or makes calls of services, and no remaining worker lets jobs of its driver reach the server",
     "ask for a driver with answers_calls, as process is, or have an operator give its containers a network",
     ends=Ends.NEVER,
 )

@@ -98,8 +98,11 @@ AHEAD_VARIABLE: Final = "MOORAGE_CALL_AHEAD_FD"
 #: file, in the attempt's own folder
 READY_VARIABLE: Final = "MOORAGE_READY"
 READY_FILE: Final = ".moorage-ready"
-#: the folder of these keys in a worker's folder of secrets
+#: the folders of these keys in a worker's folder of secrets: to answer calls, and to make them
 CALL_SECRETS: Final = "calls"
+CALLER_SECRETS: Final = "callers"
+#: the own name of the caller whose key jobs get that call services: with its tenant's, as in `vision.jobs`
+CALLER_OF_JOBS: Final = "jobs"
 CONTENT_TYPE: Final = "Content-Type"
 #: a full member sends a call on this often; then it answers `busy`
 HOPS_MAX: Final = 2

@@ -497,6 +497,7 @@ FIELDS: Final = (
     ),
     Field("run.ports", "ports", (one(1, "1"), one(16, "16")), (one(17, "17"), *_NO_COUNTS)),
     Field("run.stdin", "", unsaid("stream"), unsaid("file")),
+    Field("run.calls", "calls", (Value(True, ()),), (one("maybe", "maybe"), *unsaid(1))),
 )
 
 _OPTIONS: Final = {field.path: field for field in reversed(FIELDS) if field.option}

@@ -251,3 +251,12 @@ def word(data: str) -> dict[str, Any]:
 
 def words(data: str) -> Iterator[dict[str, Any]]:
     yield from (word(each) for each in data.split())
+
+
+def mixed(data: Any) -> Any:
+    """Fail, answer with bytes, or wait at a `Gate`, as the data say; return all other data."""
+    if data == "fail":
+        raise ValueError("no such")
+    if data == "bytes":
+        return b"\x00\xff"
+    return held(data) if isinstance(data, str) and data.startswith("/") else data

@@ -173,6 +173,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "run.ready": ("ready when", _ready),
     "run.ports": ("own ports", int),
     "run.stdin": ("stdin", str),
+    "run.calls": ("calls services", lambda text: text == "yes"),
 }
 #: what a row of its own shows otherwise: while it waits, as a number, or in the fields that it is read as
 APART: Final = {"after", "events", "run.items", "run.files_of", "template", "resource_requirements"}

@@ -374,18 +374,28 @@ def _read(file: Path) -> str:
 
 
 def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
-    """Return the files for the workers' secrets, with their content: one key for each tenant's services."""
-    services = [each for each in site.identities if each.role == "service"]
-    return dict(_call_key(folder, each, is_certificate=site.auth == "mtls") for each in services)
+    """Return the files for the workers' secrets, with their content: one key for each tenant's services, and one for
+    its jobs that call them, where the site has such a caller."""
+    keys = {each: secret for each in site.identities if (secret := _secret_of(each.role, each.name))}
+    is_certificate = site.auth == "mtls"
+    return dict(_call_key(folder, each, secret, is_certificate=is_certificate) for each, secret in keys.items())
 
 
-def _call_key(folder: Path, service: Identity, *, is_certificate: bool) -> tuple[Path, str]:
-    from moorage.schemas.service import call_secret
+def _secret_of(role: str, name: str) -> str:
+    """Return which of the workers' secrets is the key of this user; "" if none is."""
+    from moorage.schemas.service import CALLER_OF_JOBS, CALLER_SECRETS, call_secret
 
-    parts = [folder / KEYS / f"{service.key}.nk"]
+    tenant, _, own = name.partition(".")
+    if role == "caller" and own == CALLER_OF_JOBS:
+        return f"{CALLER_SECRETS}/{tenant}"
+    return call_secret(name) if role == "service" else ""
+
+
+def _call_key(folder: Path, user: Identity, secret: str, *, is_certificate: bool) -> tuple[Path, str]:
+    parts = [folder / KEYS / f"{user.key}.nk"]
     if is_certificate:
-        parts = [folder / TLS / name for name in (f"{service.key}.pem", f"{service.key}.key", CA)]
-    return folder / SECRETS / call_secret(service.name), "".join(part.read_text() for part in parts)
+        parts = [folder / TLS / name for name in (f"{user.key}.pem", f"{user.key}.key", CA)]
+    return folder / SECRETS / secret, "".join(part.read_text() for part in parts)
 
 
 def give_call_keys(folder: Path, names: Sequence[str]) -> None:
@@ -394,10 +404,10 @@ def give_call_keys(folder: Path, names: Sequence[str]) -> None:
     from moorage.system.private_files import replace_private
 
     for name in names:
-        role, _, tenant = name.partition(".")
-        if role == "service":
-            path, key = _call_key(folder, Identity("service", tenant), is_certificate=True)
-            replace_private(path, key)
+        role, _, own = name.partition(".")
+        if secret := _secret_of(role, own):
+            user = Identity("service" if role == "service" else "caller", own)
+            replace_private(*_call_key(folder, user, secret, is_certificate=True))
 
 
 def _context(site: Site, identity: Identity, folder: Path, servers: Sequence[Server] | None = None) -> dict[str, str]:

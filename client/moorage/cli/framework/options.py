@@ -288,9 +288,11 @@ async def _connected(options: Options, work: Work, *, sends: bool) -> int | None
 
 def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
     """Return the client that these options describe, not yet open; `sends` as in `with_client`. Raises `Rejected`."""
+    from moorage.bus.call_key import prefix_of_job
     from moorage.client.client import AsyncClient
     from moorage.client.durations import seconds
     from moorage.client.patience import through_takeover
+    from moorage.schemas.subjects import PREFIX_DEFAULT
 
     options = options.settled()
     if isinstance(options.nats, Again):
@@ -318,6 +320,7 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
     client = AsyncClient(
         options.nats,
         tenant=options.tenant,
+        prefix=prefix_of_job(os.environ) or PREFIX_DEFAULT,
         timeout=timeout,
         connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
         name="moorage command",

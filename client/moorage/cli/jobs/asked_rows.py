@@ -58,6 +58,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("stall", _stall(run)),
         ("ready when", _ready(run.get("ready") or {})),
         ("own ports", run.get("ports")),
+        ("calls services", "yes" if run.get("calls") else None),
         ("stdin", run.get("stdin")),
         ("if cut off", request.get("on_partition")),
         ("if none fits", None if request.get("on_no_match") == "reject" else "waits"),

@@ -1,4 +1,4 @@
-"""`moorage call`: call a service once, and print its answer as it comes."""
+"""`moorage call`: call a service once and print its answer as it comes, or with each line of a file."""
 
 from __future__ import annotations
 
@@ -53,13 +53,40 @@ def call(
     header: Annotated[
         list[str] | None, Parameter(help="A header of the call, for the service's function.", value="NAME=VALUE")
     ] = None,
+    each: Annotated[
+        str | None,
+        Parameter(
+            help="Call with each line of this file, or - for standard input: a text, in a .jsonl a JSON value. A line "
+            "of JSON is written for each.",
+            value="FILE",
+        ),
+    ] = None,
+    lines: Annotated[
+        str | None, Parameter(help="With --each: only with these lines, the first of which is 0.", value="FROM-TO")
+    ] = None,
+    to: Annotated[
+        Path | None, Parameter(help="With --each: write to this file. Default: standard output.", value="FILE")
+    ] = None,
+    at_once: Annotated[int, Parameter(help="With --each: most calls that wait at the same time.", value="NUMBER")] = 64,
+    submit: Annotated[
+        bool,
+        Parameter(help="With --each: submit a job that does it, so that the calls wait on disk, and print its id."),
+    ] = False,
+    job: Annotated[str | None, Parameter(help="With --submit: the job's id.", value="ID")] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Call a service once, and print its answer; of an answer in parts each part as it comes.
 
     A call that nobody had room for is tried again until the time is over. One that may have run is never sent again.
     Text and bytes are printed as they are, and any other value as a line of JSON. --json has the headers, too.
+    With --each, calls that nobody took are made again without end, and one that was cut off three times in all: it may
+    run more than once. The line of an item has its number, and the value or the error; any error makes the exit code 1.
     """
+    if each is not None:
+        from moorage.cli.jobs.call_each import Each, call_each
+
+        what = Each(service, each, data, lines, to, at_once, within, priority, tuple(header or ()), submit, job)
+        return guarded(options, lambda: call_each(what, options))
 
     sent: Any = None
     headers: dict[str, str] = {}

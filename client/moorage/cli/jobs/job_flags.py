@@ -361,6 +361,13 @@ class JobFlags:
         int | None,
         Flag(help="So many ports of its worker for each replica: PORT, PORT_1 and so on.", value="NUMBER"),
     ] = None
+    calls: Annotated[
+        bool,
+        Flag(
+            help="The job calls services of its tenant, as Client() and moorage call do there: it gets a key for that "
+            "and nothing else."
+        ),
+    ] = False
     if_seq: Annotated[
         int | None,
         Flag(

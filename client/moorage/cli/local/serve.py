@@ -248,7 +248,7 @@ def _name_of(environment: Mapping[str, str], name: str | None, tenant: str | Non
     from moorage.schemas.names import SERVICE, TENANT, is_service, is_tenant
     from moorage.schemas.subjects import is_prefix
 
-    if name is None and (subject := environment.get(SUBJECT_VARIABLE)):
+    if name is None and (subject := environment.get(SUBJECT_VARIABLE)) and not subject.endswith("*"):
         before, _, behind = subject.partition(".call.")
         of_tenant, _, service = behind.partition(".")
         return Name(before, of_tenant, service)

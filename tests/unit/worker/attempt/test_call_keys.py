@@ -11,6 +11,7 @@ import pytest
 
 from moorage.bus.call_key import context_of_key
 from moorage.bus.contexts import Context
+from moorage.bus.target import find_context
 from moorage.schemas.job import Request
 from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
 from moorage.worker.attempt.attempt_folders import AttemptFolders
@@ -165,3 +166,26 @@ def test_an_attempt_is_told_of_which_version_of_its_service_it_is(tmp_path: Path
     assert first == again
     assert (len(first[0]), first[1]) == (16, "2.1.0")
     assert other[0] != first[0]
+
+
+def test_a_job_that_calls_gets_its_tenants_key_for_callers_and_never_that_of_members(secrets: Path) -> None:
+    keys, folders = CallKeys(KEYED, "gpu.eu", secrets), AttemptFolders(WorkerSettings(secrets.parent / "state"), "w1")
+    request = msgspec.convert({"run": {"argv": ["true"], "calls": True}}, Request)
+    with pytest.raises(SecretRefused, match="secret 'callers/acme'"):
+        call_access(keys, folders, Assignment(NAME, request, [], "none"), None)
+    (secrets / "callers").mkdir(mode=0o700)
+    (secrets / "callers" / "acme").write_text("SUACALLER\n")
+    (secrets / "callers" / "acme").chmod(0o600)
+    folders.make(NAME, 10.0)
+    variables, file = call_access(keys, folders, Assignment(NAME, request, [], "none"), None)
+    assert Path(file).read_text() == "SUACALLER\n"
+    assert variables == {
+        "MOORAGE_NATS_URL": "nats://h1:4222",
+        "MOORAGE_NATS_CREDS": file,
+        "MOORAGE_CALL_SUBJECT": "gpu.eu.call.acme.*",
+        "MOORAGE_INBOX_PREFIX": "_INBOX.submitter.acme.caller-jobs",
+    }
+    found = find_context(env=variables)
+    assert (found.url, found.nkey, found.inbox_prefix) == ("nats://h1:4222", file, variables["MOORAGE_INBOX_PREFIX"])
+    assert find_context(env={**variables, "NATS_URL": "nats://other:4222"}).url == "nats://other:4222"
+    assert trouble_with_secrets(secrets) == ""

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
-from moorage.schemas.service import CALL_SECRETS
+from moorage.schemas.service import CALL_SECRETS, CALLER_SECRETS
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.attempt.environment import LacksHere, lay_over
 
@@ -67,7 +67,7 @@ def trouble_with_secrets(folder: Path) -> str:
     """Return why secrets, or which secret, cannot be read from this folder now; "" if all can."""
     try:
         mode = folder.stat().st_mode
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.name != CALL_SECRETS)
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name not in (CALL_SECRETS, CALLER_SECRETS))
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):

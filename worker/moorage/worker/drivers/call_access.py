@@ -1,5 +1,5 @@
-"""What an attempt that answers calls gets, as a process and as a container: its variables, the file of its key, and
-somebody who answers its calls once it has ended."""
+"""What an attempt that answers or makes calls gets, as a process and as a container: its variables, the file of its
+key, and somebody who answers its calls once it has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.held_calls import most_held_of
 from moorage.schemas.job import Request
-from moorage.schemas.service import VERSION_LABEL, VERSION_VARIABLE
+from moorage.schemas.service import CALL_SECRETS, CALLER_SECRETS, VERSION_LABEL, VERSION_VARIABLE
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
@@ -26,20 +26,23 @@ _DIGEST_CHARS: Final = 16
 def call_access(
     calls: CallKeys | None, folders: AttemptFolders, assignment: Assignment, user: str | None, at: str = ""
 ) -> tuple[JobEnvironment, str]:
-    """Return the variables of an attempt that answers calls, and the file of its key on this host; none for another
-    one.
+    """Return the variables of an attempt that answers or makes calls, and the file of its key on this host; none for
+    another one.
 
     `user` gets the key, as in `AttemptFolders.give_key`. `at` is where the attempt finds it, if that is another path.
     Raises LacksHere, HostAtFault.
     """
     service, name = assignment.request.service, assignment.name
-    if service is None:
+    if service is None and not assignment.run.calls:
         return JobEnvironment(), ""
     if calls is None:
-        raise LacksHere("this worker gives its jobs no key to answer calls")
-    key = calls.key(name[0])
+        raise LacksHere("this worker gives its jobs no key to answer calls, or to make them")
+    key = calls.key(name[0], CALLER_SECRETS if service is None else CALL_SECRETS)
     file = "" if key is None else folders.give_key(name, key, user)
-    variables = calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None)
+    found = (at or file) if file else None
+    if service is None:
+        return calls.variables_of_caller(name[0], found), file
+    variables = calls.variables(name[0], service, assignment.run.grace_s, found)
     variables[VERSION_VARIABLE] = _version_of(assignment.request)
     return variables, file
 

@@ -379,7 +379,7 @@ def _request_of(request: Request) -> Request:
         request.workload, argv=["/bin/sh", "-c", request.workload.setup or ""], setup=None,
         timeout_s=request.workload.setup_s, checkpoint_signal=None, checkpoint=None, keep=[], files_of=[], items=None,
         ready=None, ports=0, stdin="none", restart="never", max_restarts=None, stall_s=None, on_stall="warn",
-        restart_unready_s=None,
+        restart_unready_s=None, calls=False,
     )  # fmt: skip
     blocks = {
         name: {key: value for key, value in block.items() if key != "gpu_device_ids"}

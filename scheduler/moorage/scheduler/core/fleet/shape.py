@@ -87,7 +87,7 @@ class Shape:
         self.index = index
         self.driver = request.workload.driver
         self.preemptible = request.preemptible  # it also takes devices that frozen attempts wait for
-        self.answers_calls = request.service is not None
+        self.answers_calls = request.service is not None or request.workload.calls
         self.sleeps = (
             request.sleeps
         )  # it also takes devices for which only attempts wait that sleep, in turns with them
@@ -188,6 +188,7 @@ def shape_key(request: Request) -> ShapeKey:
         run.user if run else None,
         request.preemptible,
         request.service and (request.spreads, request.sleeps, request.ends_idle),  # None without a service
+        run is not None and run.calls,
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
         tuple(sorted(request.where)) if request.where else None,
         tuple(sorted(request.uses.items())) if request.uses else None,

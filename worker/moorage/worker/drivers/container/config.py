@@ -220,6 +220,8 @@ def check_network(tenant: str, request: Request, settings: ContainerSettings) ->
         raise LacksHere(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
     if request.service is not None and network == "none":
         raise LacksHere(f"containers of {tenant} cannot answer calls: they have no network (see network)")
+    if request.workload.calls and network == "none":
+        raise LacksHere(f"containers of {tenant} cannot call services: they have no network (see network)")
     if ports_wanted(request) and network in _UNPUBLISHED:
         raise LacksHere(f"containers of {tenant} cannot publish ports: their network is {network}")
 
