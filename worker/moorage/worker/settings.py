@@ -26,6 +26,7 @@ from moorage.worker.devices.device_health import PROBATION_S
 from moorage.worker.devices.readers import READERS
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
+from moorage.worker.interruption import check_notice
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
@@ -161,6 +162,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=LEAVING_S_MAX,
         ),
     ] = 0.0
+    notice: Annotated[
+        str,
+        setting(
+            "Where the coming end of this machine is told, so that its jobs move before: a file that appears (its whole"
+            " path), an address that answers (http://…), or the metadata of aws, google or azure.",
+        ),
+    ] = ""
     probation: Annotated[
         float,
         setting(
@@ -456,6 +464,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "auto_freeze needs limiter = true: without the limiter's library nothing resumes a job as it uses its"
                 " GPUs again; set limiter = true, or take auto_freeze out"
             )
+        check_notice(self.notice)
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:

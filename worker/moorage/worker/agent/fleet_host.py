@@ -101,7 +101,7 @@ class FleetHost:
         self._dirty.pop(agent, None)
         await agent.close()
 
-    async def serve(self, stop: asyncio.Event, *others: asyncio.Task[None]) -> None:
+    async def serve(self, stop: asyncio.Event, *others: asyncio.Task[Any]) -> None:
         """Wait until `stop` is set or one of the `others` is done. Raises the exception of a broken agent.
 
         Exceptions of the `others` are not raised.

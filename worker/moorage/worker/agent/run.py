@@ -52,6 +52,7 @@ from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.setups import SETUPS
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import freezer_for
+from moorage.worker.interruption import Interruption, leave_s_of
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.attempt_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
 from moorage.worker.settings import WorkerSettings, mps_folder
@@ -170,8 +171,8 @@ async def _left(agents: Sequence[Agent]) -> None:
         await agent.left.wait()
 
 
-async def _first(*work: Coroutine[None, None, object], within_s: float) -> None:
-    """Wait until one of these is done, or for so long, and cancel the others."""
+async def _first(*work: Coroutine[None, None, object], within_s: float | None = None) -> None:
+    """Wait until one of these is done, or for so long if that is given, and cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -290,12 +291,19 @@ async def run(
 ) -> None:
     """Start a worker and serve until `stop` is set; restart it when it is drained and its machine has other devices.
 
-    A worker that leaves for good (the setting `leave`) ends all that is left soon after `at_once` is set. Raises the
+    A worker that leaves for good (the setting `leave`) ends all that is left soon after `at_once` is set. One whose
+    machine is to be interrupted (`notice`) leaves for good, too, and joins no more until that is over. Raises the
     error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
     at_once = at_once or asyncio.Event()
+    interruption = Interruption(settings.notice) if settings.notice else None
+    if interruption is not None and await asyncio.to_thread(interruption.look) is not None:
+        log.warning("this machine is to be interrupted, as %s says: it joins once that is over", settings.notice)
+        await _first(stop.wait(), interruption.wait(is_over=True))
+        if stop.is_set():
+            return
     async with managed(started := asyncio.Event()) as manager:
-        again = True
+        again, noticed_s = True, 0.0
         while again:
             again = False
             worker, leave_s = await _started(start(settings, target, file), stop, settings.leave, at_once)
@@ -309,17 +317,22 @@ async def run(
             if len(worker.agents) == 1 and not worker.agents[0].inventory.simulated:
                 changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
             looking = asyncio.create_task(watch_stopped(worker.agents))
+            ends = [] if interruption is None else [asyncio.create_task(interruption.wait())]
             leave_what_stays()
             try:
-                await worker.host.serve(stop, *changes)
+                await worker.host.serve(stop, *changes, *ends)
+                for end in (each for each in ends if each.done() and not stop.is_set()):
+                    grace_s = max((agent.longest_grace_s for agent in worker.agents), default=0.0)
+                    noticed_s = leave_s_of(left_s := end.result(), grace_s)
+                    log.warning("this machine is to be interrupted in %.0f s: its jobs are told, and move", left_s)
                 for change in (each for each in changes if each.done()):
                     change.result()  # raises if the task failed
-                    again = not stop.is_set()
+                    again = not stop.is_set() and not noticed_s
             finally:
-                for task in (looking, *changes):
+                for task in (looking, *changes, *ends):
                     task.cancel()
-                await asyncio.gather(looking, *changes, return_exceptions=True)
-                await worker.stop(leave_s if stop.is_set() else 0.0, at_once, manager.stops_within)
+                await asyncio.gather(looking, *changes, *ends, return_exceptions=True)
+                await worker.stop(noticed_s or (leave_s if stop.is_set() else 0.0), at_once, manager.stops_within)
 
 
 async def _started(
