@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 WAITED_S_MAX: Final = 2.0
 
 
-async def waited_of(client: AsyncClient, shown: JobInfo) -> list[WaitedPart]:
+async def waited_of(client: AsyncClient, shown: JobInfo, tenant: str | None = None) -> list[WaitedPart]:
     """Return where the waits of a job went, the largest part first; nothing while the follower is behind."""
     if shown.waited or shown.compacted:
         return shown.waited
     with contextlib.suppress(ClientError, TimeoutError):
         async with asyncio.timeout(WAITED_S_MAX):
-            answer = await client._wire.answer("usage", {"waits": True, "job": shown.job})
+            answer = await client._wire.answer("usage", {"waits": True, "job": shown.job}, tenant)
             return msgspec.convert(answer.data, WaitedAnswer).parts
     return []

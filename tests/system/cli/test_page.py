@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import stat
 import sys
@@ -23,7 +24,7 @@ from urllib.parse import urlencode
 import pytest
 from msgspec import structs
 
-from moorage.cli.page import draw
+from moorage.cli.page import draw, draw_waits
 from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
@@ -38,6 +39,7 @@ from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Answer, Device
 from moorage.schemas.optional import install_extra
+from moorage.schemas.waited import WaitedPart, WaitedRow
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
 from tests.system.cli.top_view import a_view
@@ -65,7 +67,8 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
-    detail = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD])
+    waited = [WaitedPart(cause=BAD, ms=1000)]
+    detail = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD], waited=waited)
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
     parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(detail, 5)]
     text = whole(parts) + draw.document("/", parts, tabs=[], title=BAD)
@@ -89,6 +92,38 @@ def test_of_very_many_jobs_it_says_how_many_there_are_and_not_how_many_are_liste
     used = [UsageRow(gpu_s=at, used_gpu_s=0, tenant=f"t{at}") for at in range(203)]
     assert "and 3 smaller ones" in whole(draw.usage(used, 0, ["tenant"]))
     assert "12 jobs of 1 tenant<" in draw.queue(structs.replace(few, waiting=reasons))[0].html, "each is one row"
+
+
+def test_a_story_has_each_part_of_the_wait_and_commands_to_paste() -> None:
+    shown = {
+        "job": "a", "tenant": "t", "state": "SUCCEEDED", "accepted_ms": 1, "ended_ms": 9000, "again": ["a-2"],
+        "request": {"run": {"argv": ["sh", "-c", "echo 'x y'"]}, "again_of": "first"},
+        "changes": [
+            {"rev": 2, "time_ms": 5, "replica": 0, "attempt": 1, "state": "PLACED", "worker": "n1", "gpus": ["u", "v"]},
+        ],
+    }  # fmt: skip
+    parts = [WaitedPart(cause="full", own=False, ms=3000), WaitedPart(cause="limit", ms=1000)]
+    html_ = draw_waits.story(as_struct(JobInfo, shown), parts).html
+    assert re.findall(r'class="(w-[a-z]+)" x="([0-9.]+)%" width="([0-9.]+)%"', html_) == [
+        ("w-full", "0.00", "75.00"), ("w-limit", "75.00", "25.00"),
+    ]  # fmt: skip
+    for said in ("3s all GPUs", "(another tenant)", "1s a limit", "2 GPUs", "/worker/n1", "/job/t/first", "/job/t/a-2"):
+        assert said in html_
+    copied = [html.unescape(each) for each in re.findall(r'data-copy="([^"]*)"', html_)]
+    assert copied == [shlex.join(["sh", "-c", "echo 'x y'"]), "moorage logs a", "moorage again a"]
+
+
+def test_waits_are_bars_by_week_and_cause_beside_their_hours_in_words() -> None:
+    rows = [
+        WaitedRow(week_ms=week, cause=cause, wait_s=wait_s, gpu_s=2 * wait_s, jobs=1)
+        for week, cause, wait_s in ((0, "full", 3600.0), (0, "limit", 1800.0), (604_800_000, "full", 1800.0))
+    ]
+    (waits,) = draw_waits.waits(rows, 0)
+    assert re.findall(r'class="(w-[a-z]+)" x="([0-9.]+)%" width="([0-9.]+)%"', waits.html)[:2] == [
+        ("w-full", "0.00", "33.33"), ("w-full", "0.00", "33.33"),
+    ]  # fmt: skip
+    assert "full: all GPUs that would do were taken before it came: 1.00 h" in waits.html
+    assert "1.50 h" in waits.html
 
 
 def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:

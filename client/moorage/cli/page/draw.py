@@ -19,6 +19,7 @@ from moorage.cli.jobs.show import item_cell, setup_words
 from moorage.cli.jobs.spent import spent_rows
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
+from moorage.cli.page.draw_waits import story
 from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches, waits_words
 from moorage.client.answers import JobInfo
@@ -37,6 +38,7 @@ from moorage.schemas.frames import Device, Load, ServiceLately
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import word_of
 from moorage.schemas.service import CALL_MS
+from moorage.schemas.waited import WaitedPart
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
 TROUBLES_MAX: Final = 30
@@ -314,6 +316,7 @@ class JobDetail(NamedTuple):
     use: Sequence[UseRow]
     output: Sequence[str]
     failed: Sequence[FailedReplica] = ()
+    waited: Sequence[WaitedPart] = ()
 
 
 def job(detail: JobDetail, now_ms: int) -> list[Part]:
@@ -328,6 +331,7 @@ def job(detail: JobDetail, now_ms: int) -> list[Part]:
     is_ill = shown.state in TERMINAL and shown.state != "SUCCEEDED"
     return [
         part("job", "facts", shown=shown, ill=is_ill, rows=facts),
+        story(shown, detail.waited),
         part("job", "why", rows=why, fixes=fixes),
         part("job", "replicas", **_replicas(detail)),
         part("job", "attempts", rows=_attempts(attempts[-BARS_MAX:]), hidden=max(0, len(attempts) - BARS_MAX)),

@@ -32,7 +32,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from moorage.cli.framework.console import error_line
-from moorage.cli.page import acts, draw
+from moorage.cli.page import acts, draw, draw_waits
 from moorage.cli.page.doors import Doors
 from moorage.cli.page.source import PICTURE_S, Source
 from moorage.cli.page.templates import Part, drawn
@@ -47,6 +47,8 @@ STREAMS_MAX: Final = 128
 #: a stream that has nothing to tell says so, and a page that hears nothing dims itself
 BEAT_S: Final = 5.0
 SINCE_DEFAULT: Final = "7d"
+#: waits are shown over four weeks at least
+WAITS_S_MIN: Final = 28 * 86_400
 BY_DEFAULT: Final = "tenant,model"
 BY: Final = ("tenant", "model", "hour")
 _FILES: Final = {name: Path(__file__).with_name(name) for name in ("page.js", "page.css")}
@@ -246,7 +248,8 @@ class Page:
             case ["usage"]:
                 by = tuple(word for word in query.get("by", BY_DEFAULT).split(",") if word in BY) or BY[:1]
                 rows, from_ms = await source.usage(seconds(query.get("since", SINCE_DEFAULT)), by)
-                return draw.usage(rows, from_ms, by)
+                waits = await source.waits(max(seconds(query.get("since", SINCE_DEFAULT)), WAITS_S_MIN))
+                return [*draw.usage(rows, from_ms, by), *draw_waits.waits(*waits)]
         return None
 
     def _fixed(self, at: str, request: Request) -> Markup | None:

@@ -25,6 +25,7 @@ from moorage.client.failures import failed_replicas
 from moorage.client.reading import as_struct
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
+from moorage.client.waited import waited_of
 from moorage.schemas.answers.fleet import DeviceRow
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.codec import Decoder
@@ -32,6 +33,7 @@ from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Event, Events
 from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.printable import in_one_line
+from moorage.schemas.waited import WaitedAnswer, WaitedRow
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -260,7 +262,8 @@ class Source:
             if shown.replicas is not None and shown.replicas.ended:
                 with contextlib.suppress(MoorageError):
                     failed = await failed_replicas((own or self.client)._wire, shown, FAILED_ROWS)
-            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed)
+            waited = await waited_of(self.client, shown, tenant)
+            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, waited)
 
         detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
         return detail
@@ -347,4 +350,18 @@ class Source:
             return sums.rows, sums.from_ms
 
         found: tuple[list[UsageRow], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
+        return found
+
+    async def waits(self, since_s: float) -> tuple[list[WaitedRow], int]:
+        """Return where waits went by week and cause, of all tenants that the key may read, and from when on."""
+
+        async def ask() -> Any:
+            from moorage.cli.fleet.waited_usage import waited_pages
+
+            asked = {"since_s": since_s, "by": ["week", "cause"]}
+            answer = await waited_pages(self.client, asked, of_all=self.feed.operates)
+            sums = msgspec.convert(answer.data, WaitedAnswer)
+            return sums.rows, sums.from_ms
+
+        found: tuple[list[WaitedRow], int] = await self.kept(("waits", since_s), SLOW_S, ask)
         return found
