@@ -94,7 +94,7 @@ class _Proxied(LeafLink):
 
 @contextlib.asynccontextmanager
 async def link() -> AsyncIterator[LeafLink]:
-    if _may_make_namespaces():
+    if may_make_namespaces():
         with _Namespace() as made:
             yield made
         return
@@ -119,7 +119,7 @@ def leaf_node(link: LeafLink, folder: Path) -> Iterator[Path]:
         process.wait()
 
 
-def _may_make_namespaces() -> bool:
+def may_make_namespaces() -> bool:
     if os.geteuid():
         return False
     name = f"mrg{secrets.token_hex(3)}"

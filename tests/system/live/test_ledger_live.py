@@ -855,6 +855,39 @@ async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nat
 
 
 @pytest.mark.slow
+async def test_a_standby_that_reads_every_other_time_tells_of_one_outage(
+    nats_server: Server, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a server that was cut off has an old copy: its log had two lines for each time."""
+    caplog.set_level("INFO")
+    async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
+        await made.scheduler(config=QUICK)
+        await acme.leader()
+        async with await connect(nats_server.url, "standby") as world:
+            config = msgspec.convert(QUICK, Config)
+            standby = service.Scheduler(world, here.connection, config=config, subjects=Subjects(unique))
+            follow, looks = standby.ledger.follow, 0
+
+            async def follow_at_times(state: State, patience_s: float = 5.0) -> int:
+                nonlocal looks
+                looks += 1
+                if standby.caught_up.is_set() and looks % 2:
+                    why = f"the ledger ends at record {looks}"
+                    raise JetStreamRefused("the copy that was asked is not up to date", 503, 0, why)
+                return await follow(state, patience_s)
+
+            standby.ledger.follow = follow_at_times  # type: ignore[method-assign]
+            running = asyncio.create_task(standby.run())
+            await until(lambda: looks > 12, what="it looks again and again")
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+    told = [each.message for each in caplog.records if "be read" in each.message]
+    assert len(told) == 1, told
+    assert told[0].startswith("the ledger cannot be read now: the copy that was asked is not up to date")
+
+
+@pytest.mark.slow
 async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Server, unique: str) -> None:
     """A record every tenth of a second that is not of the term: a standby counts its leader's silence all the same."""
     async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:

@@ -29,6 +29,7 @@ from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.pacing.outage import Outage
 from moorage.scheduler.pacing.retrying import retry_unanswered
 from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.errors import Problem, problem
@@ -123,7 +124,7 @@ class Follower:
 
     async def run(self) -> None:
         """Follow the ledger forever; no failure ends this."""
-        begun, backoff = False, Backoff(AGAIN_S, AGAIN_S_MAX)
+        begun, backoff, outage = False, Backoff(AGAIN_S, AGAIN_S_MAX), Outage()
         while True:
             try:
                 if not begun:
@@ -134,6 +135,8 @@ class Follower:
                 if self._state.seq - self._saved_seq >= self._save_records:
                     await self._save()
                 self._trouble, self._next = "", ""
+                if (lasted_s := outage.works()) is not None:
+                    log.warning("the ledger is followed again; it could not always be for %.0f s", lasted_s)
                 backoff.reset()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._asked.wait(), FOLLOW_EVERY_S)
@@ -141,7 +144,8 @@ class Follower:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except BusError as error:
-                log.warning("the ledger cannot be followed now; jobs are not affected: %s", error)
+                if outage.failed(str(error)):
+                    log.warning("the ledger cannot be followed now; jobs are not affected: %s", error)
                 self._trouble, self._next = str(error), error.problem.next
             except (Overtaken, LedgerBroken) as error:
                 log.warning("the follower of the ledger begins again: %s", error)

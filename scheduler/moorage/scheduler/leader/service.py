@@ -25,7 +25,7 @@ from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.leader.term import Term, monotonic_ms
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder, SnapshotsUnread
 from moorage.scheduler.ledger.snapshots import recover
-from moorage.scheduler.pacing.reminders import Reminders
+from moorage.scheduler.pacing.outage import Outage
 from moorage.scheduler.pacing.retrying import retry_unanswered
 
 log = logging.getLogger("moorage.scheduler")
@@ -159,7 +159,7 @@ class Scheduler(Parts):
         # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
         apart_s = random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
-        unread, unread_from = Reminders(), 0.0
+        unread = Outage()
         while time.monotonic() - heard < (silence_s := self._silence_s() + apart_s):
             await asyncio.sleep(STANDBY_LOOK_S)
             try:
@@ -168,15 +168,10 @@ class Scheduler(Parts):
                     if not state.leader:
                         return
                 self._folded = state.seq
-                if unread_from:
-                    log.warning(
-                        "the ledger can be read again; it could not be read for %.0f s", time.monotonic() - unread_from
-                    )
-                    unread_from = 0.0
-                    unread.clear()
+                if (lasted_s := unread.works()) is not None:
+                    log.warning("the ledger can be read again; it could not always be read for %.0f s", lasted_s)
             except BusError as error:
-                unread_from = unread_from or time.monotonic()
-                if unread.due(words := f"the ledger cannot be read now: {error}"):
+                if unread.failed(words := f"the ledger cannot be read now: {error}"):
                     log.warning("%s", words)
                 # The silence began at the last record read. But once the ledger is readable again, its leader gets half
                 # of the time: it, too, needs a while to find that its append can be stored now.
