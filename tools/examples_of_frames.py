@@ -46,6 +46,7 @@ ACTS: Final = (
     ("freeze", operate.FreezeAct(tenant="vision", job="train-42", by="ana", why="room for an hour")),
     ("resume", operate.ResumeAct(tenant="vision", job="train-42", by="ana")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
+    ("time-limit", operate.TimeLimitAct(tenant="vision", job="train-42", timeout_s=36000, by="ana")),
     ("resize", operate.ResizeAct(tenant="vision", job="eval-7", memory_mib=8192, compute_percent=40, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
     ("counter", operate.CounterAct(name="matlab", most=20, by="ana")),

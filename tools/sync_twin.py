@@ -51,7 +51,7 @@ from moorage.schemas.answers.operators import ActsAnswer, Demand
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Changed, Counter, Done, TenantRow
+from moorage.schemas.operate import Changed, Counter, Done, SignalSent, TenantRow
 from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:

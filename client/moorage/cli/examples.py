@@ -103,8 +103,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "change": (
         "moorage change sweep --max-running 16 --priority 60 --time-limit 2h",
         "moorage change sweep --hold --reason 'the data is wrong'",
+        "moorage change train-42 --time-limit +2h",
     ),
     "uncancel": ("moorage uncancel train-44",),
+    "signal": ("moorage signal train-42 USR1", "moorage signal train-42/3 USR2"),
     "follow": (
         "moorage follow --label sweep=lr",
         "moorage follow --state FAILED --exec ./tell.sh --state-file told.json",
@@ -215,6 +217,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin freeze train-42,train-43",
     ),
     "admin resume": ("moorage admin resume train-42",),
+    "admin time-limit": ("moorage admin time-limit train-42 --to +2h --tenant vision --why 'the demo is at noon'",),
     "admin priority": (
         "moorage admin priority train-42 --to 90",
         "moorage admin priority all --to 10 --tenant sandbox",

@@ -77,6 +77,18 @@ class AsyncAdmin:
         """Set a job's priority, 0..100. It replaces the priority of the request."""
         return await self._act("priority", tenant=self._tenant(tenant), job=job, priority=priority, why=why)
 
+    async def time_limit(self, job: str, limit: Duration, *, why: str = "", tenant: str | None = None) -> Done:
+        """Give a job's running attempts, and later ones, another time limit, from their starts on: `"3h"`, or `"+2h"`
+        and `"-30m"` for so much more or less than they have.
+
+        It may go beyond its tenant's limit, and past a reservation. Raises `Rejected` where a worker cannot change it.
+        """
+        from moorage.client.new_limit import new_limit_s
+
+        whose = self._tenant(tenant)
+        limit_s = await new_limit_s(limit, lambda: self._client.show(job, tenant=whose))
+        return await self._act("time-limit", tenant=whose, job=job, timeout_s=limit_s, why=why)
+
     async def resize(
         self,
         job: str,
@@ -247,7 +259,7 @@ class AsyncAdmin:
     def _tenant(self, tenant: str | None) -> str:
         return self._client.tenant if tenant is None else tenant
 
-    async def _act(self, verb: str, **arguments: str | int | list[int] | None) -> Done:
+    async def _act(self, verb: str, **arguments: str | float | list[int] | None) -> Done:
         given = {name: value for name, value in arguments.items() if value is not None}
         try:
             act = act_of(verb, {**given, "by": who()})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import UsePage
     from moorage.schemas.gpu import GpuSpec
     from moorage.schemas.job import Request
-    from moorage.schemas.operate import Changed
+    from moorage.schemas.operate import Changed, SignalSent
 
 log = logging.getLogger("moorage.client")
 
@@ -466,6 +466,7 @@ class AsyncJob:
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
+        running: bool = False,
         hold: bool | None = None,
         reason: str = "",
         by: str = "",
@@ -474,9 +475,11 @@ class AsyncJob:
 
         More `replicas` begin as others do; of too many, those that wait are cancelled first. Those of a service may be
         `{"min": 2, "max": 6}`. With `hold`, what waits of it is on hold until a change says False. A new `limit` of
-        time holds for attempts that start from now on. The request, and with it the job's identity, stays what was
-        submitted. Raises `Rejected` (failed-precondition) for a job that is over, for a priority above the one that an
-        operator has set, for a hold that an operator has set, and for the replicas of a gang, or with an item each;
+        time holds for attempts that start from now on; with `running` for those that run, too, from their starts on.
+        `"+2h"` and `"-30m"` are so much more or less than these have, for all of them. The request, and with it the
+        job's identity, stays what was submitted. Raises `Rejected` (failed-precondition) for a job that is over, for a
+        priority above the one that an operator has set, for a hold that an operator has set, for a limit that its
+        tenant, its worker or a reservation does not allow, and for the replicas of a gang, or with an item each;
         `NotFound`.
         """
         from moorage.schemas.operate import Changed
@@ -485,7 +488,12 @@ class AsyncJob:
         given["hold"] = hold
         asked: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "")}
         if limit is not None:
-            asked["timeout_s"] = seconds(limit)
+            from moorage.client.new_limit import is_difference, new_limit_s
+
+            asked["timeout_s"] = await new_limit_s(limit, self.show)
+            running |= is_difference(limit)
+        if running:
+            asked["running"] = True
         return msgspec.convert(await self._client.read("change", {"job": self.job, **asked}), Changed)
 
     async def files(
@@ -542,6 +550,19 @@ class AsyncJob:
 
         asked = {"job": self.job, "replica": replica, "last_s": round(seconds(last)), "points": points}
         return msgspec.convert(await self._client.read("use", asked), UsePage)
+
+    async def signal(self, signal: str, *, replica: int | None = None, by: str = "") -> SignalSent:
+        """Send a signal, such as `"USR1"`, to those processes of the running job that handle it; to no other.
+
+        It goes to all replicas that run, or to one. Return which workers are asked to send it. The job's transitions
+        record it. Raises `Rejected` (failed-precondition) if the job does not run, or its driver sends no signals, and
+        for a signal that `checkpoint_signal` may not be; `NotFound`.
+        """
+        from moorage.schemas.operate import SignalSent
+
+        given = {"signal": signal, "replica": replica, "by": by}
+        asked = {name: value for name, value in given.items() if value not in (None, "")}
+        return msgspec.convert(await self._client.read("signal", {"job": self.job, **asked}), SignalSent)
 
     async def exec(
         self,

@@ -30,7 +30,7 @@ from moorage.schemas.answers.operators import ActsAnswer, Demand
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Changed, Counter, Done, TenantRow
+from moorage.schemas.operate import Changed, Counter, Done, SignalSent, TenantRow
 from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Job(Handle[AsyncJob]):
         max_running: int | None = None,
         priority: int | None = None,
         limit: Duration | None = None,
+        running: bool = False,
         hold: bool | None = None,
         reason: str = "",
         by: str = "",
@@ -193,6 +194,7 @@ class Job(Handle[AsyncJob]):
                 max_running=max_running,
                 priority=priority,
                 limit=limit,
+                running=running,
                 hold=hold,
                 reason=reason,
                 by=by,
@@ -218,6 +220,10 @@ class Job(Handle[AsyncJob]):
     def use(self, replica: int = 0, *, last: Duration = USE_KEPT_S, points: int = 60) -> UsePage:
         """Return what a running replica has used of each of its GPUs in the last ten minutes, or in the `last` time."""
         return self._thread.call(self._twin.use(replica, last=last, points=points))
+
+    def signal(self, signal: str, *, replica: int | None = None, by: str = "") -> SignalSent:
+        """Send a signal, such as `"USR1"`, to those processes of the running job that handle it; to no other."""
+        return self._thread.call(self._twin.signal(signal, replica=replica, by=by))
 
     def exec(
         self,
@@ -671,6 +677,12 @@ class Admin(Handle["AsyncAdmin"]):
     def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
         """Set a job's priority, 0..100. It replaces the priority of the request."""
         return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
+
+    def time_limit(self, job: str, limit: Duration, *, why: str = "", tenant: str | None = None) -> Done:
+        """Give a job's running attempts, and later ones, another time limit, from their starts on: `"3h"`, or
+        `"+2h"` and `"-30m"` for so much more or less than they have.
+        """
+        return self._thread.call(self._twin.time_limit(job, limit, why=why, tenant=tenant))
 
     def resize(
         self,

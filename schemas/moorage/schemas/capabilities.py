@@ -66,6 +66,8 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     outlives_agent: bool = False  # attempts run on without the agent, and their ends are kept until it reports them
     freezes: bool = False  # attempts can be frozen, with the memory of their GPUs in the host's RAM, and resumed
     execs: bool = False  # a command can be run in a running attempt, with its user, folder, environment and devices
+    relimits: bool = False  # a running attempt can be given another time limit
+    signals: bool = False  # a signal can be sent to the processes of a running attempt that handle it
     holds_stdin: bool = False  # a job may have a terminal that a caller holds (`run.stdin`)
     exec_instead: str = ""  # where `execs` is false: how else a user gets into a running attempt
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
@@ -100,11 +102,17 @@ KNOWN: Final[Mapping[str, Capabilities]] = {
         sets_up=True,
         outlives_agent=True,
         execs=True,
+        relimits=True,
+        signals=True,
         holds_stdin=True,
         fence="supervisor",
     ),
-    "noop": Capabilities(keeps_output=True, reaches=True, brings_files=True, uses_devices=False, simulated_only=True),
-    "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False),
+    "noop": Capabilities(
+        keeps_output=True, reaches=True, brings_files=True, uses_devices=False, relimits=True, simulated_only=True
+    ),
+    "handler": Capabilities(
+        ends_streams=True, returns_value=True, uses_devices=False, relimits=True, memory_limit=False
+    ),
 }
 
 

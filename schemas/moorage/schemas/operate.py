@@ -16,9 +16,16 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, check_duration, check_uses
+from moorage.schemas.job import (
+    CHECKPOINT_SIGNALS,
+    DURATION_S_MAX,
+    PRIORITY_MAX,
+    REPLICAS_MAX,
+    check_duration,
+    check_uses,
+)
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
-from moorage.schemas.ranges import parse_ranges
+from moorage.schemas.ranges import NUMBERS_MAX, parse_ranges
 from moorage.schemas.service import Scale
 
 BY_CHARS_MAX: Final = 64
@@ -252,6 +259,21 @@ LIMITS_MAX: Final[dict[str, float]] = {
 Period = Literal["day", "week", "month"]
 
 
+class TimeLimitAct(_JobAct, frozen=True, kw_only=True):
+    """`time-limit`: give a job's running attempts, and its later ones, another time limit, from their starts on.
+
+    It is `change` with `running` of the job's tenant, but it may go beyond the tenant's limit, and past a reservation.
+    Refused with `failed-precondition` where a worker cannot change a running attempt's limit, and below feature level
+    2.
+    """
+
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_duration("timeout_s", self.timeout_s)
+
+
 class LimitAct(_Act, frozen=True, kw_only=True):
     """`limit`: set what a tenant may have at once, how large and long its jobs may be, and its budget of GPU-hours.
 
@@ -346,6 +368,7 @@ Act = (
     | ResumeAct
     | PriorityAct
     | ResizeAct
+    | TimeLimitAct
     | LimitAct
     | CounterAct
     | FeatureLevelAct
@@ -364,6 +387,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "resume": ResumeAct,
     "priority": PriorityAct,
     "resize": ResizeAct,
+    "time-limit": TimeLimitAct,
     "limit": LimitAct,
     "counter": CounterAct,
     "feature-level": FeatureLevelAct,
@@ -517,6 +541,9 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_running: int | None = None  # most replicas that run at once, 1..1000000
     priority: int | None = None  # 0..100; no higher than one that an operator has set
     timeout_s: float | None = None  # most seconds that an attempt may run that is placed from now on
+    #: true: `timeout_s` holds for the attempts that run, too, from their start on
+    running: bool = False
+
     #: true: what waits of it stays on hold from now on; false: it is released, unless an operator holds it
     hold: bool | None = None
     reason: str = ""
@@ -527,6 +554,8 @@ class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         asked = (self.replicas, self.max_running, self.priority, self.timeout_s, self.hold)
         if all(each is None for each in asked):
             raise ValueError("change must have replicas, max_running, priority, timeout_s or hold, found none of them")
+        if self.running and self.timeout_s is None:
+            raise ValueError("change must have timeout_s with running, found none")
         if isinstance(self.replicas, int) and not 1 <= self.replicas <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
         if self.max_running is not None and not 1 <= self.max_running <= REPLICAS_MAX:
@@ -542,7 +571,7 @@ class Changed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The answer to `change`: the job's bounds as they are now; null stands for no bound.
 
     `changed` is false if they were so before: then nothing was recorded. `members` are the attempts that are placed or
-    run, and keep the limit of time that they have.
+    run, and keep the limit of time that they have, unless `relimited` says that they have `timeout_s` now.
     """
 
     job: str
@@ -554,6 +583,42 @@ class Changed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     members: int = 0
     replicas: int | Scale | None = None  # what is asked for now; a scheduler of before does not say it
     held: bool = False  # it is on hold
+    relimited: bool = False  # the attempts that run have the new limit of time, too
+
+
+class SignalAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The question of `moorage.api.<tenant>.signal`: send a signal to the processes of a job that handle it.
+
+    It goes to the topmost processes of each running attempt's tree that handle the signal, and to no process that it
+    would end. `signal` is one of those that `checkpoint_signal` may be, with or without SIG. `by` is the caller's name
+    for the job's history.
+    """
+
+    job: str
+    signal: str
+    replica: int | None = None  # null: all that run
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        _check_job(self.job)
+        if self.replica is not None and not 0 <= self.replica < NUMBERS_MAX:
+            raise ValueError(f"replica must be 0..{NUMBERS_MAX - 1}, found {self.replica}")
+        if self.number_name not in CHECKPOINT_SIGNALS:
+            raise ValueError(f"signal must be one of {', '.join(CHECKPOINT_SIGNALS)}, found {self.signal[:80]!r}")
+
+    @property
+    def number_name(self) -> str:
+        """The signal as `SIGUSR1`."""
+        name = self.signal.upper()
+        return name if name.startswith("SIG") else f"SIG{name}"
+
+
+class SignalSent(msgspec.Struct, frozen=True, gc=False):
+    """The data of the answer to `signal`: the replicas whose workers are asked to send it, with their workers."""
+
+    job: str
+    signal: str
+    replicas: list[tuple[int, str]]
 
 
 class Resized(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -599,6 +664,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     #: the part of each GPU that the job has now
     resized: Resized | None = None
     ending: int = 0
+    #: the time limit that the job's attempts have now
+    timeout_s: float | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)

@@ -17,6 +17,7 @@ API_VERBS: Final = (
     "cancel",
     "uncancel",
     "change",
+    "signal",
     "show",
     "ls",
     "explain",

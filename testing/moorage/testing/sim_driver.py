@@ -88,7 +88,7 @@ class ScriptedDriver(Driver):
 
     name = DRIVER_DEFAULT
     capabilities = Capabilities(
-        needs_argv=True, keeps_output=True, ends_streams=True, uses_devices=False, answers_calls=True
+        needs_argv=True, keeps_output=True, ends_streams=True, uses_devices=False, answers_calls=True, relimits=True
     )
 
     def __init__(self, worker: str, script: Script) -> None:
@@ -96,6 +96,7 @@ class ScriptedDriver(Driver):
         self._worker = worker
         self._script = script
         self._running: dict[AttemptName, asyncio.Task[None]] = {}
+        self._limits: dict[AttemptName, tuple[float, asyncio.Timeout]] = {}  # since when, by the loop's clock
         self._kept: OrderedDict[AttemptName, Ran] = OrderedDict()
 
     async def close(self) -> None:
@@ -127,6 +128,11 @@ class ScriptedDriver(Driver):
             running.cancel()
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        if name in self._limits:
+            began_s, timeout = self._limits[name]
+            timeout.reschedule(began_s + timeout_s)
+
     async def read_log(self, ask: frames.ReadLog) -> frames.LogPage:
         """Return the output of one of the last KEPT_MAX attempts that ended; an empty page for any other attempt."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
@@ -142,10 +148,13 @@ class ScriptedDriver(Driver):
     async def _run(self, name: AttemptName, task: Task, timeout_s: float | None) -> None:
         reason = "exit"
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as timeout:
+                self._limits[name] = asyncio.get_running_loop().time(), timeout
                 ran = await self._ran(task)
         except TimeoutError:
             ran, reason = Ran(CODE_ENDED), "timeout"
+        finally:
+            self._limits.pop(name, None)
         if self._running.pop(name, None) is None:
             return
         for piece in (*_pieces(name, "out", ran.out), *_pieces(name, "err", ran.err)):

@@ -12,6 +12,8 @@ from typing import Any, Final
 from moorage.scheduler.core.events import ChangeOrder, Order
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.attempt import AttemptName
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import ChangeAsked, act_of
 from tests.unit.scheduler.driving import Driving
@@ -29,7 +31,9 @@ ENDS: Final = (
     (-9, "lost", ("lost",)),
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
-ACTS: Final = (*("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "release", "time", "time")
+ACTS: Final = (
+    *("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "release", "time", "time", "relimit"
+)  # fmt: skip
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
     {"on": "failure", "times": 1, "pause_s": 3},
@@ -78,12 +82,16 @@ class Asks(Driving):
         super().__init__()
         self.hosts = [f"w{number}" for number in range(dice.randint(1, 4))]
         for host in self.hosts:
-            self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000)
+            # an agent of an earlier release cannot change the time limit of what runs
+            can = {"noop": Capabilities(relimits=dice.random() < 0.8)}
+            self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000, capabilities=can)
         self.limits: dict[str, dict[str, float]] = {}
         self.counters: dict[str, int] = {}
         self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
         self.used = {each: Counter[str]() for each in TENANTS}
         self.had: dict[str, dict[str, float]] = {}
+        #: by job, the time limit of what runs and of what comes later
+        self.times: dict[tuple[str, str], float] = {}
         self.names = 0
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
         self.attempts: dict[tuple[str, str, int], Attempts] = {}
@@ -115,6 +123,8 @@ class Asks(Driving):
             self.renew()
         elif what == "release":
             self._release()
+        elif what == "relimit" and self.jobs:
+            self._relimit()
         elif what == "counter":
             self._counter()
         elif what == "limit":
@@ -146,6 +156,27 @@ class Asks(Driving):
             self.jobs[tenant, job] = fields
             if "hold" in fields:
                 self.held.add((tenant, job))
+
+    def _relimit(self) -> None:
+        """A tenant or an operator changes the time limit of what runs of a job."""
+        tenant, job = self.dice.choice(sorted(self.jobs))
+        limit_s, hosts = self.dice.choice((600.0, 5_000.0)), {host for host, name in self.running() if name[1] == job}
+        fails = {host for host in hosts if not self.workers[host].hello.capabilities["noop"].relimits}
+        if self.dice.random() < 0.5:
+            self.engine.offer(ChangeOrder(tenant, ChangeAsked(job=job, timeout_s=limit_s, running=True), "time", True))
+            self.tick()
+            answer = self.answers.pop("time")
+        else:
+            answer = self.order("time-limit", tenant=tenant, job=job, timeout_s=limit_s)
+        is_over = self.job(job, tenant).live == 0
+        if "reserved for another job" in answer.get("message", ""):
+            assert self.engine.planner.verdicts.reservation is not None
+            assert "verb" not in answer, "that keeps no operator"
+            return
+        assert (answer["kind"] != "error") == (not fails and not is_over), (answer, fails)
+        if answer["kind"] != "error":
+            self.times[tenant, job] = limit_s
+            self.ends["relimited"] += 1
 
     def _release(self) -> None:
         """A tenant releases one of its jobs."""
@@ -267,6 +298,10 @@ class Asks(Driving):
         for tenant in TENANTS:
             self._judge_limits(tenant)
         self._judge_counters()
+        for host in self.hosts:
+            for key, held in self.workers[host].held.items():
+                asked = decode_request(held.place.body).workload.timeout_s
+                assert asked == self.times.get(key[:2]), f"{key} has {asked} s"
         for tenant, name in self.held:
             assert not self.job(name, tenant).on_workers, f"{tenant}/{name} is on hold, and starts"
 

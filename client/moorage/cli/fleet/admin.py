@@ -212,6 +212,32 @@ def _prioritized(done: Done) -> str:
     return f"priority {done.priority}{'' if done.changed else ' already'}, the job is {done.state}"
 
 
+def time_limit(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    to: Annotated[
+        str,
+        Parameter(help="Such as 3h, from each attempt's start on; +2h or -30m: than they have.", value="DURATION"),
+    ],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Change the time limit of what runs of jobs, and of their later attempts.
+
+    It may go beyond the tenant's own limit, and past a reservation, which is made anew.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.time_limit(name, to, why=why), options, _relimited)
+        return None
+
+    return with_client(options, work)
+
+
+def _relimited(done: Done) -> str:
+    limit = "" if done.timeout_s is None else f" {exact(done.timeout_s)}"
+    return f"time limit{limit}{'' if done.changed else ' already'}, the job is {done.state}"
+
+
 def resize(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     compute: Annotated[str | None, Parameter(help="Compute of each GPU, such as 40%.", value="PERCENT")] = None,

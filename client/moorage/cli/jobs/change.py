@@ -13,6 +13,7 @@ from moorage.cli.jobs.job_flags import JobFlags, fields_of
 from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, ids_of, with_named
 from moorage.client.errors import rejected
 from moorage.client.login import who
+from moorage.client.new_limit import is_difference
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -34,8 +35,16 @@ def change(
         int | None, Parameter(help="0..100, higher first; at most what an operator has set, if one has.")
     ] = None,
     time_limit: Annotated[
-        str | None, Parameter(help="Longest time that an attempt may run which starts from now on.", value="DURATION")
+        str | None,
+        Parameter(
+            help="Longest time that an attempt may run which starts from now on. +2h or -30m: so much more or less "
+            "for what runs, too.",
+            value="DURATION",
+        ),
     ] = None,
+    running: Annotated[
+        bool, Parameter(help="--time-limit holds for what runs, too, from each attempt's start on.")
+    ] = False,
     hold: Annotated[bool, Parameter(help="Keep what waits of it from starting; what runs goes on.")] = False,
     release: Annotated[bool, Parameter(help="Undo --hold, here or of submit.")] = False,
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
@@ -55,8 +64,12 @@ def change(
                 next="name --replicas, --max-running, --priority, --time-limit, --hold or --release; "
                 "anything else: moorage submit --instead-of JOB",
             )  # fmt: skip
+        if running and time_limit is None:
+            raise rejected("invalid-argument", "--running is about --time-limit", next="give both, or neither")
         copies = None if replicas is None else copies_of(replicas)
-        limit_s = None if time_limit is None else fields_of(JobFlags(time_limit=time_limit))["limit"]
+        limit = time_limit
+        if limit is not None and not is_difference(limit):
+            limit = fields_of(JobFlags(time_limit=limit))["limit"]
 
         async def work(client: AsyncClient) -> int | None:
             for name in await ids_of(client, jobs, acts=True, states=LIVE):
@@ -65,7 +78,8 @@ def change(
                     replicas=copies,
                     max_running=max_running,
                     priority=priority,
-                    limit=limit_s,
+                    limit=limit,
+                    running=running,
                     hold=True if hold else False if release else None,
                     reason=reason,
                     by=who(),
@@ -74,7 +88,7 @@ def change(
                     continue
                 bounds = _bounds(now) if replicas is None else f"{_copies(now)}, {_bounds(now)}"
                 print_out(f"{name}\t{'now' if now.changed else 'unchanged'}: {bounds}; the job is {now.state}")
-                if limit_s is not None and now.members:
+                if limit is not None and now.members and not now.relimited:
                     has = "attempt keeps what it has" if now.members == 1 else "attempts keep what they have"
                     print_err(f"the limit holds from the next attempt on: {now.members:,} {has}")
             return None

@@ -60,6 +60,7 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.retrying import words_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, counters_of, limit_of, share_of
+from moorage.scheduler.core.operate.relimiting import running_of
 from moorage.scheduler.core.operate.resizing import resized_of
 from moorage.scheduler.core.outputs.outputs import (
     CHANGES_SURE,
@@ -381,18 +382,23 @@ def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
         replicas=replicas_of(job) if job.size > 1 else None,
         hold=as_hold(job.hold) if job.hold is not None else None,
         resized=resized_of(job) if job.resizes else None,
-        bounds=_bounds(job) if job.bounds else None,
+        bounds=_bounds(engine, job) if job.bounds else None,
         use=use_of_job(engine, job) if job.held else None,
         **more,
     )
 
 
-def _bounds(job: Job) -> BoundsNow:
+def _bounds(engine: Engine, job: Job) -> BoundsNow:
     """Return what stands in place of the request's fields since a `change`."""
     most, limit_ms = job.bounds_at()
+    limits = [engine.reader.limit_ms_of(job, each.fence) for each in running_of(job)]
+    known = [each for each in limits if each is not None]
+    longest = max(known) if known and len(known) == len(limits) else None
+    own_s = engine.reader.request_of(job).workload.timeout_s
     return BoundsNow(
         max_running=most if most >= 0 else None,
         timeout_s=limit_ms / 1000 if limit_ms >= 0 else None,
+        running_timeout_s=None if longest is None or longest / 1000 == own_s else longest / 1000,
     )
 
 

@@ -36,6 +36,7 @@ from moorage.scheduler.core.events import (
     Resign,
     ScheduleOrder,
     ScheduleRun,
+    SignalOrder,
     SnapshotTaken,
     Submit,
     Wake,
@@ -70,8 +71,9 @@ from moorage.scheduler.core.lifecycle.unready import Unready
 from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.changing import Changing
 from moorage.scheduler.core.operate.copies import Copies
-from moorage.scheduler.core.operate.executing import execute
+from moorage.scheduler.core.operate.executing import execute, send_signal
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
@@ -203,9 +205,12 @@ class Engine:
             self.scaling, self.relocating, self.unready, self.containment,
         )  # fmt: skip
         resizing = Resizing(state, reader, self.fleet, self.planner.order)
-        self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing)
+        relimiting = Relimiting(
+            state, reader, lambda: self.planner.verdicts.reservation, int(config.reserve_after * 1000)
+        )
+        self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing, relimiting)
         copies = Copies(state, self.lifecycle, reader, self.scaling, config.jobs_max)
-        self._changing = Changing(state, self.indexing, reader, copies)
+        self._changing = Changing(state, self.indexing, reader, copies, relimiting)
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self.indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health, self._forgetting)
@@ -459,7 +464,7 @@ class Engine:
         self._at = step
         return not self.containment.is_aside(draft.time_ms, "step", step)
 
-    def _gather(self, flight: InFlight, mono_ms: int, most: int) -> list[Order | ChangeOrder | Execute]:
+    def _gather(self, flight: InFlight, mono_ms: int, most: int) -> list[Order | ChangeOrder | SignalOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
@@ -467,7 +472,7 @@ class Engine:
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
-        orders: list[Order | ChangeOrder | Execute] = []
+        orders: list[Order | ChangeOrder | SignalOrder | Execute] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
         taken = self.pending.taken_rest
@@ -487,7 +492,9 @@ class Engine:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
                         joined.add(event.worker)
-            elif isinstance(event, ChangeOrder | Execute) or (isinstance(event, Order) and not event.worker):
+            elif isinstance(event, ChangeOrder | SignalOrder | Execute) or (
+                isinstance(event, Order) and not event.worker
+            ):
                 orders.append(event)
             else:
                 self._take_in(flight, event, mono_ms)
@@ -717,14 +724,14 @@ class Engine:
         self.queue.enter(num, (request.priority, shape, tenant))
         return outcome
 
-    def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | Execute]) -> None:
+    def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | SignalOrder | Execute]) -> None:
         """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.more_are_due():
                 self.pending.put_back(orders[at:])
                 return
             self._at, mark = order, flight.draft.mark()
-            if isinstance(order, Execute):
+            if isinstance(order, Execute | SignalOrder):
                 self._execute(flight, order)
             elif isinstance(order, ChangeOrder):
                 flight.replies.append((self._changing.change(flight.draft, order), order.reply, order.json))
@@ -734,13 +741,14 @@ class Engine:
             self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self.indexing.come_back, self.room.time_came)
 
-    def _execute(self, flight: InFlight, event: Execute) -> None:
-        found = execute(flight.draft, self.state, event, self.reader.request_of)
+    def _execute(self, flight: InFlight, event: Execute | SignalOrder) -> None:
+        carried_out = execute if isinstance(event, Execute) else send_signal
+        found = carried_out(flight.draft, self.state, event, self.reader.request_of)  # type: ignore[arg-type]
         if isinstance(found, Problem):
             flight.replies.append((found, event.reply, event.json))
         else:
-            flight.execs.append((found.attempt, found.order))
-            flight.replies.append((Answer("exec", 0, found.given), event.reply, event.json))
+            flight.execs += found.orders
+            flight.replies.append((Answer(event.verb, 0, found.given), event.reply, event.json))
 
     # -------------------------------------------------------------------------------- timers and upkeep
 

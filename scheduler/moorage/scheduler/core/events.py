@@ -19,7 +19,7 @@ from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import ExecAsked, Goodbye, Join, Renew, ReportFrame
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act, ChangeAsked
+from moorage.schemas.operate import Act, ChangeAsked, SignalAsked
 from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked, ScheduleRow
 from moorage.schemas.ways import person_of
@@ -165,6 +165,22 @@ class Execute(msgspec.Struct, eq=False):
         return actor(by_tenant(self.tenant, person_of(self.came, self.tenant)), self.asked.by)
 
 
+class SignalOrder(msgspec.Struct, eq=False):
+    """A signal for the processes of a tenant's own job."""
+
+    verb: ClassVar[str] = "signal"
+    tenant: str
+    asked: SignalAsked
+    reply: str = ""
+    json: bool = True
+    came: str = ""
+
+    @property
+    def by(self) -> str:
+        """Its actor, as `records.actor` writes it."""
+        return actor(by_tenant(self.tenant, person_of(self.came, self.tenant)), self.asked.by)
+
+
 class ChangeOrder(msgspec.Struct, eq=False):
     """A tenant's change of its own job in place."""
 
@@ -260,7 +276,7 @@ class Resign(msgspec.Struct, eq=False):
 #: what is taken in the order of arrival with submits
 Arrival = Submit | QueueRead | ScheduleRun
 #: all events except these and cancels
-Rest = FromWorker | Order | ChangeOrder | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
+Rest = FromWorker | Order | ChangeOrder | SignalOrder | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
 Event = Arrival | Cancel | Rest
 
 

@@ -204,6 +204,8 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
         case acts.Resize():
             what = f"{act.compute_percent} % of compute" + (f", {act.memory_mib} MiB" if act.memory_mib else "")
             return {"verb": "resize", **_job(state, act.job), "what": what}
+        case acts.Relimit():
+            return {"verb": "time-limit", **_job(state, act.job), "what": f"{act.timeout_ms / 1000:g} s"}
         case acts.Freeze():
             return {"verb": "freeze" if act.word == FREEZE else "resume", **_job(state, act.job)}
         case acts.Level():

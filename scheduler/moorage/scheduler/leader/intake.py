@@ -20,7 +20,7 @@ import msgspec
 from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, Wake
+from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, SignalOrder, Wake
 from moorage.scheduler.leader.sender_rates import SenderRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.pacing.reminders import Reminders
@@ -34,7 +34,7 @@ from moorage.schemas.frames import ExecAsked, Goodbye, Join, Load, Renew, Report
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
 from moorage.schemas.nearest import nearest
-from moorage.schemas.operate import ChangeAsked
+from moorage.schemas.operate import ChangeAsked, SignalAsked
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
@@ -350,7 +350,7 @@ class Intake:
             self.counters[f"api.{verb}"] += 1
             arguments = _decode_any(delivery.data) if delivery.data else {}
             json, came = is_json(delivery.data), self._way(delivery)
-            event: Wake | Execute | ChangeOrder | Cancel
+            event: Wake | Execute | ChangeOrder | SignalOrder | Cancel
             if verb == "wake":
                 event = wake_of(tenant, arguments, delivery.reply, json=json)
             elif verb == EXEC:
@@ -358,6 +358,10 @@ class Intake:
             elif verb == "change":
                 change = asked_as(ChangeAsked, arguments, "moorage change --help")
                 event = ChangeOrder(tenant, change, delivery.reply, json)
+            elif verb == "signal":
+                event = SignalOrder(
+                    tenant, asked_as(SignalAsked, arguments, "moorage signal --help"), delivery.reply, json
+                )
             elif verb == "cancel":
                 event = cancel_of(tenant, arguments, reply=delivery.reply, json=json, came=came)
             elif verb == "uncancel":

@@ -34,6 +34,7 @@ from moorage.scheduler.core.events import (
     Resign,
     ScheduleOrder,
     ScheduleRun,
+    SignalOrder,
     SnapshotTaken,
     Submit,
     Wake,
@@ -49,7 +50,7 @@ from moorage.scheduler.ledger.state_bytes import BadSnapshot
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import ExecAsked, Goodbye, Join, Load, Renew, ReportFrame
-from moorage.schemas.operate import ACTS, ChangeAsked
+from moorage.schemas.operate import ACTS, ChangeAsked, SignalAsked
 from moorage.schemas.own_class import is_own
 from moorage.schemas.ranges import joined
 from moorage.schemas.schedules import ScheduleAsked
@@ -184,6 +185,8 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator, event.came
         case ChangeOrder():
             return "change", event.tenant, msgspec.to_builtins(event.asked), event.came
+        case SignalOrder():
+            return "signal", event.tenant, msgspec.to_builtins(event.asked), event.came
         case Execute():
             return "exec", event.tenant, msgspec.to_builtins(event.asked), event.stream, event.came
         case ScheduleOrder():
@@ -222,6 +225,9 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "change":
             tenant, arguments, *came = rest
             return ChangeOrder(tenant, msgspec.convert(arguments, ChangeAsked), came="".join(came))
+        case "signal":
+            tenant, arguments, *came = rest
+            return SignalOrder(tenant, msgspec.convert(arguments, SignalAsked), came="".join(came))
         case "exec":
             tenant, command, stream, *came = rest
             return Execute(tenant, msgspec.convert(command, ExecAsked), stream, "", True, "".join(came))

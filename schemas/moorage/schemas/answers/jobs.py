@@ -55,6 +55,8 @@ class BoundsNow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     max_running: int | None = None
     timeout_s: float | None = None
+    #: the longest time limit of the attempts that run now, where that is another one than `run.timeout_s` of `request`
+    running_timeout_s: float | None = None
 
 
 class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from moorage.schemas.frames.fleet import Hello
-from moorage.schemas.frames.running import Exec
+from moorage.schemas.frames.running import Exec, Signal
 from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
 
@@ -306,7 +306,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `unwell` is the complete list of devices that must not be given out. `well_n` is the number of the newest release
       of devices by an operator that the worker has carried out (see `Wanted`).
     - `reign` is the highest number of a leader's term that the worker has heard of.
-    - `resized` are those of `held` whose part of their devices an operator has changed.
+    - `resized` are those of `held` whose part of their devices, or whose time limit, was changed.
     - `down` is the complete list of drivers whose engine does not answer.
     - `use` is what those of `held` that run use of their devices, by the newest reading.
     - `stopped` are those of `held` of which some processes are stopped, as of the last seconds.
@@ -349,7 +349,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """An attempt that now has the part of its devices which the operator's order `n` gave to its job; see
+    """An attempt that now has the part of its devices and the time limit which the order `n` gave to its job; see
     `Place.resized`."""
 
     tenant: str
@@ -393,7 +393,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `body` is the request, in JSON for a worker that joined in JSON, and else as it came, JSON or msgpack.
     - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
       a checkpoint signal, the worker sends it before.
-    - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
+    - `resized` is the number of the order that gave the job the part of its devices, or the time limit, in `body`; 0:
+      they are the request's own.
     - `accepted_ms` is the ledger's time at which the job was accepted: an id is free again some time after the end.
     - `checkpoints` are the digests that earlier attempts of the replica told (see Report), by attempt: the new one
       begins with the newest of these that is there. Of an attempt up to `untold` that is not among them, nobody knows,
@@ -474,8 +475,9 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 
     A frame of another session, or of a lower term than one heard before, is dropped and counted. `well` are slots that
     an operator has released, whatever was seen of them before; `well_n` is the number of that release, which the
-    renewal repeats. `resize` are held attempts whose job has another part of its devices now: `body` and `resized` say
-    which. `execs` are commands to run in running attempts; they alone are sent once.
+    renewal repeats. `resize` are held attempts whose job has another part of its devices now, or another time limit
+    (`run.timeout_s`, from the attempt's start on): `body` and `resized` say which. `execs` are commands to run in
+    running attempts, `signals` are signals for their processes; those are sent once.
     """
 
     worker: str
@@ -490,3 +492,4 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     resize: list[Place] = []
     freeze: list[Freeze] = []
     execs: list[Exec] = []
+    signals: list[Signal] = []

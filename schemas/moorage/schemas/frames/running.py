@@ -137,6 +137,17 @@ class Exec(msgspec.Struct, frozen=True, gc=False, array_like=True):
     term: str = ""
 
 
+class Signal(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The leader asks a worker to send a signal to a running attempt's processes that handle it, once."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    signal: str  # as `SIGUSR1`
+
+
 class CommandEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How a command ended: its exit code (minus the signal that ended it), or null and why the stream ended without it.
 

@@ -21,7 +21,7 @@ from tests.calls import Calls
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
 
-CAN = {"noop": Capabilities(freezes=True, resizes={"time-slice": "live"})}
+CAN = {"noop": Capabilities(relimits=True, freezes=True, resizes={"time-slice": "live"})}
 #: orders in one record, jobs or hosts beside them: the small and the large number
 FEW, MANY = 40, 160
 GROWS = MANY / FEW
@@ -104,6 +104,7 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "freeze": ("freeze", "", _of_jobs("freeze")),
     "resume": ("resume", "freeze", _of_jobs("resume")),
     "priority": ("priority", "", _of_jobs("priority", priority=60)),
+    "time limit": ("time-limit", "", _of_jobs("time-limit", timeout_s=7_200)),
     "first resize": ("resize", "", _of_jobs("resize", compute_percent=30)),
     "resize": ("resize", "first resize", _of_jobs("resize", compute_percent=20)),
     "limit": ("limit", "first for a tenant", _of_tenants("limit", gpus=3)),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Subscribed
-from moorage.schemas.attempt import AttemptName
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Joined, Output, Place, Renewed, ReportAck, Wanted
@@ -764,6 +764,9 @@ class Agent:
             if gpu is not None and gpu.share is not None and attempt.phase != "claimed":  # a claimed one starts with it
                 share = gpu.share if driver.limits is None else limited(gpu.share, attempt.place.mode)
                 self.call_driver(driver, partial(driver.resize, attempt.name, share))
+            limit_s = attempt.request.workload.timeout_s
+            if limit_s is not None and attempt.phase != "claimed" and driver.capabilities.relimits:
+                self.call_driver(driver, partial(driver.relimit, attempt.name, limit_s))
 
     def _freeze_attempt(self, command: FreezeAttempt) -> None:
         attempt = command.attempt
@@ -779,6 +782,11 @@ class Agent:
     def _run_commands(self, command: RunCommands) -> None:
         for asked in command.execs:
             self.streams.open(asked)
+        for signal in command.signals:
+            attempt = self.attempts.held.get(name_in(signal))
+            if attempt is not None and attempt.phase == "running":
+                driver = self.drivers[attempt.driver]
+                self.call_driver(driver, partial(driver.signal, attempt.name, signal.signal))
 
     def _try_lease(self, command: TryLease) -> None:
         why, attempt = "", command.attempt

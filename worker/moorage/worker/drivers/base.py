@@ -457,6 +457,18 @@ class Driver:
         Called only where `resizes` returns `live`.
         """
 
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        """Give a running attempt another time limit, in seconds from its start; one that is over ends it as a timeout.
+
+        Called only where the capabilities say `relimits`, also with the limit that it has already.
+        """
+
+    def signal(self, name: AttemptName, signal: str) -> None:
+        """Send a signal, such as `SIGUSR1`, to those of a running attempt's processes that handle it.
+
+        Called only where the capabilities say `signals`.
+        """
+
     def forget(self, names: list[AttemptName]) -> None:
         """Forget these attempts: their ends are in the ledger."""
 

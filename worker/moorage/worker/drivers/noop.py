@@ -43,18 +43,20 @@ class NoopDriver(Driver):
     name = "noop"
     config = NoopBlock
     capabilities = Capabilities(
-        keeps_output=True, reaches=True, brings_files=True, uses_devices=False, simulated_only=True
+        keeps_output=True, reaches=True, brings_files=True, uses_devices=False, relimits=True, simulated_only=True
     )
 
     def __init__(self) -> None:
         super().__init__()
         self._running: dict[AttemptName, asyncio.TimerHandle | None] = {}
+        self._scripts: dict[AttemptName, tuple[float, float, int]] = {}  # since when, for how many seconds, the code
 
     async def close(self) -> None:
         for timer in self._running.values():
             if timer is not None:
                 timer.cancel()
         self._running.clear()
+        self._scripts.clear()
 
     def check(self, request: Request) -> None:
         run = request.workload
@@ -97,18 +99,30 @@ class NoopDriver(Driver):
         name = name_in(ask)
         return LogPage(ask.attempt, ask.stream, over=ask.ended_ms > 0 and name not in self._running)
 
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        if name in self._running:
+            if (timer := self._running[name]) is not None:
+                timer.cancel()
+            self._await(name, timeout_s)
+
     def _run(self, name: AttemptName, seconds: float, code: int, timeout_s: float | None) -> None:
+        self._scripts[name] = asyncio.get_running_loop().time(), seconds, code
+        self._await(name, timeout_s)
+
+    def _await(self, name: AttemptName, timeout_s: float | None) -> None:
+        began_s, seconds, code = self._scripts[name]
         reason = "exit"
         if timeout_s is not None and timeout_s < seconds:
             seconds, code, reason = timeout_s, CODE_TIMED_OUT, "timeout"
         self._running[name] = (
-            asyncio.get_running_loop().call_later(seconds, self._over, name, code, reason)
+            asyncio.get_running_loop().call_at(began_s + seconds, self._over, name, code, reason)
             if math.isfinite(seconds)
             else None
         )
 
     def _over(self, name: AttemptName, code: int, reason: str) -> None:
         timer = self._running.pop(name)
+        del self._scripts[name]
         if timer is not None:
             timer.cancel()
         self.report(Ended([(name, code, reason)]))

@@ -168,6 +168,11 @@ class SupervisorLink:
         """Why the kernel cannot refuse devices to attempts; empty if it can."""
         return self._supervised.no_device_fence if self._supervised is not None else "the supervisor is away"
 
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Which later requests the supervisor takes, as its hello says; empty while the link is not connected."""
+        return self._supervised.takes if self._supervised is not None else ()
+
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its attempts, as `Listener.on_listed` gets them.
 
@@ -314,6 +319,14 @@ class SupervisorLink:
         self._pending = [attempt for attempt in self._pending if attempt.key != key]
         attempt = EndAttempt(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
         self._begin(lambda supervised: supervised.end([attempt]))
+
+    def relimit(self, key: str, timeout_s: float) -> None:
+        """Give a running attempt another time limit, in seconds from its start."""
+        self._begin(lambda supervised: supervised.relimit(key, timeout_s))
+
+    def signal(self, key: str, signal: str) -> None:
+        """Send a signal to processes of an attempt that handle it, once: it is not sent to a later supervisor."""
+        self._begin(lambda supervised: supervised.send_signal(key, signal), is_lasting=False)
 
     def forget(self, keys: list[str]) -> None:
         """Forget attempts whose ends are dealt with; their output stays as long as the keeper's limits allow."""

@@ -26,6 +26,7 @@ from moorage.schemas.frames import (
     ReportFrame,
     Resized,
     RollCall,
+    Signal,
     Start,
     Wanted,
 )
@@ -489,9 +490,10 @@ class FreezeAttempt(msgspec.Struct, frozen=True):
 
 
 class RunCommands(msgspec.Struct, frozen=True):
-    """Run these commands in running attempts, for callers."""
+    """Run these commands in running attempts, for callers, and send their processes these signals."""
 
     execs: list[Exec]
+    signals: list[Signal] = []
 
 
 class Unlease(msgspec.Struct, frozen=True):

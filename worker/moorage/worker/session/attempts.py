@@ -199,8 +199,8 @@ class Attempts:
             self.table.resize(frame.resize)
         for freeze in frame.freeze:
             self.table.freeze(freeze)
-        if frame.execs:
-            self._commands.append(RunCommands(frame.execs))
+        if frame.execs or frame.signals:
+            self._commands.append(RunCommands(frame.execs, frame.signals))
         return None
 
     def _place(self, places: list[Place]) -> None:

@@ -101,6 +101,9 @@ class Attempt:
     """When its processes get SIGKILL, in the loop's time, if it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
     """Until then, or until that is announced to its MPS daemon."""
+    runs_from_s: float = 0.0
+    """Since when its time limit counts, in the loop's time."""
+    timeout_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
     took_checkpoint: bool = False
@@ -134,7 +137,7 @@ class Attempt:
         for timer in (self.kill_timer, self.checkpoint_timer, self.notice_timer):
             if timer is not None:
                 timer.cancel()
-        for timer in self.timers:
+        for timer in (*self.timers, *filter(None, (self.timeout_timer,))):
             timer.cancel()
         if self.terminal is not None:
             self.terminal.end(self.wait_status)

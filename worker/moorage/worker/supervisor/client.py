@@ -46,9 +46,11 @@ from moorage.worker.supervisor.protocol import (
     Ping,
     Ran,
     Refused,
+    Relimit,
     Removed,
     Request,
     Shutdown,
+    Signal,
     Start,
     StartAttempt,
     decode_messages,
@@ -137,6 +139,7 @@ class Supervised(asyncio.Protocol):
         self.device_fence = ""
         """How the kernel can refuse devices to its attempts, as in `Hello`; empty if it cannot."""
         self.no_device_fence = ""
+        self.takes: tuple[str, ...] = ()
         """Why it cannot."""
         self._loop = asyncio.get_running_loop()
         self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
@@ -268,6 +271,14 @@ class Supervised(asyncio.Protocol):
     def end(self, attempts: Iterable[EndAttempt]) -> "asyncio.Future[Answer]":
         """Ask these attempts to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
         return self._ask(End(n=self._next(), attempts=tuple(attempts)))
+
+    def relimit(self, key: str, timeout_s: float) -> "asyncio.Future[Answer]":
+        """Give a running attempt another time limit. Only for a supervisor whose `takes` has it. Raises as `start`."""
+        return self._ask(Relimit(n=self._next(), key=key, timeout_s=timeout_s))
+
+    def send_signal(self, key: str, name: str) -> "asyncio.Future[Answer]":
+        """Send a signal to processes of an attempt that handle it. Only where `takes` has it. Raises as `start`."""
+        return self._ask(Signal(n=self._next(), key=key, signal=name))
 
     def fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
         """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all attempts by itself.
@@ -465,6 +476,7 @@ class Supervised(asyncio.Protocol):
             return  # only the first hello counts
         self.cgroup, self.controllers = hello.cgroup, hello.controllers
         self.device_fence, self.no_device_fence = hello.device_fence, hello.no_device_fence
+        self.takes = hello.takes
         if self._pidfd < 0:
             # the peer of a socket is the process that made it: that one has forked and ended
             with contextlib.suppress(OSError, OverflowError):

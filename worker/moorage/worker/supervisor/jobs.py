@@ -57,6 +57,8 @@ COMMANDS_MAX: Final = 32
 CONFIRM_S: Final = 1.0
 """A process that is this long before its exec (its cwd may be on a dead network file system) is reported as started."""
 UNPROVEN_AFTER_S: Final = 10.0
+SIGNAL_TRIES: Final = 8
+"""So often it is looked for processes that handle a signal, `AGAIN_S` after each other."""
 CLEAR_DELAY_S_MIN: Final = 0.002
 CLEAR_DELAY_S_MAX: Final = 0.1
 
@@ -217,13 +219,58 @@ class Jobs:
         self._set_timers(attempt)
 
     def _set_timers(self, attempt: Attempt) -> None:
-        start = attempt.start
+        attempt.runs_from_s = self._loop.time()
+        self._set_limit(attempt)
+
+    def _set_limit(self, attempt: Attempt) -> None:
+        """Set the timers of an attempt's time limit, and of its checkpoint signal before that or its deadline."""
+        start, from_s = attempt.start, attempt.runs_from_s
         if start.timeout_s is not None:
-            attempt.timers.append(self._loop.call_later(start.timeout_s, self._timed_out, attempt))
+            attempt.timeout_timer = self._loop.call_at(from_s + start.timeout_s, self._timed_out, attempt)
         ends_s = min((end for end in (start.timeout_s, start.ends_in_s) if end is not None), default=None)
         if start.checkpoint_signal is not None and start.checkpoint_before_s is not None and ends_s is not None:
             delay_s = max(0.0, ends_s - start.checkpoint_before_s)
-            attempt.checkpoint_timer = self._loop.call_later(delay_s, self._checkpoint, attempt)
+            attempt.checkpoint_timer = self._loop.call_at(from_s + delay_s, self._checkpoint, attempt)
+
+    def relimit(self, key: str, timeout_s: float) -> None:
+        """Give a running attempt another time limit, in seconds from its start.
+
+        The checkpoint signal is sent again before the new one, if the attempt got it before the old one. Unknown keys,
+        and attempts that are ending, are ignored; one that has not started yet starts with the new limit.
+        """
+        attempt = self.attempts.get(key)
+        if (
+            attempt is None
+            or timeout_s == attempt.start.timeout_s
+            or attempt.state
+            not in (
+                State.WAITING,
+                State.RUNNING,
+            )
+        ):
+            return
+        attempt.start = msgspec.structs.replace(attempt.start, timeout_s=timeout_s)
+        if attempt.state is State.RUNNING:
+            for timer in (attempt.timeout_timer, attempt.checkpoint_timer):
+                if timer is not None:
+                    timer.cancel()
+            attempt.checkpoint_timer = None
+            self._set_limit(attempt)
+
+    def send_signal(self, key: str, number: signal.Signals, tries: int = SIGNAL_TRIES) -> None:
+        """Send a signal to the topmost processes of a running attempt that handle it.
+
+        While a process of it is just starting a program, that is tried again.
+        """
+        attempt = self.attempts.get(key)
+        if attempt is None or attempt.state is not State.RUNNING or attempt.wait_status is not None:
+            return
+        assert attempt.pid is not None
+        sent = 0
+        with contextlib.suppress(OSError):
+            sent = send_to_takers(attempt.pid, number) if attempt.confirmed else 0
+        if not sent and tries > 1:
+            attempt.timers.append(self._loop.call_later(AGAIN_S, self.send_signal, key, number, tries - 1))
 
     def _on_exec_report(self, attempt: Attempt) -> None:
         """Read the report of the attempt's process; once the process has ended, that pipe has ended too."""

@@ -149,6 +149,26 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     attempts: tuple[EndAttempt, ...] = msgspec.field(name="members")
 
 
+class Relimit(msgspec.Struct, frozen=True, kw_only=True, tag="relimit"):
+    """Give a running attempt another time limit, from its start on; one that is over ends it as a timeout."""
+
+    n: int
+    key: str
+    timeout_s: float
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
+    """Send a signal, such as `SIGUSR1`, to the topmost processes of a running attempt that handle it."""
+
+    n: int
+    key: str
+    signal: str
+
+
+#: in `Hello.takes`: requests that came within this version of the protocol
+TAKES: Final = ("relimit", "signal")
+
+
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
     """Replace the fence deadline; null removes it, and a passed deadline ends the attempts at once.
 
@@ -190,7 +210,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     why: str = SHUTS_DOWN
 
 
-Request: TypeAlias = Start | Contain | Ran | Removed | End | Fence | List | Forget | Ping | Shutdown
+Request: TypeAlias = Start | Contain | Ran | Removed | End | Relimit | Signal | Fence | List | Forget | Ping | Shutdown
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -209,6 +229,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """How the kernel can be made to refuse devices to attempts here: `cgroup2`, `cgroup1`, or empty."""
     no_device_fence: str = ""
     """Why it cannot; empty if it can."""
+    takes: tuple[str, ...] = ()
+    """Which requests it takes that came within this version of the protocol."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

@@ -10,7 +10,7 @@ from moorage.system.boottime_timer import BoottimeTimer
 from moorage.system.cgroup import CgroupBase
 from moorage.system.device_fence import ControllerFences, fences_here
 from moorage.system.proctree import boot_id, boottime_s, read_process
-from moorage.worker.supervisor.child import StartRefused
+from moorage.worker.supervisor.child import StartRefused, signal_number
 from moorage.worker.supervisor.containers import ID
 from moorage.worker.supervisor.former_attempts import FormerAttempts
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
@@ -31,6 +31,7 @@ from moorage.worker.supervisor.protocol import (
     KEY_CHARS_MAX,
     PROTOCOL,
     SHUTS_DOWN,
+    TAKES,
     Contain,
     Done,
     End,
@@ -45,9 +46,11 @@ from moorage.worker.supervisor.protocol import (
     Ping,
     Ran,
     Refused,
+    Relimit,
     Removed,
     Request,
     Shutdown,
+    Signal,
     Start,
 )
 from moorage.worker.supervisor.server import Connection
@@ -119,6 +122,7 @@ class Supervisor:
             controllers=cgroups.controllers if cgroups is not None else (),
             device_fence=self._fences.kind if self._fences is not None else "",
             no_device_fence=no_fence,
+            takes=TAKES,
         )
         if cgroups is not None:
             cgroups.kill_former()
@@ -227,6 +231,10 @@ class Supervisor:
                 for attempt in request.attempts:
                     grace_s, notice_s = max(0.0, attempt.grace_s), max(0.0, attempt.notice_s)
                     self.jobs.end(attempt.key, "end", grace_s, attempt.why, notice_s)
+            case Relimit():
+                self.jobs.relimit(request.key, request.timeout_s)
+            case Signal():
+                answer = self._signal(request)
             case Fence():
                 answer = self._fence(request)
             case List():
@@ -273,6 +281,13 @@ class Supervisor:
             except OSError as error:
                 code, message = "journal", error.strerror or str(error)
         return Refused(n=request.n, code=code, message=message)
+
+    def _signal(self, request: Signal) -> Message:
+        try:
+            self.jobs.send_signal(request.key, signal_number(request.signal))
+        except StartRefused as refused:
+            return Refused(n=request.n, code="invalid-argument", message=refused.message)
+        return Done(n=request.n)
 
     def _fence(self, request: Fence) -> Message:
         deadline_s = request.deadline_boottime_s

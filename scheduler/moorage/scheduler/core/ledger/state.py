@@ -321,6 +321,9 @@ class Job:
     #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
     ceiling: int = -1
     bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
+    #: the time limit in ms of its attempts that were placed up to a record, and that record's sequence: the newest
+    #: change that was of running attempts, too
+    relimit: tuple[int, int] | None = None
     resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
     scaled: Scaled | None = None  # of a service whose number of attempts follows its calls, once it changed
     #: of a service: the replica that leaves its worker once the other one serves; None if none moves
@@ -393,6 +396,7 @@ class Job:
                 "ran": (tuple[int, ...], ()), "lent": (tuple[int, int], (0, 0)),
                 "wants": (Wants | None, None),
                 "peaks": (tuple[int, int, int, int] | None, None),
+                "relimit": (tuple[int, int] | None, None),
             }
         },
     )  # fmt: skip
@@ -438,6 +442,7 @@ class Job:
         row = number_of((row, "facts", marks, ended, self.ran))
         row = number_of((row, "lent", self.lent)) if any(self.lent) else row
         row = number_of((row, "peaks", self.peaks)) if self.peaks is not None else row
+        row = number_of((row, "relimit", self.relimit)) if self.relimit is not None else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
 
     def note_peaks(self, peaks: Peaks) -> None:
@@ -453,6 +458,12 @@ class Job:
         return [*own, *self.lingering.values()] if self.lingering else own
 
     @property
+    def changed_seq(self) -> int:
+        """The sequence of the newest record that changed what its running attempts have; 0 if none has."""
+        resized = self.resizes[-1].seq if self.resizes else 0
+        return resized if self.relimit is None else max(resized, self.relimit[1])
+
+    @property
     def part(self) -> tuple[int, int] | None:
         """The part of each device that an operator gave the job: MiB of memory, percent of compute; None if unset."""
         return self.resizes[-1][2:] if self.resizes else None
@@ -460,8 +471,11 @@ class Job:
     def bounds_at(self, fence: int | None = None) -> tuple[int, int]:
         """Return `max_running` and the time limit in ms of an attempt with this fence, of the next one for None.
 
-        A number below 0 stands for the request's. A change is for attempts that later records place.
+        A number below 0 stands for the request's. A change is for attempts that later records place, but for a time
+        limit of those that run.
         """
+        if self.relimit is not None and fence is not None and fence <= self.relimit[1]:
+            return self.bounds[-1].max_running, self.relimit[0]
         for row in reversed(self.bounds):
             if fence is None or row.seq < fence:
                 return row.max_running, row.timeout_ms

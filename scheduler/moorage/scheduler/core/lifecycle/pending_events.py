@@ -20,6 +20,7 @@ from moorage.scheduler.core.events import (
     Rest,
     ScheduleOrder,
     ScheduleRun,
+    SignalOrder,
     Submit,
     Wake,
     is_urgent,
@@ -139,7 +140,7 @@ class PendingEvents:
 
 def _asked_by(event: Rest, verb: str) -> str | None:
     """Return which operator or tenant asks this verb with an event; None if it is another one, or no request."""
-    if not isinstance(event, Order | ChangeOrder | ScheduleOrder | Execute | Wake) or event.verb != verb:
+    if not isinstance(event, Order | ChangeOrder | SignalOrder | ScheduleOrder | Execute | Wake) or event.verb != verb:
         return None
     return event.operator if isinstance(event, Order) else event.tenant
 

@@ -502,9 +502,9 @@ def _as_recorded(hello: Hello) -> dict[str, Any]:
 
 
 def _is_behind(attempt: Attempt, has: int) -> bool:
-    """Return whether the job's part of its devices has changed since the order that the worker last applied."""
-    resizes = attempt.replica.job.resizes
-    return bool(resizes) and has < resizes[-1].seq
+    """Return whether what the attempt has was changed since the order that the worker last applied."""
+    job = attempt.replica.job
+    return (bool(job.resizes) or job.relimit is not None) and has < job.changed_seq
 
 
 def wants_more(attempt: Attempt, phase: str) -> bool:

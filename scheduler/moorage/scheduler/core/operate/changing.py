@@ -11,6 +11,7 @@ from moorage.scheduler.core.ledger.state import Job, StandingOrder, State
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.beyond import beyond_time
 from moorage.scheduler.core.operate.copies import Copies
+from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.schemas.errors import Problem, problem
@@ -29,11 +30,13 @@ class Changing:
         indexing: Indexing,
         reader: RequestReader,
         copies: Copies,
+        relimiting: Relimiting,
     ) -> None:
         self._state = state
         self._indexing = indexing
         self._reader = reader
         self._copies = copies
+        self._relimiting = relimiting
 
     def change(self, draft: Draft, event: ChangeOrder) -> Answer | Problem:
         """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
@@ -62,7 +65,9 @@ class Changing:
             return problem(
                 "invalid-argument", message, field=f"$.{field}", found=found_word, allowed=allowed, job=job.name
             )
-        if asked.timeout_s is not None:
+        if asked.running and (refused := self._relimiting.refusal(draft, job, limit_ms, by_tenant=True)) is not None:
+            return refused
+        if asked.timeout_s is not None and not asked.running:
             tenant = self._state.read_tenant(event.tenant)
             if (too_long := beyond_time(tenant, asked.timeout_s, job.name)) is not None:
                 return too_long
@@ -73,11 +78,14 @@ class Changing:
         priority = had if asked.priority is None else asked.priority
         if asked.hold is False and job.hold is not None and not is_own(job.hold):
             return _not_its_own(job)
+        is_other = wanted.replicas != before.replicas
+        if asked.running:
+            is_other |= self._relimiting.record(draft, job, limit_ms, event.by, asked.reason)
+            before = before.with_bounds(-1, limit_ms)
         said = _words(before, wanted, had, priority)
         if said:
             self._record(draft, job, event, (before, wanted), (had, priority), said)
-        is_other = wanted.replicas != before.replicas
-        if is_other:
+        if wanted.replicas != before.replicas:
             self._copies.record(draft, job, wanted, event)
         is_other |= self._held(draft, job, event)
         attempts = sum(replica.attempt is not None for replica in job.rows.values())
@@ -91,6 +99,7 @@ class Changing:
             members=attempts,
             replicas=wanted.replicas,
             held=job.hold is not None,
+            relimited=asked.running,
         )
         return Answer("change", 0, answer)
 

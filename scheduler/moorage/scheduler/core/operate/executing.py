@@ -1,4 +1,5 @@
-"""Commands that tenants run in their running jobs: which may run, the act in the ledger, the order to the worker."""
+"""Commands that tenants run in their running jobs, and signals for them: which may, the act in the ledger, the order to
+the worker."""
 
 from __future__ import annotations
 
@@ -7,30 +8,32 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.events import Execute
+from moorage.scheduler.core.events import Execute, SignalOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import AT_RUNNING, FROZEN, RUNNING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Exec, ExecGiven
+from moorage.schemas.frames import Exec, ExecGiven, Signal
 from moorage.schemas.job import STATES, TERMINAL, Request
 from moorage.schemas.names import word_of
+from moorage.schemas.operate import SignalSent
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
 
 #: characters of a command in the job's history
 COMMAND_CHARS: Final = 160
+#: what the history has before the name of a signal that was sent
+SIGNAL: Final = "signal"
 #: what the history has in place of a command where a caller took the job's terminal
 ATTACHED: Final = "the terminal is held"
 
 
 class Executing(NamedTuple):
-    """A command to run: the order to the worker of this attempt, and the answer to its caller."""
+    """A command to run, or a signal to send: the orders to workers of these attempts, and the answer to its caller."""
 
-    attempt: Attempt
-    order: Exec
-    given: ExecGiven
+    orders: list[tuple[Attempt, Exec | Signal]]
+    given: ExecGiven | SignalSent
 
 
 def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Job], Request]) -> Executing | Problem:
@@ -41,15 +44,7 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
         return _no_job(state, event)
     request, index = request_of(job), job.meant(asked.replica)
     if not is_in(job.numbers, index):
-        return problem(
-            "not-found",
-            f"job {job.name} has no replica {asked.replica}",
-            field="$.replica",
-            found=asked.replica,
-            allowed=format_ranges(job.numbers, RANGES_SAID),
-            job=job.name,
-            next=f"moorage show {word_of(job.name)}",
-        )
+        return _no_replica(job, asked.replica)
     if asked.attach and request.workload.stdin != "stream":
         return problem(
             "failed-precondition",
@@ -79,7 +74,59 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
     said = ATTACHED if asked.attach else _one_line(carried(shlex.join(asked.argv)))
     draft.add(acts.Exec(job.num, index, event.by, said))
     order = Exec(*attempt.name, event.stream, asked.argv, asked.tty, asked.term)
-    return Executing(attempt, order, ExecGiven(job.name, index, attempt.no, attempt.worker.id, event.stream))
+    given = ExecGiven(job.name, index, attempt.no, attempt.worker.id, event.stream)
+    return Executing([(attempt, order)], given)
+
+
+def send_signal(
+    draft: Draft, state: State, event: SignalOrder, request_of: Callable[[Job], Request]
+) -> Executing | Problem:
+    """Record that a signal is sent to a job's running attempts, or return why it cannot be."""
+    asked = event.asked
+    job = state.job(event.tenant, asked.job)
+    if job is None:
+        return _no_job(state, event)
+    index = None if asked.replica is None else job.meant(asked.replica)
+    if index is not None and not is_in(job.numbers, index):
+        return _no_replica(job, index)
+    found = [
+        row.attempt
+        for row in job.rows.values()
+        if row.attempt is not None and row.state == RUNNING and row.attempt.phase == AT_RUNNING
+        if index in (None, row.index)
+    ]
+    if not found:
+        at = next(iter(job.rows.values()), None) if index is None else job.rows.get(index)
+        here = index if index is not None else 0 if at is None else at.index
+        return _not_running(job, here, job.state_of(here) if at is None else at.state)
+    driver = request_of(job).workload.driver
+    for attempt in found:
+        if not attempt.worker.can(driver).get("signals"):
+            return problem(
+                "failed-precondition",
+                f"no signal can be sent to job {job.name}: driver {driver} of worker {attempt.worker.id} sends none",
+                found=driver,
+                allowed="a driver whose worker reports signals",
+                job=job.name,
+                next="moorage exec runs a command in it, where its driver can",
+            )
+    name = asked.number_name
+    for attempt in found:
+        draft.add(acts.Exec(job.num, attempt.replica.index, event.by, f"{SIGNAL} {name}"))
+    sent = SignalSent(job.name, name, sorted((each.replica.index, each.worker.id) for each in found))
+    return Executing([(each, Signal(*each.name, name)) for each in found], sent)
+
+
+def _no_replica(job: Job, index: int) -> Problem:
+    return problem(
+        "not-found",
+        f"job {job.name} has no replica {index}",
+        field="$.replica",
+        found=index,
+        allowed=format_ranges(job.numbers, RANGES_SAID),
+        job=job.name,
+        next=f"moorage show {word_of(job.name)}",
+    )
 
 
 def _one_line(command: str) -> str:
@@ -88,7 +135,7 @@ def _one_line(command: str) -> str:
     return f"{line}…" if newline else line
 
 
-def _no_job(state: State, event: Execute) -> Problem:
+def _no_job(state: State, event: Execute | SignalOrder) -> Problem:
     name = event.asked.job
     if state.finished.find(job_key(event.tenant, name)) is None:
         return no_job(event.tenant, name)

@@ -1,4 +1,5 @@
-"""Operators' orders on jobs and tenants: hold, release, requeue, priority, resize, freeze, resume, limit, share.
+"""Operators' orders on jobs and tenants: hold, release, requeue, priority, resize, time-limit, freeze, resume,
+limit, share.
 
 What an order changes is in the record, and the queue follows at once, so that the record that answers a hold places
 nothing held. Orders are carried out after the backoffs that are due have put their replicas back into the queue: then
@@ -32,6 +33,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.indexing import Indexing
@@ -58,6 +60,7 @@ from moorage.schemas.operate import (
     ResumeAct,
     Share,
     ShareAct,
+    TimeLimitAct,
     UncordonAct,
 )
 from moorage.schemas.ranges import parse_ranges
@@ -81,12 +84,14 @@ class Orders:
         lifecycle: Lifecycle,
         reader: RequestReader,
         resizing: Resizing,
+        relimiting: Relimiting,
     ) -> None:
         self.state = state
         self.indexing = indexing
         self.lifecycle = lifecycle
         self.reader = reader
         self.resizing = resizing
+        self._relimiting = relimiting
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order that is not about a worker, in the draft. Return the answer or a problem.
@@ -119,6 +124,8 @@ class Orders:
             return self._prioritize(draft, job, asked, by)
         if isinstance(asked, ResizeAct):
             return self._resize(draft, job, asked, by)
+        if isinstance(asked, TimeLimitAct):
+            return self._relimit(draft, job, asked, by)
         return self._hold_job(draft, job, asked, by)
 
     def _no_job(self, verb: str, tenant: str, name: str, job: Job | None) -> Problem:
@@ -226,6 +233,15 @@ class Orders:
         if changed:
             self.indexing.regroup(job, before)
         return self._done("resize", job, changed, resized=resized)
+
+    def _relimit(self, draft: Draft, job: Job, asked: TimeLimitAct, by: str) -> Done | Problem:
+        limit_ms = round(asked.timeout_s * 1000)
+        if (fixed := self.reader.why_fixed(job)) is not None:
+            return fixed
+        if (refused := self._relimiting.refusal(draft, job, limit_ms, by_tenant=False)) is not None:
+            return refused
+        changed = self._relimiting.record(draft, job, limit_ms, by, asked.why)
+        return self._done("time-limit", job, changed, timeout_s=asked.timeout_s)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done | Problem:
         name, tenant = asked.tenant, self.state.read_tenant(asked.tenant)

@@ -19,7 +19,20 @@ from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on, event_of
 from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Event, Exec, Held, Idle, Join, Joined, Renew, Report, Resized, Stalled
+from moorage.schemas.frames import (
+    Accepted,
+    Event,
+    Exec,
+    Held,
+    Idle,
+    Join,
+    Joined,
+    Renew,
+    Report,
+    Resized,
+    Signal,
+    Stalled,
+)
 from moorage.schemas.job import STATES, Request
 
 #: the most digits of a number that a worker reports
@@ -39,7 +52,8 @@ class InFlight:
     joined: list[tuple[FromWorker, str]] = field(default_factory=list)
     renewed: list[tuple[FromWorker, Renew, Host]] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    execs: list[tuple[Attempt, Exec]] = field(default_factory=list)  # commands to run in running attempts
+    #: commands to run in running attempts, and signals for them
+    execs: list[tuple[Attempt, Exec | Signal]] = field(default_factory=list)
     awaiting: list[int] = field(default_factory=list)  # numbers of new jobs that wait for something else than a host
     # requests of batches whose answer this record decides, other than new jobs
     answered: list[tuple[Batch, int]] = field(default_factory=list)

@@ -36,7 +36,20 @@ from moorage.schemas import actors
 from moorage.schemas.attempt import name_in
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
-from moorage.schemas.frames import Change, End, Event, Exec, FleetEvent, Freeze, Held, Place, Replicas, Start, Wanted
+from moorage.schemas.frames import (
+    Change,
+    End,
+    Event,
+    Exec,
+    FleetEvent,
+    Freeze,
+    Held,
+    Place,
+    Replicas,
+    Signal,
+    Start,
+    Wanted,
+)
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.signed import person_in, unsigned
@@ -135,7 +148,7 @@ class WantedFrames:
             body,
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-            job.resizes[-1].seq if job.resizes else 0,
+            job.changed_seq,
             job.accepted_ms,
             list(replica.stored),
             replica.untold,
@@ -153,6 +166,9 @@ class WantedFrames:
         if not worker.session or replica.attempt is not attempt:
             return  # it is over: the state is that of the replica's next attempt, which may be elsewhere
         state = replica.state
+        if job.changed_seq and state in (CLAIMED, RUNNING, FROZEN) and learns(attempt):
+            body = _body_for(attempt)
+            self._frame(worker, len(body) + 200).resize.append(self._place(attempt, body))
         if state in LEAVING:
             notice_s = float(attempt.notice_s) if state == ENDING else 0.0
             self._frame(worker, 200).end.append(End(*attempt.name, why=STATES[state].lower(), notice_s=notice_s))
@@ -168,13 +184,13 @@ class WantedFrames:
                 self._frame(worker, 200).freeze.append(Freeze(*attempt.name, on=False, n=attempt.leased))
         elif state == RUNNING and (attempt.freeze or is_frozen):
             self._frame(worker, 200).freeze.append(Freeze(*attempt.name, on=attempt.freeze))
-        elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(attempt):
-            body = _body_for(attempt)
-            self._frame(worker, len(body) + 200).resize.append(self._place(attempt, body))
 
-    def execs(self, worker: Worker, order: Exec) -> None:
-        """Add a command to run, once: a caller that hears nothing of it asks again."""
-        if worker.session:
+    def execs(self, worker: Worker, order: Exec | Signal) -> None:
+        """Add a command to run, or a signal to send, once: a caller that hears nothing of it asks again."""
+        if worker.session and isinstance(order, Signal):
+            self._frame(worker, 200).signals.append(order)
+        elif worker.session:
+            assert isinstance(order, Exec)
             size = 300 + sum(map(len, order.argv)) * CHAR_BYTES_MAX
             self._frame(worker, size).execs.append(order)
 
@@ -210,6 +226,12 @@ def takes_parts(attempt: Attempt) -> str:
     """Return how a worker can change a running attempt's share of its devices; "" if it cannot."""
     driver = _read_request(attempt.replica.job.body)[1].request.workload.driver
     return mode_resizes(attempt.worker.hello, driver, MODE_NAMES[attempt.mode])
+
+
+def learns(attempt: Attempt) -> bool:
+    """Return whether a worker can change what a running attempt has: its share of its devices, or its time limit."""
+    driver = _read_request(attempt.replica.job.body)[1].request.workload.driver
+    return bool(takes_parts(attempt)) or bool(attempt.worker.can(driver).get("relimits"))
 
 
 def _body_for(attempt: Attempt) -> bytes:

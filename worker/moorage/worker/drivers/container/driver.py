@@ -84,6 +84,8 @@ class ContainerDriver(Driver):
         sets_up=True,
         outlives_agent=True,
         execs=True,
+        relimits=True,
+        signals=True,
         holds_stdin=True,
         fence="supervisor",
         devices=KERNEL,  # by the engine's own filter
@@ -248,6 +250,12 @@ class ContainerDriver(Driver):
 
     def resize(self, name: AttemptName, share: Share) -> None:
         keep_to(self.limits, name, share)
+
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        self._host.link.relimit(self._host.key(name), timeout_s)
+
+    def signal(self, name: AttemptName, signal: str) -> None:
+        self._host.link.signal(self._host.key(name), signal)
 
     def forget(self, names: list[AttemptName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])

@@ -90,6 +90,7 @@ class _Running:
     def __init__(self) -> None:
         self.reason = ""  # why it was asked to stop: end, fence or timeout
         self.overdue = False
+        self.called_s = 0.0  # when its function was called, by the loop's clock
         self.storing = False  # it returned, and its result is being stored
         self.store_by_s = 0.0  # by the loop's clock
         self.grace: asyncio.TimerHandle | None = None
@@ -114,7 +115,9 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
-    capabilities = Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False)
+    capabilities = Capabilities(
+        ends_streams=True, returns_value=True, uses_devices=False, relimits=True, memory_limit=False
+    )
     config = HandlerBlock
     attempts_max = RUNNING_MAX
 
@@ -203,6 +206,14 @@ class HandlerDriver(Driver):
         running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
         return None
 
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        running = self._running.get(name)
+        if running is None or running.storing or running.reason:
+            return
+        if running.timeout is not None:
+            running.timeout.cancel()
+        self._set_timeout(running, timeout_s)
+
     async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         return {name for name, run in self._running.items() if run.storing or run.overdue or not run.work.done()}
 
@@ -273,10 +284,15 @@ class HandlerDriver(Driver):
         run = context.request.workload
         if checkpoint_in_s is not None:
             running.checkpoint = loop.call_later(checkpoint_in_s, context.ask_checkpoint)
+        running.called_s = loop.time()
         if run.timeout_s is not None:
-            running.timeout = loop.call_later(
-                run.timeout_s, self._ask_to_stop, running, run.grace_s, "timeout", "timeout"
-            )
+            self._set_timeout(running, run.timeout_s)
+
+    def _set_timeout(self, running: _Running, timeout_s: float) -> None:
+        at_s, grace_s = running.called_s + timeout_s, running.context.request.workload.grace_s
+        running.timeout = asyncio.get_running_loop().call_at(
+            at_s, self._ask_to_stop, running, grace_s, "timeout", "timeout"
+        )
 
     def _await(self, running: _Running, work: Awaitable[object]) -> None:
         """Await in the event loop what a function has returned: it is async, but a decorator or a lambda hides that."""

@@ -129,6 +129,8 @@ class ProcessDriver(Driver):
         sets_up=True,
         outlives_agent=True,
         execs=True,
+        relimits=True,
+        signals=True,
         holds_stdin=True,
         fence="supervisor",
     )
@@ -250,7 +252,15 @@ class ProcessDriver(Driver):
         users = os.geteuid() == 0 and self._folders.lets_users()
         devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE
         limits_memory = "memory" in self._link.controllers
-        return msgspec.structs.replace(super().can(), users=users, memory_limit=limits_memory, devices=devices)
+        can, takes = super().can(), self._link.takes
+        return msgspec.structs.replace(
+            can,
+            users=users,
+            memory_limit=limits_memory,
+            devices=devices,
+            relimits=can.relimits and "relimit" in takes,
+            signals=can.signals and "signal" in takes,
+        )
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:
@@ -292,6 +302,12 @@ class ProcessDriver(Driver):
 
     def resize(self, name: AttemptName, share: Share) -> None:
         keep_to(self.limits, name, share)
+
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        self._link.relimit(self._key(name), timeout_s)
+
+    def signal(self, name: AttemptName, signal: str) -> None:
+        self._link.signal(self._key(name), signal)
 
     def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
         assert self._freezing is not None, "its capabilities do not say that it freezes"

@@ -66,7 +66,9 @@ class Processes:
     """The processes of one driver's attempts. Its methods are those of `Driver`, with the same meaning."""
 
     #: what a driver can do that hands all of its methods on
-    CAPABILITIES: Final[Capabilities] = ProcessDriver.capabilities
+    CAPABILITIES: Final[Capabilities] = msgspec.structs.replace(
+        ProcessDriver.capabilities, relimits=False, signals=False
+    )
 
     def __init__(self, driver: Driver, kit: Kit, command: CommandOf) -> None:
         """Make the parts for this driver of the worker of `kit`, without connecting."""
@@ -97,7 +99,14 @@ class Processes:
         """Return the driver's capabilities, with those that depend on what the supervisor can do on this host."""
         here = self._inner.can()
         own = Driver.can(self._driver)
-        return msgspec.structs.replace(own, users=here.users, memory_limit=here.memory_limit, devices=here.devices)
+        return msgspec.structs.replace(
+            own,
+            users=here.users,
+            memory_limit=here.memory_limit,
+            devices=here.devices,
+            relimits=own.relimits and here.relimits,
+            signals=own.signals and here.signals,
+        )
 
     def start(self, assignments: list[Assignment]) -> None:
         """Start attempts, each with a folder of its own, its secrets, and the files that its request brings along."""
@@ -106,6 +115,14 @@ class Processes:
     def end(self, name: AttemptName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         """End an attempt within `grace_s` seconds; with `notice_s`, send its checkpoint signal that long before."""
         self._inner.end_with_notice(name, grace_s, why, notice_s)
+
+    def relimit(self, name: AttemptName, timeout_s: float) -> None:
+        """Give a running attempt another time limit; a driver that hands this on says `relimits`."""
+        self._inner.relimit(name, timeout_s)
+
+    def signal(self, name: AttemptName, signal: str) -> None:
+        """Send a signal to processes of an attempt that handle it; a driver that hands this on says `signals`."""
+        self._inner.signal(name, signal)
 
     def forget(self, names: list[AttemptName]) -> None:
         """Forget attempts whose ends are in the ledger."""

@@ -125,6 +125,7 @@ class VmDriver(ProcessDriver):
         reaches=False,
         sets_up=False,
         execs=False,
+        signals=False,
         holds_stdin=False,
         exec_instead="run a server for shells in the VM, as sshd",
     )

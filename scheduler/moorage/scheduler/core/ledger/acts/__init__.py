@@ -28,6 +28,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Peaked,
     Preempt,
     Priority,
+    Relimit,
     Relocate,
     Relocated,
     Replicas,

@@ -194,6 +194,26 @@ class Change(OfJob, tag="change"):
             job.bounds = bounds_after(job.bounds, folding.seq, self.max_running, self.timeout_ms)
 
 
+class Relimit(OfJob, tag="relimit"):
+    """A job's running attempts have another time limit in ms, from their start on, and so have later ones."""
+
+    LEVEL: ClassVar[int] = 2
+    IS_DECISION: ClassVar[bool] = True
+    timeout_ms: int
+    by: str
+    why: str
+
+    def fold(self, folding: Folding) -> None:
+        if self.timeout_ms <= 0:
+            raise FoldError(f"act {self.tag} of job {self.job} gives {self.timeout_ms} ms")
+        job = folding.ordered(self.job, CHANGED, self.by, self.why)
+        job.bounds = bounds_after(job.bounds, folding.seq, -1, self.timeout_ms)
+        job.relimit = self.timeout_ms, folding.seq
+        for attempt in job.attempts:
+            attempt.runs_as = None
+            folding.out.touched.append(attempt)
+
+
 class Resize(OfJob, tag="resize"):
     """An operator gives a job another share of each device that it has, and of those that it gets later.
 
@@ -489,6 +509,6 @@ class Peaked(OfJob, tag="peaked"):
 
 
 JobAct = (
-    Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Resize | Freeze | Scale | Relocate
-    | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked
+    Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Relimit | Resize | Freeze | Scale
+    | Relocate | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked
 )  # fmt: skip
