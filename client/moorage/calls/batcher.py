@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from moorage.calls.batches import Batches
-from moorage.calls.messenger import Messenger
+from moorage.calls.member import Member
 from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
 
@@ -17,12 +17,20 @@ OnFrame = Callable[[FromProgram, bytes], None]
 
 
 class Batcher:
-    """Stands before a program: each batch is sent to it in one piece, call by call."""
+    """Stands before a program: each batch is sent to it in one piece, call by call.
 
-    def __init__(self, messenger: Messenger, program: Link, batches: Batches) -> None:
-        self._messenger = messenger
+    `answered` gets the frames of the program, and `runs` the reply subject of each call whose batch begins.
+    """
+
+    def __init__(
+        self, program: Link, member: Member, batches: Batches, answered: OnFrame, runs: Callable[[str], None]
+    ) -> None:
         self._program = program
+        self._member = member
         self._batches = batches
+        self._answered = answered
+        self._runs = runs
+        member.run_in_batches(batches)
         self._held: dict[int, tuple[ToProgram, bytes]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = 0.0  # when the timer fires, which may be too early: a batch that began took what it was for
@@ -30,7 +38,7 @@ class Batcher:
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         if head.call:
             now_s = time.monotonic()
-            call = self._messenger.member.running[head.call]
+            call = self._member.running[head.call]
             self._held[head.call] = head, body
             self._batches.add(head.call, call.waited(now_s), call.left_ms(now_s), now_s)
             # a batch that is not whole begins in a turn of its own: what was read together goes into it together
@@ -57,16 +65,16 @@ class Batcher:
 
     def on_frame(self, head: FromProgram, body: bytes) -> None:
         """A frame of the program: the last answer of a batch lets the next one begin."""
-        self._messenger.on_frame(head, body)
+        self._answered(head, body)
         self.begin_due()
 
     def begin_due(self) -> None:
         """Begin the batches that are whole, or are due and get no more of the calls that wait at other members."""
-        now_s, member = time.monotonic(), self._messenger.member
+        now_s, member = time.monotonic(), self._member
         while (self._batches.is_whole or not member.gathers) and (numbers := self._batches.next(now_s)):
             member.on_batch(numbers, now_s)
             for number in numbers:
-                self._messenger.held.runs(member.running[number].reply)
+                self._runs(member.running[number].reply)
             *others, last = (self._held.pop(number) for number in numbers)
             more = [(msgspec.structs.replace(head, more=True), body) for head, body in others]
             self._program.send_all([*more, last])
@@ -75,7 +83,7 @@ class Batcher:
     def _set_timer(self) -> None:
         """Begin the next batch when it is due; one that gets more of the calls elsewhere begins behind these."""
         due_s = self._batches.due_s
-        if due_s is None or self._messenger.member.gathers:
+        if due_s is None or self._member.gathers:
             return
         if self._timer is not None:
             if self._at_s <= due_s:
@@ -87,11 +95,3 @@ class Batcher:
     def _on_timer(self) -> None:
         self._timer = None
         self.begin_due()
-
-
-def in_batches(messenger: Messenger, program: Link, batches: Batches) -> OnFrame:
-    """Let a member run its calls in batches; return what is to get the program's frames from now on."""
-    messenger.member.run_in_batches(batches)
-    batcher = Batcher(messenger, program, batches)
-    messenger.program, messenger.begin_batches = batcher, batcher.begin_due
-    return batcher.on_frame

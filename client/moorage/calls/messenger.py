@@ -17,6 +17,8 @@ from moorage.bus.errors import BadSubject, BusError, PayloadTooLarge, Permission
 from moorage.bus.framing import headers_size_bytes
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.calls.batcher import Batcher, OnFrame
+from moorage.calls.batches import Batches
 from moorage.calls.discovery import Discovery
 from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
@@ -161,7 +163,7 @@ class Messenger:
         self.member = Member(self.id, self, places, queue.most, attempt)
         self._wait_ms = round(queue.wait_s * 1000)
         self.program: Link | None = None
-        self.begin_batches: Callable[[], None] = lambda: None
+        self._begin_batches: Callable[[], None] = lambda: None
         self._connection = connection
         self._subject = name.subject
         self._discovery = Discovery(
@@ -225,6 +227,12 @@ class Messenger:
         has left in it: one before this in the same attempt."""
         for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant):
             self._outbox.answer(reply, *self._failure(*last_words(ran)), age_s=float("inf"))
+
+    def run_in_batches(self, program: Link, batches: Batches) -> OnFrame:
+        """Send calls in these batches to the program; return what is to get its frames from now on."""
+        batcher = Batcher(program, self.member, batches, self.on_frame, self.held.runs)
+        self.program, self._begin_batches = batcher, batcher.begin_due
+        return batcher.on_frame
 
     def as_written(self, refused: PermissionRefused) -> PermissionRefused:
         """Return a refusal with the caller's inbox as that is written: nats-py tells it in small letters."""
@@ -708,7 +716,7 @@ class Messenger:
         self._look()
 
     def gathered(self) -> None:
-        self.begin_batches()
+        self._begin_batches()
 
     def send_on(self, call: Call, waited_ms: int) -> None:
         subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject

@@ -18,7 +18,7 @@ from moorage.bus.connect_logged import Refusals
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
-from moorage.calls.batcher import OnFrame, in_batches
+from moorage.calls.batcher import OnFrame
 from moorage.calls.batches import Batches
 from moorage.calls.child import END_S, BeforeKill
 from moorage.calls.discovery import PREFIX
@@ -74,8 +74,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 def function_argv(target: str, batch: BatchSpec | None = None) -> list[str]:
     """Return the program that serves with a Python function: of one call, or of a list of them."""
-    module = "function" if batch is None else "batched_function"
-    return [sys.executable, "-u", "-m", f"moorage.calls.{module}", target]
+    return [sys.executable, "-u", "-m", "moorage.calls.function", target, *([] if batch is None else ["--batch"])]
 
 
 async def serve(
@@ -155,7 +154,7 @@ async def serve(
             )
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:
-            answered = in_batches(messenger, program, Batches(serving.batch, places))
+            answered = messenger.run_in_batches(program, Batches(serving.batch, places))
         with _signals(loop, asked.set):
             await messenger.open()
             if held:

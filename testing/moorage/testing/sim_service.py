@@ -4,16 +4,15 @@ test's own in place of a program."""
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, cast
 
 from moorage.bus.connection import Connection
-from moorage.calls.batched_function import BatchTasks, Taken
-from moorage.calls.batcher import in_batches
 from moorage.calls.batches import Batches
-from moorage.calls.function import Context, Served, error_frame, run, run_async
+from moorage.calls.function import BatchTasks, Taken
 from moorage.calls.messenger import Messenger, Name
+from moorage.calls.served import Context, Served
 from moorage.calls.wire import Frames, FromProgram, ToProgram
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus
@@ -64,10 +63,12 @@ class SimService:
         link = cast(Connection, bus.connect(task.worker, inbox_prefix=inbox))
         attempt = (task.tenant, task.job, task.replica, task.attempt, task.fence)
         messenger = Messenger(link, self._name, spec.concurrency, attempt, spec.input_bytes, queue=spec.queue)
-        program = _Function(self._served)
+        served = copy.copy(self._served)
+        served.in_batches = spec.batch is not None
+        program = _Function(served)
         messenger.program, program.on_frame = program, messenger.on_frame
         if spec.batch is not None:
-            program.on_frame = in_batches(messenger, program, Batches(spec.batch, spec.concurrency))
+            program.on_frame = messenger.run_in_batches(program, Batches(spec.batch, spec.concurrency))
         messenger.endpoints = frozenset(self._served.endpoints)
         killed, member = asyncio.Event(), f"{task.job}/{task.replica}"
         try:
@@ -106,30 +107,17 @@ class _Function:
 
     def __init__(self, served: Served) -> None:
         self.on_frame: Callable[[FromProgram, bytes], None]
-        self._served = served
         self._frames = Frames()
-        self._running: dict[int, tuple[asyncio.Task[None], Context]] = {}
         self._batches = BatchTasks(served, self)
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
-        self._batches.cancel(head.cancel)
-        if head.cancel in self._running:
-            task, context = self._running[head.cancel]
-            context.cancel()
-            task.cancel()
+        if head.cancel:
+            self._batches.cancel(head.cancel)
         elif head.call:
-            context = Context(head)
-            task = asyncio.get_running_loop().create_task(self._run(head, body, context))
-            self._running[head.call] = task, context
-            task.add_done_callback(partial(self._over, head))
+            self.send_all([(head, body)])
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         self._batches.begin([Taken(head, body, Context(head)) for head, body in frames])
-
-    def _over(self, head: ToProgram, task: asyncio.Task[None]) -> None:
-        self._running.pop(head.call, None)
-        if task.cancelled():
-            self.write(error_frame(head, asyncio.CancelledError()))
 
     def hold(self, on: bool) -> None:
         """Nothing is held: the simulated bus takes all there is."""
@@ -139,14 +127,8 @@ class _Function:
         return []
 
     def kill(self) -> None:
-        for task in self._batches.tasks.union(task for task, _ in self._running.values()):
+        for task in self._batches.tasks:
             task.cancel()
-
-    async def _run(self, head: ToProgram, body: bytes, context: Context) -> None:
-        if self._served.is_async:
-            await run_async(self._served, head, body, context, self)
-        else:
-            run(self._served, head, body, context, self.write)
 
     def write(self, data: bytes) -> None:
         for head, body in self._frames.feed(data):

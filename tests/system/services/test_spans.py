@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from moorage.calls import batched_function, function
-from moorage.calls.function import Served
+from moorage.calls.function import serve_async, serve_plain
+from moorage.calls.served import Served
 from moorage.calls.wire import ToProgram, frame
 from moorage.client import AsyncClient, CallFailed, Client
 from tests.system.services.members import member
@@ -89,10 +89,10 @@ def test_a_batch_is_one_span_with_a_link_to_each_caller(
             member.sendall(frame(ToProgram(number, headers=headers, more=number < callers)))
         member.sendall(frame(ToProgram(end=True)))
         if is_async:
-            asyncio.run(batched_function.serve_async(Served(later, "m:later"), program, 1))
+            asyncio.run(serve_async(Served(later, "m:later", in_batches=True), program, 1))
         else:
             with program:
-                batched_function.serve_plain(Served(same, "m:same"), program, 1)
+                serve_plain(Served(same, "m:same", in_batches=True), program, 1)
     within, batch = spans.get_finished_spans()
     assert within.parent == batch.context
     assert [link.context.span_id for link in batch.links] == ([] if callers == 1 else [1, 2, 3])
@@ -105,5 +105,5 @@ def test_a_call_without_a_span_begins_a_trace_and_a_wrong_header_is_none(spans: 
         for number, headers in enumerate(({}, {"traceparent": "none"}), 1):
             member.sendall(frame(ToProgram(number, headers=headers)))
         member.sendall(frame(ToProgram(end=True)))
-        function.serve_plain(Served(len, "m:len"), program, 1)
+        serve_plain(Served(len, "m:len"), program, 1)
     assert [(span.name, span.parent) for span in spans.get_finished_spans()] == [("m:len", None)] * 2

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from moorage.calls import batched_function
-from moorage.calls.batched_function import serve_async, serve_plain
 from moorage.calls.batches import EARLY_S, Batches
-from moorage.calls.function import Context, Served
+from moorage.calls.function import Batch, BatchTasks, Taken, run, serve_async, serve_plain
+from moorage.calls.served import Context, Served
 from moorage.calls.wire import Frames, FromProgram, ToProgram, frame
 from moorage.schemas.service import BatchSpec
 
@@ -102,7 +101,7 @@ def answers(served: Any, calls: list[ToProgram], bodies: list[bytes], places: in
         for call, body in zip([*(each_more(one) for one in others), last], bodies, strict=True):
             member.sendall(frame(call, body))
         member.sendall(frame(ToProgram(end=True)))
-        made = Served(served, "served")
+        made = Served(served, "served", in_batches=True)
         if made.is_async:
             asyncio.run(serve_async(made, program, places))
         else:
@@ -208,11 +207,9 @@ def test_a_cancelled_call_leaves_its_batch_and_a_batch_whose_callers_are_all_gon
             await asyncio.Event().wait()
             return []
 
-        tasks = batched_function.BatchTasks(Served(forever, "forever"), Recorded())
+        tasks = BatchTasks(Served(forever, "forever", in_batches=True), Recorded())
         calls, bodies = batch(b"a", b"b")
-        tasks.begin(
-            [batched_function.Taken(call, body, Context(call)) for call, body in zip(calls, bodies, strict=True)]
-        )
+        tasks.begin([Taken(call, body, Context(call)) for call, body in zip(calls, bodies, strict=True)])
         await began.wait()
         [task] = tasks.tasks
         tasks.cancel(1)
@@ -230,13 +227,11 @@ def test_a_cancelled_call_leaves_its_batch_and_a_batch_whose_callers_are_all_gon
         got.extend(items)
         return items
 
-    first, second = (
-        batched_function.Taken(call, body, Context(call)) for call, body in zip(*batch(b"a", b"b"), strict=True)
-    )
+    first, second = (Taken(call, body, Context(call)) for call, body in zip(*batch(b"a", b"b"), strict=True))
     first.context.cancel()
-    batched_function.run(
-        Served(note, "served"),
-        batched_function.Batch([first, second]),
+    run(
+        Served(note, "served", in_batches=True),
+        Batch([first, second], is_list=True),
         lambda _: None,
     )
     assert got == [b"b"], "it never hears of the call"

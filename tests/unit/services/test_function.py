@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from moorage.calls import batched_function
 from moorage.calls.ahead import Ahead, Given
-from moorage.calls.function import Served, serve_async, serve_plain
+from moorage.calls.function import serve_async, serve_plain
+from moorage.calls.served import Served
 from moorage.calls.wire import Frames, ToProgram, frame
 
 
@@ -85,11 +85,11 @@ def answers(served: Served, is_batch: bool) -> list[bytes]:
     with member, program:
         call = ToProgram(1, bytes=3, headers={"Content-Type": "application/json"})
         member.sendall(frame(call, b"[1]") + frame(ToProgram(end=True)))
+        served.in_batches = is_batch
         if served.is_async:
-            serving = batched_function.serve_async if is_batch else serve_async
-            asyncio.run(serving(served, program, 1))
+            asyncio.run(serve_async(served, program, 1))
         else:
-            (batched_function.serve_plain if is_batch else serve_plain)(served, program, 1)
+            serve_plain(served, program, 1)
             program.close()
         return [body for head, body in Frames().feed(member.recv(1 << 16)) if not head.ready and body]
 

@@ -13,7 +13,6 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
-from moorage.calls.batcher import in_batches
 from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
@@ -425,7 +424,7 @@ def test_a_call_whose_data_never_came_whole_has_not_run_when_its_member_ends(
 @played_by(member)
 async def test_a_frame_for_a_call_whose_batch_has_not_begun_is_none(desk: Desk) -> None:
     """A program that counts on its own answered it: its batch never began, and the member was full for ever."""
-    on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 5_000), 1))
+    on_frame = desk.messenger.run_in_batches(cast(Program, desk), Batches(BatchSpec(2, 5_000), 1))
     first = desk.call()
     await asyncio.sleep(1)
     assert desk.running == []
@@ -609,7 +608,7 @@ async def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_wher
     bus = SimulatedBus()
     first, other = Desk(bus), Desk(bus)
     for desk in (first, other):
-        in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
+        desk.messenger.run_in_batches(cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
         await desk.messenger.open()
     await first.messenger.take()
     calls = [first.call(**{"Moorage-Hops": str(hops)}) for hops in (0, 0, HOPS_MAX)]
@@ -632,7 +631,7 @@ async def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_wher
 @in_virtual_time
 async def test_a_batch_waits_for_no_more_calls_once_the_member_is_to_end_or_its_turn_is_over(ends: bool) -> None:
     desk = Desk(SimulatedBus())
-    in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 10_000), 1))
+    desk.messenger.run_in_batches(cast(Program, desk), Batches(BatchSpec(4, 10_000), 1))
     await desk.messenger.open()
     await desk.messenger.take()
     calls = [desk.call() for _ in range(2)]
@@ -666,7 +665,7 @@ def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_
     monkeypatch.chdir(tmp_path)
 
     async def scene(desk: Desk) -> None:
-        on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 0), 1))
+        on_frame = desk.messenger.run_in_batches(cast(Program, desk), Batches(BatchSpec(2, 0), 1))
         said: asyncio.Queue[Delivery] = asyncio.Queue()
         await desk.caller.subscribe("inbox.a", said.put_nowait)
         await desk.caller.publish(NAME.subject, b"", "inbox.a", {INPUT: "6", "Moorage-Wait-Ms": "9000"})
@@ -701,7 +700,7 @@ async def test_who_calls_a_method_of_a_service_without_methods_hears_that_there_
 async def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_its_batch_begins() -> None:
     bus = SimulatedBus()
     busy, idle = Desk(bus, QueueSpec(10)), Desk(bus)
-    on_frame = in_batches(idle.messenger, cast(Program, idle), Batches(BatchSpec(4, 0), 1))
+    on_frame = idle.messenger.run_in_batches(cast(Program, idle), Batches(BatchSpec(4, 0), 1))
     await busy.messenger.open()
     await busy.messenger.take()
     calls = [await busy.full(), *(busy.call() for _ in range(6))]

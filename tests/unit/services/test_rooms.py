@@ -18,7 +18,7 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import STATUS_HEADER, Delivery
-from moorage.calls.batcher import OnFrame, in_batches
+from moorage.calls.batcher import OnFrame
 from moorage.calls.batches import Batches
 from moorage.calls.member import Call
 from moorage.calls.messenger import Messenger, Name
@@ -86,7 +86,7 @@ class Desk:
         self.messenger.endpoints = frozenset(ROLLOUT[at] if site.is_rollout else ())
         self._on_frame: OnFrame = self.messenger.on_frame
         if site.batch is not None:
-            self._on_frame = in_batches(self.messenger, cast(Program, self), Batches(site.batch, site.places))
+            self._on_frame = self.messenger.run_in_batches(cast(Program, self), Batches(site.batch, site.places))
         if site.batch is None:
             self.messenger.member.allow(site.places, ahead=4)
         self._program, self.messenger.program = self.messenger.program, None
