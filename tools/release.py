@@ -26,6 +26,14 @@ from tools.dist import FOLDER_DEFAULT, PLACEHOLDER, ROOT
 
 PYTHONS: Final = ("python3.11", "python3.12", "python3.13")
 COMMAND_S_MAX: Final = 600.0
+#: files that say from whose images ours is made, and which ones it runs beside
+NAME_IMAGES: Final = ("deploy/Dockerfile", "deploy/compose.yml")
+#: in them, an image that has a name of its own, with its digest if it has one
+_IMAGE: Final = re.compile(
+    r"^(?:ARG PYTHON=| *image: \$\{\w+:-)(?P<name>[^@}\s]+)(?P<digest>@sha256:[0-9a-f]{64})?", re.M
+)
+#: ours: this release's own build
+OUR_IMAGE: Final = "moorage"
 #: from an empty folder: a fleet comes up, a job gets its GPU, all of it ends
 SMOKE: Final = """
 set -e
@@ -38,6 +46,17 @@ wait $up
 """
 
 
+def unpinned() -> Iterator[str]:
+    """Yield which images of others are named by a tag alone, which their publisher may move at any time."""
+    for file in NAME_IMAGES:
+        for image in _IMAGE.finditer((ROOT / file).read_text()):
+            if image["digest"] is None and image["name"] != OUR_IMAGE:
+                yield (
+                    f"{file} names {image['name']} without its digest: write {image['name']}@sha256:…, as "
+                    f"docker buildx imagetools inspect {image['name']} tells it"
+                )
+
+
 def against(dist: Path) -> Iterator[str]:
     """Yield what stands against publishing the files in a folder."""
     if build() != RELEASE:
@@ -47,6 +66,7 @@ def against(dist: Path) -> Iterator[str]:
         yield f"CHANGELOG.md gives {RELEASE} no date: python -m tools.changelog {RELEASE} DATE"
     if left := changelog.files():
         yield f"changes/ has {len(left)} files that CHANGELOG.md lacks: python -m tools.changelog {RELEASE} DATE"
+    yield from unpinned()
     sdists = list(dist.glob("moorage-*.tar.gz"))
     if len(sdists) != 1:
         yield f"{dist} has {len(sdists)} sdists: make dist"

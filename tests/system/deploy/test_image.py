@@ -30,7 +30,7 @@ from tests.system.deploy.wheels import bring_wheels
 ROOT: Final = Path(__file__).resolve().parents[3]
 DEPLOY: Final = ROOT / "deploy"
 #: the tag that deploy/compose.yml names
-PROMETHEUS: Final = "prom/prometheus:v3.5.0"
+PROMETHEUS: Final = "moorage-test:prometheus"
 COMMAND_S_MAX: Final = 300.0
 #: a takeover with a ledger on three servers takes 13.5 s, a scrape comes every 5 s
 HAPPENS_S: Final = 90.0
@@ -130,12 +130,9 @@ def happens(what: str, seen: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Debian's program under the tag of deploy/compose.yml, unless the engine has the real one."""
+    """Debian's program, in place of the image that deploy/compose.yml names."""
     if why := why_no_docker() or why_no_parts():
         pytest.skip(why)
-    if run("docker", "image", "ls", "--quiet", PROMETHEUS).strip():
-        yield
-        return
     folder = tmp_path_factory.mktemp("prometheus")
     run("docker", "import", parts() / "debian.tar", "moorage-test-base:prometheus")
     shutil.copy(parts() / "prometheus", folder)
@@ -151,7 +148,13 @@ def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="module")
 def fleet(image: str, prometheus_image: None) -> Iterator[Fleet]:
     fleet = Fleet(
-        image, {"MOORAGE_PROMETHEUS_PORT": "29090", "MOORAGE_GRAFANA_PORT": "23000", "MOORAGE_PAGE_PORT": "29480"}
+        image,
+        {
+            "MOORAGE_PROMETHEUS_IMAGE": PROMETHEUS,
+            "MOORAGE_PROMETHEUS_PORT": "29090",
+            "MOORAGE_GRAFANA_PORT": "23000",
+            "MOORAGE_PAGE_PORT": "29480",
+        },
     )
     services = set(fleet.compose("config", "--services").split()) - {"grafana"}
     try:

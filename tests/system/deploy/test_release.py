@@ -59,6 +59,12 @@ def test_what_is_in_order_has_nothing_against_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setattr(release, "build", lambda: RELEASE)
     monkeypatch.setattr("tools.changelog.files", list)
+    (tmp_path / "deploy").mkdir()
+    for file in release.NAME_IMAGES:
+        text = (ROOT / file).read_text()
+        for name in ("python:3.13-slim", "prom/prometheus:v3.5.0", "grafana/grafana:12.1.1"):
+            text = text.replace(name, f"{name}@sha256:{'0' * 64}")
+        (tmp_path / file).write_text(text)
     sdist(tmp_path, RELEASE, "Project-URL: Homepage, https://h.example/")
     assert list(release.against(tmp_path)) == []
     (tmp_path / "dist").mkdir()
@@ -69,3 +75,20 @@ def test_what_is_in_order_has_nothing_against_it(tmp_path: Path, monkeypatch: py
         ["sha256sum", "--check", sums.name], cwd=sums.parent, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout) == (0, f"moorage-{RELEASE}.tar.gz: OK\n")
+
+
+def test_an_image_of_others_without_a_digest_stands_against_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deploy").mkdir()
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    pinned = f"@sha256:{'0' * 64}"
+    (tmp_path / "deploy" / "Dockerfile").write_text("ARG PYTHON=python:3.13-slim\nFROM ${PYTHON} AS build\n")
+    (tmp_path / "deploy" / "compose.yml").write_text(
+        f"  image: ${{MOORAGE_IMAGE:-moorage}}\n    image: ${{ONE:-one/one:1{pinned}}}\n"
+        f"    image: ${{TWO:-two/two:2}}\n    image: ${{THREE:-three:3@sha256:short}}\n"
+    )
+    told = [each.partition(" without its digest")[0] for each in release.unpinned()]
+    assert told == [
+        "deploy/Dockerfile names python:3.13-slim",
+        "deploy/compose.yml names two/two:2",
+        "deploy/compose.yml names three:3",
+    ]
