@@ -65,13 +65,23 @@ class JobList(JobsAnswer, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         from moorage.client.notebook import grid
+        from moorage.client.reported import reported_words
 
         rows = [
-            (row.job, row.state, row.gpu, age(row.age_ms), row.code, row.worker, row.why or row.reason)
+            (
+                row.job,
+                row.state,
+                row.gpu,
+                age(row.age_ms),
+                row.code,
+                row.worker,
+                reported_words(row.reported),
+                row.why or row.reason,
+            )
             for row in self.jobs[:SHOWN_MAX]
         ]
         counted = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
-        heads = ("job", "state", "GPUs", "age", "code", "worker", "why")
+        heads = ("job", "state", "GPUs", "age", "code", "worker", "reported", "why")
         return grid(f"Jobs: {counted or 'none'}", heads, rows, len(self.jobs) - len(rows))
 
 

@@ -629,7 +629,7 @@ class AsyncClient:
 
     async def table(self, job: str, path: str = "") -> list[dict[str, Any]]:
         """Return a row for each replica of a job, for `pandas.DataFrame` or a file: its item, state, exit code, number
-        of attempts, end, and what it kept as JSON.
+        of attempts, end, and what it reported last or kept as JSON.
 
         The values are those of the file `path` of its kept files, as `out/loss.json`, or without it of all that end in
         `.json`: an object's keys are columns. Of a replica that did not succeed and was run again, the row is that of
@@ -642,6 +642,17 @@ class AsyncClient:
         for note in said(notes):
             log.warning("job %s: %s", job, note)
         return rows
+
+    async def reports(self, job: str) -> list[dict[str, Any]]:
+        """Return what a job has reported of itself by `moorage.job.report`, for `pandas.DataFrame`: a row for each
+        report, with the number of its replica.
+
+        Of each replica these are the newest attempt's last rows, at most 500 of the last 64 KiB that it wrote, while it
+        runs and for as long as kept files stay. Raises `NotFound`.
+        """
+        from moorage.client.tabled import reports
+
+        return await reports(self._wire, self.job(job).job)
 
     def lease(
         self,

@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.changed import changed
+from moorage.client.reported import reported_words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import QUEUED, TERMINAL
 
@@ -115,6 +116,7 @@ def picture(job: str, known: Mapping[str, str], explained: Explained) -> str:
         "state": state,
         "why": explained.means if state == QUEUED else explained.why,
         "done": f"{done} of {of}" if of else "",
+        "reported": reported_words(explained.reported),
         **{name: _counted(count, told.ended.get(name, "")) for name, count in counts.items() if count},
     }
     return table(f"Job {job}", rows, f"<progress max='{of}' value='{done}'></progress>" if of else "")

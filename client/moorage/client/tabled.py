@@ -1,4 +1,5 @@
-"""A sweep as rows: of each replica its item, how it ended, and the values that it kept as JSON, over its reruns.
+"""A sweep as rows: of each replica its item, how it ended, and the values that it reported last or kept as JSON, over
+its reruns.
 
 A replica that did not succeed, and was run again, has the row of that run.
 """
@@ -19,6 +20,7 @@ from moorage.client.errors import ClientError, rejected
 from moorage.client.failures import items_of
 from moorage.client.kept_files import KEPT_BYTES_MAX
 from moorage.client.replicas import ASKED_MAX
+from moorage.client.reported import all_rows, newest, rows_of
 from moorage.client.sending import bucket_of
 from moorage.client.stored_file import stored_file
 from moorage.schemas.handler import result_object
@@ -65,6 +67,7 @@ async def table(client: Connected, job: str, path: str = "") -> tuple[list[Row],
         run, row = rows[number]
         async with at_once:
             values, note = await _values(client, run.job, row, path)
+            values = newest([*await rows_of(client, run.job, row), values])
         if note:
             notes.append(f"replica {number}: {note}")
         return _row(items.get(number), run.job, row, values)
@@ -83,6 +86,12 @@ async def _runs(client: Connected, shown: JobInfo) -> list[JobInfo]:
             found[name] = run = await client.show(name)
             left += run.again
     return list(found.values())
+
+
+async def reports(client: Connected, job: str) -> list[Row]:
+    """Return the last rows that each replica of a job has reported, with the number of its replica."""
+    shown = await client.show(job)
+    return _even(await all_rows(client, job, await _rows(client, shown)))
 
 
 async def _rows(client: Connected, run: JobInfo) -> list[ReplicaInfo]:

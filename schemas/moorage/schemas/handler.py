@@ -190,6 +190,16 @@ def is_earlier(headers: Mapping[str, Sequence[str]], accepted_ms: int) -> bool:
 CHECKPOINT_NOW_VARIABLE: Final = "MOORAGE_CHECKPOINT_NOW"
 CHECKPOINT_NOW_FILE: Final = ".moorage-checkpoint-now"
 
+#: variable with the path of a file to which a job appends what it reports, a line of JSON each, and that file's name
+#: below the attempt's folder
+REPORT_VARIABLE: Final = "MOORAGE_REPORT"
+REPORT_FILE: Final = ".moorage-report"
+
+
+def reported_object(job: str, replica: int, fence: int) -> str:
+    """Return the name of the object with the last rows that an attempt reported, as JSON."""
+    return f"reported.{job}.{replica}.{fence}"
+
 
 def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) -> str:
     """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files.

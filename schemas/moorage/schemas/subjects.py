@@ -26,6 +26,7 @@ API_VERBS: Final = (
     "again",
     "logs",
     "use",
+    "reports",
     "rescue",
     "usage",
     "schedule",
@@ -36,7 +37,7 @@ API_VERBS: Final = (
 #: the verbs that change nothing, of submitters and of operators; those of `schedule` and `dlq` list and show as well
 READ_VERBS: Final = frozenset(
     (
-        *("show", "ls", "explain", "plan", "history", "again", "logs", "use", "usage", "services"),
+        *("show", "ls", "explain", "plan", "history", "again", "logs", "use", "reports", "usage", "services"),
         *("fleet", "audit", "acts", "tenants", "schedule", "dlq"),
     )
 )

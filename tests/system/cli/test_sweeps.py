@@ -12,6 +12,7 @@ import pytest
 
 from moorage.client import AsyncClient, FailedReplica, JobFailed
 from tests.system.cli.node import Node, moorage
+from tests.waiting import until
 
 
 async def test_each_line_of_stdin_is_a_replica(node: Node, unique: str) -> None:
@@ -164,3 +165,44 @@ async def test_what_a_job_kept_is_listed_and_nothing_is_written(node: Node, uniq
     for words in (("--out", "x"), ("--merge",), ("--table", "-")):
         assert (await node.run("get", "kept", "--list", *words, tenant=unique)).code == 2, words
     assert (await node.run("get", "kept", "nope", "--list", tenant=unique)).code == 3
+
+
+async def test_what_replicas_report_is_in_show_ls_tables_and_rows_while_they_run_and_later(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    script = (
+        'for n in 1 2 3; do echo "{\\"step\\": $n, \\"loss\\": 0.$MOORAGE_ITEM$n}" >> "$MOORAGE_REPORT"; done; '
+        'echo "{\\"loss\\": NaN}" >> "$MOORAGE_REPORT"; while [ ! -e "$GO" ]; do sleep 0.1; done'
+    )
+    go = tmp_path / "go"
+    (tmp_path / "items").write_text("4\n5\n")
+    words = ("--each-line", "items", "--env", f"GO={go}", "--job", "grid", "--", "sh", "-c", script)
+    ran = await moorage("submit", *words, env=node.env(unique), cwd=tmp_path)
+    assert ran.code == 0, ran.err
+
+    async def has_both() -> bool:
+        return len([each for each in (await client.job("grid").show()).replica_states if each.reported]) == 2
+
+    rows = [
+        {"replica": replica, "step": step, "loss": float(f"0.{replica + 4}{step}")}
+        for replica in (0, 1)
+        for step in (1, 2, 3)
+    ]
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await until(has_both, 60, "a renewal has told what both report")
+        assert await client.reports("grid") == rows
+        listed = await node.run("ls", "grid", "--metrics", tenant=unique)
+        assert [each for at, each in enumerate(listed.rows[1]) if at != 2] == ["grid", "RUNNING", "3", "0.43"]
+        shown = await node.run("show", "grid", tenant=unique)
+        assert "step=3 loss=0.43" in shown.out
+        assert "loss is nan, not a finite number" in shown.out
+        go.touch()
+        assert (await node.run("wait", "grid", tenant=unique)).code == 0
+        assert await client.reports("grid") == rows
+        table = await client.table("grid")
+        assert [(row["item"], row["step"], row["loss"], row["state"]) for row in table] == [
+            ("4", 3, 0.43, "SUCCEEDED"), ("5", 3, 0.53, "SUCCEEDED"),
+        ]  # fmt: skip
+        assert (await client.job("grid").show()).reported == {"step": 3, "loss": 0.43}
+        assert "<td" in (await client.ls("grid"))._repr_html_()
+        assert "step=3 loss=0.43" in (await client.ls("grid"))._repr_html_()

@@ -20,6 +20,7 @@ from moorage.schemas.frames import (
     Place,
     Renew,
     Report,
+    Reported,
     ReportFrame,
     ReportKind,
     Resized,
@@ -73,6 +74,7 @@ class Worker:
     well_n: int = 0
     use: list[AttemptUse] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
+    reported: list[Reported] = field(default_factory=list)
     leaving_s: int | None = None
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
     stays_awake: set[str] = field(default_factory=set)  # jobs whose attempts it is refused to freeze, besides
@@ -280,6 +282,7 @@ class Worker:
             ],
             use=self.use,
             stopped=self.stopped,
+            reported=self.reported,
             leaving_s=self.leaving_s,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from moorage.cli.framework.fleets import Table
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
+from moorage.client.reported import value_words
 from moorage.schemas.errors import is_as_asked
 from moorage.schemas.exit_words import exit_words
 from moorage.schemas.job import QUEUED, RUNNING, TERMINAL
@@ -28,6 +30,8 @@ NUMBERS: Final = ("PRI", "TRY", "AGE", "RAN", "USE", "CODE")
 OPTIONAL: Final = ("TRY", "PRI", "CODE", "USE", "AGE", "RAN")
 #: of a request that names no priority
 PRIORITY_USUAL: Final = 50
+#: columns of what jobs have reported
+METRICS_MAX: Final = 12
 
 
 def jobs_table(rows: Sequence[JobRow], *, of_all: bool = False) -> str:
@@ -51,6 +55,22 @@ def jobs_table(rows: Sequence[JobRow], *, of_all: bool = False) -> str:
         optional=[name for name in OPTIONAL if name in header],
         shortened=("JOB",),
     )
+
+
+def metrics_table(rows: Sequence[JobRow], *, of_all: bool = False) -> str:
+    """Return the table with what jobs have reported of themselves last: a column for each name, the commonest first."""
+    names = Counter(name for row in rows for name in row.reported)
+    shown = [name for name, _ in names.most_common(METRICS_MAX)]
+    numbers = [name for name in shown if not any(isinstance(row.reported.get(name), str) for row in rows)]
+    header = [*([TENANT] if of_all else []), "JOB", "STATE", "RAN", *shown]
+    cells = [
+        [
+            *([row.tenant] if of_all else []), row.job, row.state, None if row.ran_ms is None else age(row.ran_ms),
+            *(value_words(row.reported[name]) if name in row.reported else None for name in shown),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return table(header, cells, numbers=["RAN", *numbers], shortened=("JOB",))
 
 
 def whole_table(rows: Sequence[JobRow]) -> Table:

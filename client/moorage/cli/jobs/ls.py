@@ -10,7 +10,7 @@ from moorage.cli.framework.console import paint, print_err, print_out
 from moorage.cli.framework.fleets import are_several, show_each
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.wrapping import folded
-from moorage.cli.jobs.job_rows import counts_line, matching, whole_table
+from moorage.cli.jobs.job_rows import counts_line, matching, metrics_table, whole_table
 from moorage.cli.jobs.listing import Listing
 from moorage.cli.jobs.selectors import ANY_JOB, EACH, HELD, Chosen
 from moorage.client.answers import JobList
@@ -44,6 +44,9 @@ def ls(
     watch: Annotated[
         bool, Parameter(help="Show again whenever a job changes; in a pipe, print one row for each change.")
     ] = False,
+    metrics: Annotated[
+        bool, Parameter(help="Show what each job has reported of itself last, as its loss, in a column each.")
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """List jobs: first what runs, then what waits, then what has ended, each newest first.
@@ -54,6 +57,9 @@ def ls(
     if running and chosen.state:
         why = "--running stands for the states of jobs that are on workers"
         raise rejected("invalid-argument", why, found="--state", next="leave out --running, or --state")
+    if metrics and watch:
+        why = "--watch has the columns of ls"
+        raise rejected("invalid-argument", why, found="--metrics", next="leave out --metrics, or --watch")
     since_ms = None if since is None else seconds(since) * 1000
     if since_ms is not None and watch:
         why = "--watch shows jobs as they change, whenever they were submitted"
@@ -97,7 +103,7 @@ def ls(
         if not rows:
             print_err(listing.none() if since is None else f"no such job was submitted within {since}")
             return None
-        print_out(listing.table(rows))
+        print_out(metrics_table(rows, of_all=listing.of_all) if metrics else listing.table(rows))
         there = matching(counts, states)
         if len(rows) < there and not reason and since is None:
             more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "to see the others: --state STATE"

@@ -41,6 +41,7 @@ from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.answers import JobInfo
 from moorage.client.errors import ClientError, FailedReplica, stopped_early
 from moorage.client.reading import as_struct
+from moorage.client.reported import reported_words
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
@@ -252,6 +253,15 @@ def _show_failed(data: dict[str, Any]) -> None:
     print_err(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
 
 
+def refused_words(shown: ShownJob) -> str:
+    """Return why a line that a running job reported was refused last; "" if none was."""
+    found = [each for each in shown.replica_states if each.report_refused]
+    if not found:
+        return ""
+    of = f"replica {found[0].replica}: " if len(shown.replica_states) > 1 else ""
+    return f"{of}{found[0].report_refused}"
+
+
 def item_cell(item: Any) -> str:
     """Return an item as a cell: `lr=0.1 seed=2` of columns."""
     if item is None:
@@ -292,6 +302,8 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("from", began_words(shown)),
             ("stored", stored_words(shown)),
             ("use", use_words(shown.use)),
+            ("reported", reported_words(shown.reported)),
+            ("not reported", refused_words(shown)),
             *after_rows(shown),
             ("stalled", stalled_words(shown.stalled)),
             ("stopped", stopped_words(shown)),

@@ -15,7 +15,7 @@ from moorage.cli.jobs.asked_rows import asked_rows, service_words, words
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
-from moorage.cli.jobs.show import item_cell, setup_words
+from moorage.cli.jobs.show import item_cell, refused_words, setup_words
 from moorage.cli.jobs.spent import spent_rows
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
@@ -26,6 +26,7 @@ from moorage.client.answers import JobInfo
 from moorage.client.durations import age, seconds
 from moorage.client.errors import FailedReplica
 from moorage.client.failures import FAILURES
+from moorage.client.reported import reported_words
 from moorage.client.view.bars import Bar, Span, bars
 from moorage.client.view.grid import WORDS, grid
 from moorage.client.view.lanes import Lanes
@@ -396,6 +397,8 @@ def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:
         ("code", code_cell(shown.code)),
         ("why", ended_by_itself(shown.state, shown.code, shown.why)),
         ("use", use_cell(shown.use) if shown.use is not None else ""),
+        ("reported", reported_words(shown.reported)),
+        ("not reported", refused_words(shown)),
     ]
 
 

@@ -26,7 +26,18 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.history.unpacking import changes_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, Rescue, RescueAsked, UseAsked
+from moorage.schemas.frames import (
+    Change,
+    LogPage,
+    LogsAsked,
+    ReadLog,
+    ReadReports,
+    ReadUse,
+    ReportsAsked,
+    Rescue,
+    RescueAsked,
+    UseAsked,
+)
 from moorage.schemas.job import Request
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import RANGES_SAID, Ranges, format_ranges, ranges_of
@@ -36,7 +47,7 @@ class Kept(NamedTuple):
     """The worker that has or had the attempt, and the question to send to it."""
 
     worker: Worker
-    ask: ReadLog | ReadUse | Rescue
+    ask: ReadLog | ReadUse | ReadReports | Rescue
 
 
 def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kept | LogPage | Problem | None:
@@ -150,7 +161,7 @@ def _runs(asked: RescueAsked) -> Problem:
     )
 
 
-def no_replica(asked: LogsAsked | RescueAsked | UseAsked, replicas: Ranges) -> Problem:
+def no_replica(asked: LogsAsked | RescueAsked | UseAsked | ReportsAsked, replicas: Ranges) -> Problem:
     """Return the problem that the job of a question has only these replicas."""
     return problem(
         "invalid-argument",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from moorage.scheduler.core.ledger.state import AT_EXITED, State
-from moorage.schemas.handler import checkpoint_object, kept_object, result_object
+from moorage.schemas.handler import checkpoint_object, kept_object, reported_object, result_object
 from moorage.schemas.passed_on import MayStore, StoreAsked
 
 
@@ -23,7 +23,8 @@ def _has_it(state: State, asked: StoreAsked) -> bool:
     for (tenant, job, replica, no, fence), attempt in worker.attempts.items():
         if tenant == asked.tenant and job in words and attempt.phase != AT_EXITED:
             checkpoint = checkpoint_object(job, attempt.replica.job.accepted_ms, replica, no)
-            if asked.object in (result_object(job, replica, fence), kept_object(job, replica), checkpoint):
+            own = result_object(job, replica, fence), kept_object(job, replica), reported_object(job, replica, fence)
+            if asked.object in (*own, checkpoint):
                 return True
             if asked.object.startswith(f"{checkpoint}."):  # a part of it
                 return True

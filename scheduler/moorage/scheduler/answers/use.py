@@ -10,20 +10,29 @@ from moorage.scheduler.core.ledger.state import AT_RUNNING, Attempt, Job
 from moorage.schemas.answers.fleet import ModelUse
 from moorage.schemas.answers.jobs import DeviceUsed, Used
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
+from moorage.schemas.frames import DeviceUse, ReadUse, ReportsAsked, UseAsked
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import is_in
 
 
 def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
     """Return which worker to ask for the use of a running replica; a problem if it does not run."""
+    found = find_running(engine, tenant, asked, "has what an ended job has used")
+    if isinstance(found, Problem):
+        return found
+    return Kept(found.worker, ReadUse(found.worker.session, *found.name, asked.last_s, asked.points))
+
+
+def find_running(engine: Engine, tenant: str, asked: UseAsked | ReportsAsked, ended: str) -> Attempt | Problem:
+    """Return the attempt of a replica that runs, else the problem; `ended` is what `show` says of a job that has
+    ended."""
     job = engine.state.job(tenant, asked.job)
     if job is None:
         return problem(
             "not-found",
             f"no job {asked.job} of tenant {tenant} runs",
             job=asked.job,
-            next=f"moorage show {word_of(asked.job)} has what an ended job has used",
+            next=f"moorage show {word_of(asked.job)} {ended}",
         )
     asked = msgspec.structs.replace(asked, replica=job.meant(asked.replica))
     if not is_in(job.numbers, asked.replica):
@@ -39,9 +48,7 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             job=asked.job,
             next=f"moorage show {word_of(asked.job)}",
         )
-    worker = attempt.worker
-    ask = ReadUse(worker.session, *attempt.name, asked.last_s, asked.points)
-    return Kept(worker, ask)
+    return attempt
 
 
 def devices_used(engine: Engine, attempt: Attempt) -> list[DeviceUse]:

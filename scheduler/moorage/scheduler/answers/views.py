@@ -10,6 +10,7 @@ import msgspec
 
 from moorage.scheduler.answers.awaited import awaited, not_before, waits_for_others
 from moorage.scheduler.answers.counts import Counts
+from moorage.scheduler.answers.reported import last_reported, reported_of
 from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.usage import peaks_of, usage_of_history, usage_of_job
 from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
@@ -253,6 +254,7 @@ def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
         job=found.job,
         tenant=frame.tenant,
         compacted=True,
+        reported=last_reported(found.reported),
         state=found.state,
         rev=found.rev,
         ended_ms=changes[-1].time_ms,
@@ -384,6 +386,7 @@ def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
         resized=resized_of(job) if job.resizes else None,
         bounds=_bounds(engine, job) if job.bounds else None,
         use=use_of_job(engine, job) if job.held else None,
+        reported=reported_of(engine, job),
         **more,
     )
 
@@ -577,6 +580,7 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
     if attempt is None:
         return row
     host = engine.fleet.hosts.get(attempt.worker.num)
+    told = None if host is None else host.reported.get(attempt.name)
     return msgspec.structs.replace(
         sent(row, gpus=gpu_names(attempt.worker, attempt.mask, attempt.fence)),
         worker=attempt.worker.id,
@@ -586,6 +590,8 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
         address=attempt.address,
         enforced=enforced_on(attempt.worker.hello, request),
         use=use_rows(engine, attempt),
+        reported={} if told is None else told.values,
+        report_refused="" if told is None else told.refused,
         stopped=host.stopped.get(attempt.name, 0) if host is not None and replica.state == RUNNING else 0,
         checkpoint=None if request.workload.checkpoint is None else _checkpoint(attempt),
     )

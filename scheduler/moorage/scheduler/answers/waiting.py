@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from moorage.scheduler.answers.awaited import waits_for_others, why_not_queued
 from moorage.scheduler.answers.explain import HOLDERS_MAX, Explanation, explain, holders
 from moorage.scheduler.answers.overtaken import overtaken
+from moorage.scheduler.answers.reported import reported_of
 from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.views import (
@@ -89,6 +90,7 @@ def explain_job(engine: Engine, tenant: str, name: str) -> Explained | Problem:
     if job is None:
         return finished_row(engine, tenant, name, Explained)
     told = _not_waiting(engine, job) if job.first_waiting is None else _waiting(engine, job, job.first_waiting)
+    told = replace(told, reported=values) if (values := reported_of(engine, job)) else told
     return replace(told, replicas=replicas_of(job)) if job.size > 1 else told
 
 

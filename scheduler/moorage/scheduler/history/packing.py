@@ -107,7 +107,9 @@ class Packing:
         """
         moves, over = unwritten(job, parts), job.over
         request = _request(job) if over and (with_request or not job.is_listed) else None
-        told_last = (job.peaks, waited) if waited else () if job.peaks is None else (job.peaks,)
+        told_last: tuple[object, ...] = (job.peaks, waited or [], job.reported)
+        while told_last and not told_last[-1]:
+            told_last = told_last[:-1]
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)

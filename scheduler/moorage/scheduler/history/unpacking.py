@@ -37,6 +37,7 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ended: dict[int, bytes] | None = None
     peaks: tuple[int, int, int, int] | None = None
     waited: list[WaitedPart] = []
+    reported: tuple[int, str] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):

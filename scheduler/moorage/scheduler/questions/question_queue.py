@@ -20,7 +20,7 @@ log = logging.getLogger("moorage.scheduler")
 
 #: the verbs that only read; all others change something and go to the core
 QUESTIONS: Final = frozenset(
-    ("show", "ls", "explain", "plan", "history", "again", "logs", "use", "rescue", "usage", "services")
+    ("show", "ls", "explain", "plan", "history", "again", "logs", "use", "reports", "rescue", "usage", "services")
 )
 #: the most waiting questions of one tenant; further ones are answered with `overloaded`
 ASKED_MAX: Final = 20_000

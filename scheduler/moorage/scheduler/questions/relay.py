@@ -14,6 +14,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, NoResponders
 from moorage.scheduler.answers.history_reader import HistoryReader
 from moorage.scheduler.answers.logs import Kept, find_in_history, find_log
+from moorage.scheduler.answers.reported import find_reports
 from moorage.scheduler.answers.use import find_use
 from moorage.scheduler.arguments import check_job
 from moorage.scheduler.core.engine import Engine
@@ -23,7 +24,20 @@ from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
-from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, Rescue, RescueAsked, Rescued, UseAsked, UsePage
+from moorage.schemas.frames import (
+    Answer,
+    LogPage,
+    LogsAsked,
+    ReadReports,
+    ReadUse,
+    ReportsAsked,
+    ReportsPage,
+    Rescue,
+    RescueAsked,
+    Rescued,
+    UseAsked,
+    UsePage,
+)
 from moorage.schemas.handler import rescued_object
 from moorage.schemas.passed_on import StoreAsked
 from moorage.schemas.signed import person_in
@@ -40,10 +54,15 @@ RELAYS_MAX_TENANT: Final = 16
 #: rescues that workers were asked for last, whose objects they may store
 RESCUES_MAX: Final = 1_024
 
-Page = LogPage | UsePage | Rescued
-Asked = LogsAsked | UseAsked | RescueAsked
+Page = LogPage | UsePage | ReportsPage | Rescued
+Asked = LogsAsked | UseAsked | ReportsAsked | RescueAsked
 #: the questions by their verbs
-ASKED: Final[dict[str, type[Asked]]] = {"logs": LogsAsked, "use": UseAsked, "rescue": RescueAsked}
+ASKED: Final[dict[str, type[Asked]]] = {
+    "logs": LogsAsked, "use": UseAsked, "reports": ReportsAsked, "rescue": RescueAsked
+}  # fmt: skip
+_VERBS: Final[dict[type[Page], str]] = {
+    LogPage: "logs", UsePage: "use", ReportsPage: "reports", Rescued: "rescue"
+}  # fmt: skip
 _decode_page: Final[Decoder[Page | Problem]] = Decoder(Page | Problem)
 
 
@@ -82,8 +101,13 @@ class Relay:
     def ask(self, tenant: str, asked: Asked, reply: str, json: bool, came: str) -> None:
         """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
         engine = self._engine
-        find = find_use(engine, tenant, asked) if isinstance(asked, UseAsked) else find_log(engine, tenant, asked)
-        found: Kept | Page | Problem | None = find
+        found: Kept | Page | Problem | None
+        if isinstance(asked, UseAsked):
+            found = find_use(engine, tenant, asked)
+        elif isinstance(asked, ReportsAsked):
+            found = find_reports(engine, tenant, asked)
+        else:
+            found = find_log(engine, tenant, asked)
         if found is not None and not isinstance(found, Kept):
             self._send_answer(found, reply, json)
         elif (trouble := self._trouble(tenant, found)) is not None:
@@ -103,8 +127,8 @@ class Relay:
         found: Kept | Page | Problem
         job = self._engine.state.job(tenant, asked.job)
         of = "" if job is None else person_in(job.body)
-        if kept is not None or isinstance(asked, UseAsked):
-            assert kept is not None  # use is only of jobs in memory
+        if kept is not None or isinstance(asked, UseAsked | ReportsAsked):
+            assert kept is not None  # these are only of jobs in memory
             found = kept
         else:
             changes, request = await self._history.of_replica(tenant, asked.job, asked.replica)
@@ -137,6 +161,8 @@ class Relay:
             return self._away(kept)
         if isinstance(page, LogPage | Rescued):
             return msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
+        if isinstance(page, ReportsPage):
+            return msgspec.structs.replace(page, worker=kept.worker.id)
         if isinstance(page, UsePage):
             simulated = kept.worker.pool_at(kept.ask.fence).simulated
             return msgspec.structs.replace(page, worker=kept.worker.id, simulated=simulated)
@@ -161,8 +187,8 @@ class Relay:
         )
 
     def _send_answer(self, found: Page | Problem, reply: str, json: bool) -> None:
-        verb = "logs" if isinstance(found, LogPage) else "use" if isinstance(found, UsePage) else "rescue"
-        frame: Any = found if isinstance(found, Problem) else Answer(verb, self._engine.state.seq, found)
+        seq = self._engine.state.seq
+        frame: Any = found if isinstance(found, Problem) else Answer(_VERBS[type(found)], seq, found)
         self._answer(reply, encode(frame, json=json))
 
     async def close(self) -> None:
@@ -178,6 +204,8 @@ def _not_kept(kept: Kept) -> Problem:
     """Return the problem that a worker, perhaps of another program, keeps nothing that can be asked for."""
     if isinstance(kept.ask, Rescue):
         told, fix = "ran on {}, which stores no folder of its jobs", "submit it with --keep 'out/**'"
+    elif isinstance(kept.ask, ReadReports):
+        told, fix = "runs on {}, which does not tell what its jobs report", "read it in the job's own output"
     elif isinstance(kept.ask, ReadUse):
         told, fix = "runs on {}, which does not tell what its jobs use", "look on that host, with nvidia-smi"
     else:

@@ -8,6 +8,7 @@ import msgspec
 
 from moorage.schemas.always import always, nothing
 from moorage.schemas.capabilities import Capabilities, Enforced
+from moorage.schemas.frames.reported import Values
 from moorage.schemas.frames.told import Change
 from moorage.schemas.frames.use import Used as Used
 from moorage.schemas.job import Request
@@ -76,6 +77,7 @@ class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     code: int | None = None  # its exit code; null while it runs
     why: str = ""  # why it ended, or what its newest transition says
     hold: Hold | None = None
+    reported: Values = {}  # the newest values that its first replica which reports has reported of itself
     use: Used | None = None  # null unless it runs and its workers read its GPUs
     labels: dict[str, str] = {}
     reason: str = ""  # why it waits
@@ -128,6 +130,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     address: str = ""  # where the ports are reached that its worker gave it
     enforced: Enforced | None = None  # how it is kept to its part of a shared GPU
     use: list[DeviceUsed] = []
+    reported: Values = {}  # the newest values that it has reported of itself
+    report_refused: str = ""  # why a line that it reported was refused last
     stopped: int = 0  # how many of its processes a signal such as SIGSTOP has stopped
     checkpoint: CheckpointInfo | None = None  # of a job that has one
     ran_on: str = ""  # worker of its last attempt, if the question names replicas and it has ended
@@ -314,6 +318,7 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     why: str = ""  # of a job that does not wait: the newest reason that still applies
     code: int | None = None
     leaves: list[Leave] = []
+    reported: Values = {}  # the newest values that its first replica which reports has reported of itself
     stalled: list[ReplicaStall] = []
     compacted: bool = False
     ended_ms: int = 0

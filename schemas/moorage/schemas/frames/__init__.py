@@ -89,6 +89,7 @@ from moorage.schemas.frames.output import (
     Results,
     StreamName,
 )
+from moorage.schemas.frames.reported import ReadReports, Reported, ReportsAsked, ReportsPage, Values
 from moorage.schemas.frames.rescue import Rescue, RescueAsked, Rescued
 from moorage.schemas.frames.running import (
     BEAT_S,
@@ -198,6 +199,7 @@ __all__ = [
     "Peaks",
     "Place",
     "ReadLog",
+    "ReadReports",
     "ReadUse",
     "Renew",
     "Renewed",
@@ -206,6 +208,9 @@ __all__ = [
     "ReportAck",
     "ReportFrame",
     "ReportKind",
+    "Reported",
+    "ReportsAsked",
+    "ReportsPage",
     "Rescue",
     "RescueAsked",
     "Rescued",
@@ -228,6 +233,7 @@ __all__ = [
     "UseLine",
     "UsePage",
     "UsedJob",
+    "Values",
     "Wanted",
     "piece",
     "read_piece",

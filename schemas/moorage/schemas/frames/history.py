@@ -46,6 +46,8 @@ class JobHistory(msgspec.Struct, frozen=True, gc=False, array_like=True):
       position in the frame's `states`, a bit for each number from 0 on, the lowest of each byte first, packed by zlib.
     - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
     - `peaks`: what they had at most, as `peaks` of a report.
+    - `waited`: where its waits went, a part for each cause.
+    - `reported`: the replica and the newest values that it reported of itself, as JSON.
     """
 
     job: str
@@ -61,6 +63,8 @@ class JobHistory(msgspec.Struct, frozen=True, gc=False, array_like=True):
     revs: tuple[int, int] | None = None
     ended: dict[int, bytes] | None = None
     peaks: tuple[int, int, int, int] | None = None
+    waited: list[Any] = []
+    reported: tuple[int, str] | None = None
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

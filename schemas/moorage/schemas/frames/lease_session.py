@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from moorage.schemas.frames.fleet import Hello
+from moorage.schemas.frames.reported import Reported, Values
 from moorage.schemas.frames.running import Exec, Signal
 from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
@@ -187,6 +188,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the attempt used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds. `peaks` is what it had at most; null if nothing of it is known.
+      `reported` has the newest value of each name that it reported of itself.
     - `idle`: `code` is for how many seconds the GPUs have shown no use, and `detail` after
       how many the worker ends the attempt (empty: never).
     - `frozen`: the attempt's processes are frozen, the memory of its devices was seen free, and their lease has ended.
@@ -208,6 +210,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ran_ms: int = 0
     checkpoint: str | None = None
     peaks: Peaks | None = None
+    reported: Values | None = None
 
 
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -310,6 +313,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `down` is the complete list of drivers whose engine does not answer.
     - `use` is what those of `held` that run use of their devices, by the newest reading.
     - `stopped` are those of `held` of which some processes are stopped, as of the last seconds.
+    - `reported` is what some of `held` reported of themselves, at most 16 KiB; in each renewal others.
     - `leaving_s`: the worker was told to end, and ends what it still holds in so many seconds. Nothing new is placed
       there. Members of services go on until others serve in their place, or this time is nearly over; all other jobs
       are asked to end now, which costs them no retry. Null: it stays.
@@ -331,6 +335,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     use: list[AttemptUse] = []
     stopped: list[Stopped] = []
     leaving_s: Annotated[int, msgspec.Meta(ge=0, le=LEAVING_S_MAX)] | None = None
+    reported: list[Reported] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):

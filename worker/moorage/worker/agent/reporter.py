@@ -24,6 +24,7 @@ from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_attempts import LostAttempts
 from moorage.worker.agent.state_disk import StateDisk
+from moorage.worker.attempt.reports import Reports
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
@@ -99,6 +100,8 @@ class Reporter:
         self.stops = False  # set once this agent stops, and leaves its jobs running
         #: how many processes of each running attempt are stopped
         self.stopped: dict[AttemptName, int] = {}
+        #: what they report of themselves
+        self.reports = Reports()
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
         self._shell = shell

@@ -30,6 +30,7 @@ from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
+from moorage.worker.agent.report_watch import watch_reports
 from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.agent.stopped_processes import watch_stopped
 from moorage.worker.attempt.attempt_folders import FOLDERS, clear_unknown
@@ -316,7 +317,7 @@ async def run(
             changes = []
             if len(worker.agents) == 1 and not worker.agents[0].inventory.simulated:
                 changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
-            looking = asyncio.create_task(watch_stopped(worker.agents))
+            looking = [asyncio.create_task(each(worker.agents)) for each in (watch_stopped, watch_reports)]
             ends = [] if interruption is None else [asyncio.create_task(interruption.wait())]
             leave_what_stays()
             try:
@@ -329,9 +330,9 @@ async def run(
                     change.result()  # raises if the task failed
                     again = not stop.is_set() and not noticed_s
             finally:
-                for task in (looking, *changes, *ends):
+                for task in (*looking, *changes, *ends):
                     task.cancel()
-                await asyncio.gather(looking, *changes, *ends, return_exceptions=True)
+                await asyncio.gather(*looking, *changes, *ends, return_exceptions=True)
                 await worker.stop(noticed_s or (leave_s if stop.is_set() else 0.0), at_once, manager.stops_within)
 
 

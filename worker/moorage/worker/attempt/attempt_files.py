@@ -17,8 +17,8 @@ import msgspec
 from moorage.bus.checkpoint_manifest import Manifest
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, CHECKPOINT_REFUSED, MoorageError, Refused, problem, refuse
-from moorage.schemas.frames import Rescue, Rescued
-from moorage.schemas.handler import checkpoint_object, kept_object, rescued_object, result_object
+from moorage.schemas.frames import Rescue, Rescued, Values
+from moorage.schemas.handler import checkpoint_object, kept_object, reported_object, rescued_object, result_object
 from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
@@ -26,6 +26,7 @@ from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.checkpoint_sets import NotKept
 from moorage.worker.attempt.checkpoint_watch import CheckpointWatch, Folder
 from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles
+from moorage.worker.attempt.reports import has_reported, last_of, rows_in
 from moorage.worker.session.attempt_messages import CheckpointStored
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
@@ -33,6 +34,8 @@ NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
 #: how long storing an attempt's files may delay the report of its end
 STORE_S_MAX: Final = 300.0
+#: and how long storing what it reported may
+REPORTS_S_MAX: Final = 5.0
 #: attempts before one whose checkpoints are looked for
 EARLIER_MAX: Final = 16
 #: rescues of one driver under way at once, and those whose outcome nobody has asked for yet
@@ -78,6 +81,8 @@ class AttemptFiles:
         self._checkpoints: dict[AttemptName, str] = {}
         #: attempts whose checkpoint is not stored (yet), and why, "" if that is not known
         self._unstored: dict[AttemptName, str] = {}
+        #: the newest values that ended attempts reported, until they are told
+        self._reported: dict[AttemptName, Values] = {}
         self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
         self._rescues: dict[tuple[AttemptName, str], asyncio.Task[None]] = {}  # with the path; an end is told once
 
@@ -143,7 +148,9 @@ class AttemptFiles:
 
     def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
-        return bool(self._folders.keep(name) or self._folders.checkpoint(name))
+        return bool(
+            self._folders.keep(name) or self._folders.checkpoint(name) or has_reported(self._folders.path(name))
+        )
 
     def hurry(self, name: AttemptName, grace_s: float) -> bool:
         """Stop the storing of an attempt's files in `grace_s` seconds; return False if no storing is under way."""
@@ -175,15 +182,23 @@ class AttemptFiles:
         digest = self._checkpoints.pop(name, None)
         return {} if digest is None else {name: digest}
 
+    def reported(self, name: AttemptName) -> dict[AttemptName, Values]:
+        """Return the newest values that an ended attempt reported; {} if it reported none."""
+        values = self._reported.pop(name, None)
+        return {} if values is None else {name: values}
+
     async def _keep(self, name: AttemptName, *, is_good: bool) -> None:
         """Store the files to keep, and a checkpoint if another attempt may follow.
 
         What is stored first is what matters more: after a bad end the checkpoint.
         """
-        if self._files is None:
-            raise FilesUnavailable("this worker stores no files")
         tenant, job, replica, attempt, fence = name
         folder, keep = self._folders.path(name), self._folders.keep(name)
+        await self._keep_reports(name)
+        if self._files is None:
+            if not keep and not self._folders.checkpoint(name):
+                return
+            raise FilesUnavailable("this worker stores no files")
         if not is_good:
             await self._keep_checkpoint(self._files, name)
         if keep:
@@ -201,6 +216,22 @@ class AttemptFiles:
         elif is_good and self._folders.checkpoint(name):
             until = attempt + (name in self._watches)  # its own, too
             self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, until)
+
+    async def _keep_reports(self, name: AttemptName) -> None:
+        """Store what the attempt reported of itself: its newest values, for its end, and its last rows."""
+        tenant, job, replica, _, fence = name
+        folder = self._folders.path(name)
+        if not has_reported(folder):
+            return
+        if values := (await asyncio.to_thread(last_of, folder)).values:
+            self._reported[name] = values
+        rows = await asyncio.to_thread(rows_in, folder)
+        if rows and self._files is not None:
+            try:
+                async with asyncio.timeout(REPORTS_S_MAX):
+                    await self._files.keep_rows(tenant, reported_object(job, replica, fence), rows)
+            except (MoorageError, TimeoutError) as error:  # they are no result: the attempt ends as it did
+                log.warning("what job %s reported is not stored: %s", job, error)
 
     async def _keep_checkpoint(self, files: JobFiles, name: AttemptName) -> None:
         tenant, job, replica, attempt, _ = name

@@ -20,11 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, NamedTuple
 
+import msgspec
+
 from moorage.bus.checkpoint_manifest import SET_HEADER, Manifest
 from moorage.bus.errors import BusError, PermissionRefused, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.schemas.errors import Refused, problem
+from moorage.schemas.frames import Values
 from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier, set_objects
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.roles import RIGHTS_ANEW
@@ -372,6 +375,10 @@ class JobFiles:
         NotKept. No process may write to the folder any more.
         """
         await self._keep(self.bucket(tenant), name, folder, patterns, also, accepted_ms)
+
+    async def keep_rows(self, tenant: str, name: str, rows: Sequence[Values]) -> None:
+        """Store what an attempt reported of itself as an object of the tenant's bucket. Raises BusError."""
+        await self.bucket(tenant).store.put(name, [msgspec.json.encode(rows)], {}, lambda _: None)
 
     async def _keep(
         self,

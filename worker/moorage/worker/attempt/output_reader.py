@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from moorage.bus.transport import Delivery
+from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.frames import LogPage, ReadLog, ReadUse, Rescue, Rescued, UsePage
+from moorage.schemas.frames import LogPage, ReadLog, ReadReports, ReadUse, ReportsPage, Rescue, Rescued, UsePage
 from moorage.schemas.names import is_job, is_tenant
+from moorage.worker.attempt.reports import has_reported, rows_in
 from moorage.worker.drivers.base import Driver, KeepsFolders, KeepsOutput
 from moorage.worker.session.lease_session import LeaseSession
 from moorage.worker.session.shell import Shell
@@ -17,7 +20,10 @@ from moorage.worker.session.shell import Shell
 #: pages of output that are read at the same time; the leader asks again for others
 LOG_READS_MAX: Final = 16
 
-_decode_ask: Final[Decoder[ReadLog | ReadUse | Rescue]] = Decoder(ReadLog | ReadUse | Rescue)
+_Ask = ReadLog | ReadUse | ReadReports | Rescue
+_Page = LogPage | UsePage | ReportsPage | Rescued
+
+_decode_ask: Final[Decoder[_Ask]] = Decoder(_Ask)
 
 
 class OutputReader:
@@ -54,7 +60,7 @@ class OutputReader:
             self._shell.spawn(self._answer(delivery))
 
     async def _answer(self, delivery: Delivery) -> None:
-        answer: LogPage | UsePage | Rescued | Problem
+        answer: _Page | Problem
         try:
             answer = await self._page(_decode_ask(delivery.data))
         except Refused as refused:
@@ -65,7 +71,7 @@ class OutputReader:
             self._reading -= 1
         self._shell.post(delivery.reply, encode(answer, json=False))
 
-    async def _page(self, ask: ReadLog | ReadUse | Rescue) -> LogPage | UsePage | Rescued:
+    async def _page(self, ask: _Ask) -> _Page:
         """Return the page. Raises Refused for another session, for an impossible name, and if nothing is kept."""
         session = self._session
         if session.phase != "live" or ask.session != session.session:
@@ -74,6 +80,11 @@ class OutputReader:
             raise refuse("invalid-argument", "no tenant or no job can have this name", found=f"{ask.tenant}/{ask.job}")
         if isinstance(ask, ReadUse):
             return self._use(ask)
+        if isinstance(ask, ReadReports):
+            folders = [driver.folder_of(name_in(ask)) for driver in self._drivers.values()]
+            folder = next((each for each in folders if each and has_reported(each)), "")
+            rows = await asyncio.to_thread(rows_in, folder) if folder else []
+            return ReportsPage(ask.replica, ask.attempt, rows)
         if ask.driver:
             driver = self._drivers.get(ask.driver)
             if driver is None:

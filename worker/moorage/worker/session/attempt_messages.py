@@ -28,6 +28,7 @@ from moorage.schemas.frames import (
     RollCall,
     Signal,
     Start,
+    Values,
     Wanted,
 )
 from moorage.schemas.job import Request
@@ -112,6 +113,7 @@ class Attempt:
         "ready",
         "refused",
         "replica",
+        "reported",
         "request",
         "resumes",
         "slots",
@@ -158,6 +160,7 @@ class Attempt:
         self.ready: bool | None = None  # what this agent has reported of `run.ready`; None: nothing yet
         self.was_ready = False  # it was ready once, so that it does not end for not being so
         self.peaks = NO_PEAKS  # what it had at most
+        self.reported: Values | None = None  # the newest values that it reported of itself, once it has ended
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
@@ -195,12 +198,13 @@ class Ended(msgspec.Struct, frozen=True):
     """Report attempts of which no process is left: (name, code, reason). After a signal, code is minus its number.
 
     `checkpoints` has the digests of the checkpoints that were stored, "" where none was, and `peaks` what is known of
-    the memory and CPU time of each.
+    the memory and CPU time of each. `reported` are the newest values of those that reported any.
     """
 
     items: list[tuple[AttemptName, int, str]]
     checkpoints: dict[AttemptName, str] = {}
     peaks: dict[AttemptName, Peaks] = {}
+    reported: dict[AttemptName, Values] = {}
 
 
 class CheckpointStored(msgspec.Struct, frozen=True):

@@ -556,6 +556,8 @@ class AttemptTable:
             attempt = self.held.get(name)
             if attempt is not None and name in event.peaks:
                 attempt.peaks = attempt.peaks.beside(event.peaks[name])
+            if attempt is not None:
+                attempt.reported = event.reported.get(name)
             self._exited(name, code, reason, event.checkpoints.get(name))
 
     def on_start_failed(self, event: StartFailed) -> None:
@@ -719,7 +721,7 @@ class AttemptTable:
         self._freeing.pop(attempt.name, None)
         used = "" if attempt.used is None else used_detail(attempt.used[0], attempt.used[1] // 1000)
         peaks = attempt.peaks if attempt.peaks.is_known else None
-        self.outbox.gathered.append(Report("freed", *attempt.name, 0, used, peaks=peaks))
+        self.outbox.gathered.append(Report("freed", *attempt.name, 0, used, peaks=peaks, reported=attempt.reported))
         self.commands.append(Release([attempt]))
         self._remove(attempt, "exited", attempt.code, attempt.why)
 

@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.state import Attempt, Worker
 from moorage.schemas import reasons
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, OTHERS, AttemptUse
+from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, OTHERS, AttemptUse, Reported
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
@@ -271,8 +271,8 @@ class HostClass:
 
 #: the fields of a host that are heard from its worker in this term, beside the ledger
 HEARD: Final = (
-    "busy", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "sick", "stale", "stopped", "troubles",
-    "use", "util_percent", "waiting", "warning", "warnings",
+    "busy", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "reported", "sick", "stale", "stopped",
+    "troubles", "use", "util_percent", "waiting", "warning", "warnings",
 )  # fmt: skip
 
 
@@ -304,6 +304,7 @@ class Host:
         "memory_mib",
         "needed",
         "refused",
+        "reported",
         "shared",
         "sick",
         "stale",
@@ -363,6 +364,8 @@ class Host:
         self.use: dict[AttemptName, AttemptUse] = {}
         #: how many processes of attempts are stopped, by its last renewal
         self.stopped: dict[AttemptName, int] = {}
+        #: what attempts have reported of themselves, by its renewals
+        self.reported: dict[AttemptName, Reported] = {}
         self.bucket = -1
 
     @property

@@ -333,6 +333,8 @@ class Job:
     used: tuple[int, int] | None = None
     #: what its attempts had at most, and their CPU time, as workers reported (see `Peaks`); None while none has
     peaks: tuple[int, int, int, int] | None = None
+    #: which replica reported of itself, the first of those that have ended, and its newest values as JSON
+    reported: tuple[int, str] | None = None
     history: list[Transition] = field(default_factory=list)
     ended_ms: int = 0  # ledger ms of the end of its last replica; 0 until then
     ever_ready: bool = False  # one of its attempts was ready for work at some time
@@ -397,6 +399,7 @@ class Job:
                 "wants": (Wants | None, None),
                 "peaks": (tuple[int, int, int, int] | None, None),
                 "relimit": (tuple[int, int] | None, None),
+                "reported": (tuple[int, str] | None, None),
             }
         },
     )  # fmt: skip
@@ -443,7 +446,13 @@ class Job:
         row = number_of((row, "lent", self.lent)) if any(self.lent) else row
         row = number_of((row, "peaks", self.peaks)) if self.peaks is not None else row
         row = number_of((row, "relimit", self.relimit)) if self.relimit is not None else row
+        row = number_of((row, "reported", self.reported)) if self.reported is not None else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
+
+    def note_reported(self, replica: int, values: str) -> None:
+        """Note the newest values that a replica reported, as JSON. Of several replicas those of the first one stay."""
+        if self.reported is None or replica <= self.reported[0]:
+            self.reported = replica, values
 
     def note_peaks(self, peaks: Peaks) -> None:
         """Note what an ended attempt had at most, beside what others had."""

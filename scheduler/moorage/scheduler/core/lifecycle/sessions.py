@@ -40,6 +40,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Goodbye, Held, Hello, Join, Load, Renew, ReportAck, ReportFrame, Resized
+from moorage.schemas.frames.reported import fits
 from moorage.schemas.hello_check import check_hello, devices_of
 from moorage.schemas.printable import stripped
 from moorage.schemas.release import RELEASE, release_problem
@@ -330,6 +331,9 @@ class Sessions:
         host.down = down
         host.use = {name_in(each): each for each in frame.use if each.attempt}
         host.stopped = {name_in(each): each.processes for each in frame.stopped}
+        if frame.reported or host.reported:
+            told = host.reported | {name_in(each): each for each in frame.reported if fits(each.values)}
+            host.reported = {name: each for name, each in told.items() if name in worker.attempts}
         host.leaves_ms = None if frame.leaving_s is None else draft.time_ms + 1000 * frame.leaving_s
         if stayed != host.stays:
             if host.stays:

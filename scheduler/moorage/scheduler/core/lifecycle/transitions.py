@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Peaked, Used
+from moorage.scheduler.core.ledger.acts import LastReported, Peaked, Used
 from moorage.scheduler.core.ledger.records import (
     COUNT_BITS,
     KIND,
@@ -62,6 +62,7 @@ from moorage.scheduler.core.lifecycle.retrying import row_in, with_row
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
+from moorage.schemas.codec import encode
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
 from moorage.schemas.frames import (
     ABOUT_THE_JOB,
@@ -73,6 +74,7 @@ from moorage.schemas.frames import (
     result_of,
     used_of,
 )
+from moorage.schemas.frames.reported import fits
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import Ranges, is_in
 from moorage.schemas.staying import PORTS_MAX
@@ -126,18 +128,24 @@ def _streak(draft: Draft, replica: Replica) -> int:
 def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
     """Record what an attempt used, as measured by its worker; do nothing if the report does not say.
 
-    Below the feature level of the act, this leader alone knows what it had at most.
+    Below the feature level of their acts, this leader alone knows what it had at most and what it reported.
     """
     used, peaks, job = used_of(report.detail), report.peaks, attempt.replica.job
     if used is not None:
         draft.add(Used(job.num, *used))
-    if peaks is None or not (peaks.is_known and peaks.fits):
-        return
-    if draft.may(Peaked):
-        draft.add(Peaked(job.num, *astuple(peaks)))
-    else:
-        draft.about_to_change(job)
-        job.note_peaks(peaks)
+    if peaks is not None and peaks.is_known and peaks.fits:
+        if draft.may(Peaked):
+            draft.add(Peaked(job.num, *astuple(peaks)))
+        else:
+            draft.about_to_change(job)
+            job.note_peaks(peaks)
+    if report.reported and fits(report.reported):
+        replica, values = attempt.replica.index, encode(report.reported).decode()
+        if draft.may(LastReported):
+            draft.add(LastReported(job.num, replica, values))
+        else:
+            draft.about_to_change(job)
+            job.note_reported(replica, values)
 
 
 def _code(report: Report) -> int:
@@ -181,7 +189,7 @@ class Lifecycle:
             attempt = attempts.get((report.tenant, report.job, report.replica, report.attempt, report.fence))
             if attempt is None:
                 continue
-            if report.kind == "freed" and (report.detail or report.peaks is not None):
+            if report.kind == "freed" and (report.detail or report.peaks is not None or report.reported):
                 _note_used(draft, attempt, report)
             if report.kind == "freed":
                 if attempt.phase == AT_EXITED:

@@ -15,7 +15,7 @@ import msgspec
 
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
-from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE
+from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE, REPORT_FILE, REPORT_VARIABLE
 from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
 from moorage.schemas.job import Request
 from moorage.schemas.names import CDI_UUID
@@ -349,6 +349,8 @@ def config_of(
         ours[READY_VARIABLE] = f"{FOLDER_AT}/{READY_FILE}"
     if folder and run.checkpoint is not None and run.checkpoint_every_s:
         ours[CHECKPOINT_NOW_VARIABLE] = f"{FOLDER_AT}/{CHECKPOINT_NOW_FILE}"
+    if folder:
+        ours[REPORT_VARIABLE] = f"{FOLDER_AT}/{REPORT_FILE}"
     if folder and request.service is not None:
         ours[HELD_VARIABLE] = f"{FOLDER_AT}/{HELD_FILE}"
     host: dict[str, Any] = {

@@ -502,7 +502,7 @@ class ContainerDriver(Driver):
             attempt.terminal.end(code)
         if self._files.wants_store(name) and ended.proof != "never-ran":
             code, why = await self._files.store(name, code, why, ended.reason != "exit")
-        self._release(attempt, Ended([(name, code, why)], self._files.told(name)))
+        self._release(attempt, Ended([(name, code, why)], self._files.told(name), reported=self._files.reported(name)))
 
     def _release(self, attempt: Attempt, event: Ended | NotStarted | StartFailed) -> None:
         """Report the end of an attempt of which only its folder is left, and release its ports, folder and limit."""

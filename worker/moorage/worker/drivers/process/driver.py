@@ -32,7 +32,7 @@ from moorage.schemas.frames import (
     Terminal,
 )
 from moorage.schemas.gpu import Share
-from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE
+from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE, REPORT_FILE, REPORT_VARIABLE
 from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
@@ -547,7 +547,7 @@ class ProcessDriver(Driver):
         finally:
             del self._storing[name]
         self._release([name])
-        self.report(Ended([(name, code, why)], self._files.told(name), {name: peaks}))
+        self.report(Ended([(name, code, why)], self._files.told(name), {name: peaks}, self._files.reported(name)))
 
     def _release(self, names: Sequence[AttemptName]) -> None:
         """Release the folders and limiter segments of these attempts, of which nothing runs."""
@@ -603,6 +603,7 @@ class ProcessDriver(Driver):
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
         if run.checkpoint is not None and run.checkpoint_every_s:
             ours[CHECKPOINT_NOW_VARIABLE] = f"{folder}/{CHECKPOINT_NOW_FILE}"
+        ours[REPORT_VARIABLE] = f"{folder}/{REPORT_FILE}"
         if request.service is not None:
             ours[HELD_VARIABLE] = f"{folder}/{HELD_FILE}"
         limit = self.limits and self.limits.of_process(assignment.name, *assignment.part, user)

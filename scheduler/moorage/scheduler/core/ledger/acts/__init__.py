@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Freeze,
     JobAct,
     Lacks,
+    LastReported,
     Lends,
     Met,
     Peaked,

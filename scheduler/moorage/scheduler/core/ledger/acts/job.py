@@ -508,7 +508,20 @@ class Peaked(OfJob, tag="peaked"):
         folding.out.jobs[job.num] = job
 
 
+class LastReported(OfJob, tag="reported"):
+    """A worker reports the newest values that an ended attempt of this replica reported of itself, as JSON."""
+
+    LEVEL: ClassVar[int] = 2
+    replica: int
+    values: str
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "says what was reported by")
+        job.note_reported(self.replica, self.values)
+        folding.out.jobs[job.num] = job
+
+
 JobAct = (
     Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Relimit | Resize | Freeze | Scale
-    | Relocate | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked
+    | Relocate | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked | LastReported
 )  # fmt: skip
