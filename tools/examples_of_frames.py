@@ -140,6 +140,12 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ),
     ("ReadUse", "moorage.worker.<worker>.logs", frames.ReadUse(_SESSION, *_ATTEMPT, 4, 2)),
     (
+        "ReportsPage",
+        "the data of the answer to reports, and what a worker answers to ReadReports",
+        frames.ReportsPage(0, 1, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}], worker="node-7"),
+    ),
+    ("ReadReports", "moorage.worker.<worker>.logs", frames.ReadReports(_SESSION, *_ATTEMPT)),
+    (
         "Rescued",
         "the data of the answer to rescue, and what a worker answers to Rescue",
         frames.Rescued(1, "rescued.train-42.0.1729", stored=True, worker="node-7"),
@@ -236,7 +242,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Joined", "the answer to join", frames.Joined(_SESSION, 4, 3, 2.0, 20.0, 5.0, "9d2e")),
     ("Goodbye", "moorage.worker.<worker>.join", frames.Goodbye(_SESSION)),
     ("Renew", "moorage.worker.<worker>.renew", frames.Renew(_SESSION, 9, 2, 3, [frames.Held(*_ATTEMPT, "running")])),
-    ("Renewed", "the answer to renew", frames.Renewed(9, 3)),
+    ("Renewed", "the answer to renew", frames.Renewed(9, 3, sets=[frames.GangSets(*_ATTEMPT, ["SHA-256=…"])])),
     (
         "ReportFrame",
         "moorage.worker.<worker>.fact",

@@ -211,8 +211,8 @@ def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) ->
 
 def set_objects(checkpoint: str) -> list[str]:
     """Return the names of the manifests of an attempt's sets, beside its `checkpoint_object`: two for those that are
-    stored in turn while it runs, and the last one for its end."""
-    return [f"{checkpoint}.{place}" for place in ("a", "b", "end")]
+    stored in turn while it runs, a third one for ranks of gangs, and the last one for its end."""
+    return [f"{checkpoint}.{place}" for place in ("a", "b", "c", "end")]
 
 
 def result_object(job: str, replica: int, fence: int) -> str:

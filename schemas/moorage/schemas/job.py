@@ -844,9 +844,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             if value is not None:
                 message = f"ranks of a gang run together and are numbered from 0 on, so it has no {field}"
                 return Trouble(field, message, str(value), "leave it out, or no gang")
-        if self.workload.checkpoint is not None and self.copies > 1:
-            message = "each rank's checkpoint would be its own: ranks of a gang need a disk that all hosts see"
-            return Trouble("run.checkpoint", message, quoted(self.workload.checkpoint[:80]), "leave it out, or no gang")
+        run = self.workload
+        if run.checkpoint is not None and run.checkpoint_step is None and self.copies > 1:
+            message = "ranks of a gang begin at one step, so their checkpoints need checkpoint_step"
+            return Trouble("run.checkpoint", message, quoted(run.checkpoint[:80]), r"checkpoint_step step-(\d+)")
         return None
 
     @property

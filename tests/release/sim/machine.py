@@ -238,6 +238,7 @@ class MachineFolders(AttemptFolders):
         calls: int = 0,
         every_s: float = 0.0,
         step: str = "",
+        gang: bool = False,
     ) -> str:
         return self.path(name)
 

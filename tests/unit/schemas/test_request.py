@@ -297,12 +297,13 @@ def test_kept_files_of_so_many_replicas_are_brought(last: int, is_right: bool) -
     assert is_right if trouble is None else (trouble.field, trouble.found) == ("run.files_of", "10001 replicas")
 
 
-def test_ranks_of_a_gang_have_no_checkpoints_of_their_own() -> None:
-    gang = {"gpu": {"scheduling": "gang"}, "run": {"argv": ["true"], "checkpoint": "ck"}}
-    assert decode(replicas=1, **gang).trouble is None
-    trouble = decode(replicas=2, **gang).trouble
+def test_checkpoints_of_a_gang_need_a_step() -> None:
+    run = {"argv": ["true"], "checkpoint": "ck"}
+    assert decode(replicas=1, gpu={"scheduling": "gang"}, run=run).trouble is None
+    trouble = decode(replicas=2, gpu={"scheduling": "gang"}, run=run).trouble
     assert trouble is not None
-    assert trouble.field == "run.checkpoint"
+    assert (trouble.field, "checkpoint_step" in trouble.message) == ("run.checkpoint", True)
+    assert decode(replicas=2, gpu={"scheduling": "gang"}, run={**run, "checkpoint_step": r"s(\d+)"}).trouble is None
 
 
 @pytest.mark.parametrize(

@@ -433,8 +433,10 @@ def began_words(shown: ShownJob) -> str:
     of = {row.replica: row.checkpoint for row in shown.replica_states if row.checkpoint is not None}
     found = {
         replica: f"the checkpoint of {utc(each.from_ms)}{_step_words(each.from_step)}"
-        for replica, each in of.items()
         if each.from_ms is not None
+        else f"the checkpoint of attempt {each.from_attempt}{_step_words(each.from_step)}"
+        for replica, each in of.items()
+        if each.from_attempt is not None
     }
     return _by_replica(found, shown)
 

@@ -20,6 +20,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.fairshare import usage_milli
 from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.gang_sets import NO_SET
 from moorage.scheduler.core.ledger.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
@@ -602,6 +603,9 @@ def _checkpoint(attempt: Attempt) -> CheckpointInfo | None:
     saved = {no: (ms, step if step >= 0 else None) for no, ms, step in attempt.replica.saved}
     before = max((no for no in saved if no < attempt.no), default=0)
     from_ms, from_step = saved.get(before, (None, None))
+    if attempt.replica.job.gang:
+        before, began = attempt.begun or NO_SET
+        from_ms, from_step = from_ms if from_step == began else None, began or None
     stored_ms, step = saved.get(attempt.no, (None, None))
     info = CheckpointInfo(
         from_ms=from_ms, from_step=from_step, from_attempt=before or None, stored_ms=stored_ms, step=step,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
+from moorage.scheduler.core.ledger.gang_sets import NO_SET, common_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
     COUNT_BITS,
@@ -32,6 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     FAILURES,
     LOST_KEPT,
     QUEUED,
+    STORED_LEVEL,
     SUCCEEDED,
     Attempt,
     Job,
@@ -514,6 +516,9 @@ class Draft:
         self._undo.place(num, index, worker_num)
         self.state.transitions += 1
         self._folding.step(_PLACE, num, index, worker_num, mask, mode, self._actor)
+        job = self.state.jobs[num]
+        if job.gang and self.state.level < STORED_LEVEL and (attempt := job.rows[index].attempt) is not None:
+            attempt.begun = common_of(job) or NO_SET  # no later leader knows it
         self.steps += (_PLACE, num, index, worker_num, mask, mode)
         self.bytes += STEP_BYTES
 

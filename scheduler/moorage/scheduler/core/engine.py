@@ -52,6 +52,7 @@ from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op, by_tenant
 from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
+from moorage.scheduler.core.lifecycle.checkpoints import gang_sets
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
@@ -876,7 +877,10 @@ class Engine:
         """Answer a renewal, and want again what the worker's list lacks."""
         state, window, is_draining = self.state, worker.window, worker.flag == "draining"
         left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
-        renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
+        sets = [gang_sets(attempt) for attempt in worker.attempts.values() if attempt.replica.sets]
+        renewed = Renewed(
+            frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None, sets=sets
+        )
         out.answers.append((event.reply, encode(renewed, json=event.json)))
         unknown = self.output_writer.want_differences(wanted, worker, frame.held, frame.no, frame.resized)
         self.sessions.note_unknown(worker, unknown)

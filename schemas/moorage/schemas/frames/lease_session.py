@@ -338,12 +338,30 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     reported: list[Reported] = []
 
 
+class GangSets(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Of a rank of a gang: the digests of those of its attempt's sets that count, or may come to.
+
+    Its worker keeps them, and those that it has told since. It may write over any other. `earlier`: those of an earlier
+    attempt count still.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    digests: list[str]
+    earlier: bool = False
+
+
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
     """The answer to a renewal. A ledger record was acknowledged that was appended after the renewal came, which proves
     the term.
 
     `draining`: an operator drains the worker, which then asks back what it lends to processes of its host, within
     `drain_s` seconds from now; null: the drain has no deadline.
+
+    `sets` are the worker's ranks of gangs that have stored checkpoints.
     """
 
     n: int
@@ -351,6 +369,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rene
     v: int = VERSION
     draining: bool = False
     drain_s: float | None = None
+    sets: list[GangSets] = []
 
 
 class Resized(msgspec.Struct, frozen=True, gc=False, array_like=True):

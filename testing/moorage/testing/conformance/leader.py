@@ -21,6 +21,7 @@ from moorage.schemas.frames import (
     End,
     Exec,
     Freeze,
+    GangSets,
     Goodbye,
     Hello,
     Join,
@@ -105,6 +106,7 @@ class ScriptedLeader:
         self.subjects = Subjects(prefix)
         self.numbers = (renew_s, lease_s, grace_s)
         self.epoch = 1
+        self.sets: list[GangSets] = []
         self.ledger = "ledger-1"
         self.seats: dict[str, Seat] = {}
         self.mute: set[str] = set()
@@ -237,7 +239,7 @@ class ScriptedLeader:
         renew = decode_renew(msg.data)
         if renew.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
-        elif await self._answer(msg, "renew", Renewed(renew.n, self.epoch)):
+        elif await self._answer(msg, "renew", Renewed(renew.n, self.epoch, sets=self.sets)):
             seat.renewals.append(renew)
 
     async def _on_report(self, msg: Msg) -> None:

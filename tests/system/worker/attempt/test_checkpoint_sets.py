@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from moorage.bus.checkpoint_manifest import Manifest
 from moorage.bus.object_store import ObjectStore
 from moorage.scheduler.buckets.sweeping import sweep
-from moorage.schemas.frames import End
+from moorage.schemas.frames import End, GangSets, Place
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import BadArchive
 from moorage.testing.conformance.leader import ScriptedLeader
@@ -463,3 +463,76 @@ async def test_a_checkpoint_may_be_a_file_or_a_link_to_a_file_or_a_folder_and_co
         evil = KeptSet("x", "", Manifest(0, [], link="../../up"))
         with pytest.raises(BadArchive, match="a link that leaves the folder"):
             await of.restore(evil, str(own), "ck", MIB, None)
+
+
+def gang(number: int, script: str, checkpoints: Sequence[tuple[int, str]] = ()) -> Place:
+    """The placement of rank 0 of a gang of two, which begins at once."""
+    run = {**RUN, "checkpoint_step": r"step-(\d+)"}
+    request = body(script, run=run, gpu={"scheduling": "gang"}, replicas=2)
+    of = place(("acme", "a", 0, number, 10 + number), request, (number % 4,))
+    return msgspec.structs.replace(of, accepted_ms=7, checkpoints=[*checkpoints], untold=0)
+
+
+async def test_a_rank_of_a_gang_writes_over_no_set_that_may_count(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_watch, "LOOK_S", 0.02)
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = ("acme", "a", 0, 1, 11)
+        script = "mkdir ck; for n in 1 2 3 4; do : > ck/step-$n; " + ASKS + " done; sleep 600"
+        await leader.want("w1", gang(1, script))
+        await until(lambda: len(set(told(leader, name))) == 3, what="three places are full")
+        first, second, third = told(leader, name)
+        renewals = len(leader.seat("w1").renewals)
+        leader.sets = [GangSets(*name, [first, third])]
+        await until(lambda: len(set(told(leader, name))) == 4, 60, "the second counts no more, so its place is free")
+        assert len(leader.seat("w1").renewals) > renewals
+        fourth = told(leader, name)[-1]
+        await leader.want("w1", End(*name, why="cancel", grace_s=5.0))
+        exited = await leader.await_report("w1", "exited", name)
+        assert exited.checkpoint == fourth, "it has not changed since"
+        for number, (digest, steps) in enumerate(((first, "1"), (third, "3"), (fourth, "4")), 2):
+            await leader.want("w1", gang(number, "ls ck | tail -1; exit 0", [(1, digest)]))
+            await leader.await_report("w1", "exited", ("acme", "a", 0, number, 10 + number))
+            output = "".join(frame["text"] for _, frame in leader.output if frame["attempt"] == number)
+            assert output == f"step-{steps}\n"
+        await leader.want("w1", gang(5, "true", [(1, second)]))
+        refused = await leader.await_report("w1", "refused", ("acme", "a", 0, 5, 15))
+        assert refused.detail.startswith("not-here: checkpoint-refused: that of attempt 1 is not the one")
+
+
+async def test_a_rank_of_a_gang_whose_set_is_gone_refuses_its_start_by_name(nats_url: str, unique: str) -> None:
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        await leader.want("w1", gang(2, "true", [(1, "SHA-256=none")]))
+        refused = await leader.await_report("w1", "refused", ("acme", "a", 0, 2, 12))
+        told = "not-here: checkpoint-refused: that of attempt 1 is not there; all ranks of a gang begin at one step"
+        assert refused.detail == told
+        await leader.want("w1", msgspec.structs.replace(gang(3, "true"), untold=None))
+        refused = await leader.await_report("w1", "refused", ("acme", "a", 0, 3, 13))
+        assert "a new leader does not know with which step the other ranks begin" in refused.detail
+
+
+async def test_a_rank_of_a_gang_tells_the_step_of_its_end_and_refuses_a_folder_without_one(
+    nats_url: str, unique: str
+) -> None:
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        await leader.want("w1", gang(1, "mkdir ck; : > ck/step-7; exit 75"))
+        exited = await leader.await_report("w1", "exited", ("acme", "a", 0, 1, 11))
+        [report] = [each for each in leader.seat("w1").reports if each.kind == "started" and each.checkpoint]
+        assert (report.code, report.checkpoint) == (7, exited.checkpoint)
+        await leader.want("w1", gang(2, "mkdir ck; : > ck/last; exit 75"))
+        exited = await leader.await_report("w1", "exited", ("acme", "a", 0, 2, 12))
+        assert exited.checkpoint == ""
+        assert "checkpoint-not-stored: files: no name in ck has a step, by checkpoint_step" in exited.detail

@@ -34,7 +34,7 @@ def facts_of(state: State) -> dict[object, tuple[int, bool]]:
 
 
 #: what lasts from the next level on, and no history has: which checkpoints attempts have stored, what they had at most
-IN_NO_HISTORY: Final = {"stored", "untold", "saved", "peaks", "reported"}
+IN_NO_HISTORY: Final = {"stored", "untold", "saved", "peaks", "reported", "sets", "begun"}
 
 
 def every_fact(state: State) -> list[tuple[object, ...]]:

@@ -61,7 +61,8 @@ def test_the_newest_values_of_a_running_job_are_in_show_and_ls_and_go_with_its_a
 
 def test_values_beyond_their_bounds_and_of_unknown_attempts_are_dropped() -> None:
     drive = running()
-    for values in ({"x": "y" * 65}, {f"n{number}": 1 for number in range(17)}, {"a b": 1}, {"x": float("nan")}):
+    wrong: list[Values] = [{"x": "y" * 65}, {f"n{number}": 1 for number in range(17)}, {"a b": 1}, {"x": float("nan")}]
+    for values in wrong:
         tells(drive, values)
         assert shown(drive, "a").reported == {}
     drive.workers["w0"].reported = [Reported("t", "b", 0, 1, 1, {"x": 1})]

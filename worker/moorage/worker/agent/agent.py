@@ -95,10 +95,12 @@ from moorage.worker.session.attempt_messages import (
     SendReports,
     SessionLive,
     SetFence,
+    SetsCount,
     StartAttempts,
     StartFailed,
     StraysOver,
     Stuck,
+    TellSets,
     Tick,
     TryClaim,
     TryLease,
@@ -296,6 +298,8 @@ class Agent:
             Quarantine: lambda command: self.claims.quarantine(command.attempt, command.slots),
             Forget: self._forget,
             CheckpointsNoted: self._note_checkpoints,
+            SetsCount: self._sets_count,
+            TellSets: self._tell_sets,
             SendReports: self.leader.send_reports,
             ReportsAnswered: lambda command: self.journal.answered(command.no),
             SendRenew: self._send_renew,
@@ -810,6 +814,17 @@ class Agent:
             names = [attempt.name for attempt in command.attempts if attempt.driver == driver.name]
             if names:
                 self.call_driver(driver, partial(driver.checkpoints_noted, names))
+
+    def _sets_count(self, command: SetsCount) -> None:
+        held = self.attempts.held
+        for each in command.items:
+            if (attempt := held.get(name_in(each))) is not None:
+                driver = self.drivers[attempt.driver]
+                self.call_driver(driver, partial(driver.sets_count, attempt.name, each.digests, earlier=each.earlier))
+
+    def _tell_sets(self, command: TellSets) -> None:
+        for driver in self.drivers.values():
+            self.call_driver(driver, driver.tell_sets)
 
     def _forget_strays(self, event: Ended) -> None:
         for name, _, _ in event.items:

@@ -25,6 +25,7 @@ from moorage.schemas.ranges import numbers_in, parse_ranges
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.checkpoint_sets import NotKept
 from moorage.worker.attempt.checkpoint_watch import CheckpointWatch, Folder
+from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.attempt.job_files import Begun, FilesUnavailable, JobFiles
 from moorage.worker.attempt.reports import has_reported, last_of, rows_in
 from moorage.worker.session.attempt_messages import CheckpointStored
@@ -59,6 +60,7 @@ class Before(NamedTuple):
     accepted_ms: int = 0
     checkpoints: Mapping[int, str] = {}
     untold: int | None = None
+    gang: bool = False
 
 
 class AttemptFiles:
@@ -100,8 +102,15 @@ class AttemptFiles:
         for each in run.files_of:
             await self._files.bring_kept(tenant, _places_of(each), each.accepted_ms, self._folders.path(name), ids)
         if run.checkpoint is not None:
+            if before.gang and before.untold is None:
+                why = "a new leader does not know with which step the other ranks begin"
+                raise LacksHere(f"{CHECKPOINT_REFUSED}: {why}")
             sought = _sought(job, replica, attempt, before)
             begun = await self._files.bring_checkpoint(tenant, sought, self._folders.path(name), run.checkpoint, ids)
+            if before.gang and sought and not begun.name:
+                lost = begun.refused or dict.fromkeys(sought, "is not there")
+                told = "; ".join(f"that of attempt {_attempt_in(of)} {why}" for of, why in lost.items())
+                raise LacksHere(f"{CHECKPOINT_REFUSED}: {told}; all ranks of a gang begin at one step")
             if begun.refused:
                 self._folders.refused[name] = _said_of(begun)
             if begun.manifest is not None:
@@ -115,7 +124,18 @@ class AttemptFiles:
         """Store an attempt's checkpoint while it runs, from now on, if it is to be."""
         if name not in self._watches and (watch := self._watch_of(name)) is not None:
             self._watches[name] = watch
-            watch.begin()
+            if self._folders.every_s(name):
+                watch.begin()
+
+    def sets_count(self, name: AttemptName, digests: Sequence[str], *, earlier: bool) -> None:
+        """The ledger remembers these sets of a rank of a gang, and perhaps some of an `earlier` attempt."""
+        if (watch := self._watches.get(name)) is not None:
+            watch.sets_count(digests, earlier=earlier)
+
+    def tell_sets(self) -> None:
+        """Report the sets of all ranks of gangs again."""
+        for watch in self._watches.values():
+            watch.tell_again()
 
     def unwatch(self, name: AttemptName) -> None:
         """The attempt is over: nothing more of it is stored."""
@@ -133,12 +153,18 @@ class AttemptFiles:
         """Return the watch over an attempt's checkpoint; None if it is not stored while it runs."""
         _, job, replica, attempt, _ = name
         every_s, report = self._folders.every_s(name), self._report
-        if self._files is None or report is None or not every_s or not self._folders.checkpoint(name):
+        gang = self._folders.is_gang(name)
+        if self._files is None or report is None or not (every_s or gang) or not self._folders.checkpoint(name):
             return None
         accepted_ms = self._folders.accepted_ms(name)
         of = Folder(
-            self._folders.path(name), self._folders.checkpoint(name), accepted_ms, every_s, self._folders.step(name)
-        )
+            self._folders.path(name),
+            self._folders.checkpoint(name),
+            accepted_ms,
+            every_s,
+            self._folders.step(name),
+            gang,
+        )  # fmt: skip
         earlier = _earlier(job, accepted_ms, replica, attempt)
 
         def tell(digest: str, step: int | None, why: str) -> None:
@@ -213,7 +239,7 @@ class AttemptFiles:
         self._kept.add(name)
         if is_good and self._folders.goes_on(name):
             await self._keep_checkpoint(self._files, name)
-        elif is_good and self._folders.checkpoint(name):
+        elif is_good and self._folders.checkpoint(name) and not self._folders.is_gang(name):
             until = attempt + (name in self._watches)  # its own, too
             self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, until)
 
@@ -243,6 +269,12 @@ class AttemptFiles:
         self._unstored[name] = ""
         watch, live = self._watches.get(name), list[Manifest]()
         try:
+            if self._folders.is_gang(name):
+                if watch is None:
+                    raise NotKept("this worker stores no sets")
+                self._checkpoints[name] = await watch.end()
+                del self._unstored[name]
+                return
             if watch is not None:
                 if digest := await _end(watch):
                     self._checkpoints[name] = digest
@@ -384,6 +416,8 @@ def _sought(job: str, replica: int, attempt: int, before: Before) -> dict[str, s
     """Return the objects with the checkpoints of the attempts before this one, the newest first, with the digest that
     each must have; None for one of which no worker told."""
     found: dict[str, str | None] = {}
+    if before.gang:
+        return {checkpoint_object(job, before.accepted_ms, replica, no): it for no, it in before.checkpoints.items()}
     for each in range(attempt - 1, max(0, attempt - 1 - EARLIER_MAX), -1):
         digest = before.checkpoints.get(each)
         if digest or (digest is None and (before.untold is None or each <= before.untold)):

@@ -79,6 +79,7 @@ class _Stored(msgspec.Struct):
     grace_s: float = _GRACE_S  # what storing may take once it was asked to end, at most
     calls: int = 0  # how many calls it holds at most, as a member of a service
     every_s: float = 0.0  # how often its checkpoint is stored while it runs; 0: never
+    gang: bool = False  # it is a rank of a gang, whose checkpoints count only together
     step: str = ""  # the pattern that finds its step among the names in its checkpoint
 
 
@@ -152,6 +153,11 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.step
 
+    def is_gang(self, name: AttemptName) -> bool:
+        """Return whether the attempt is a rank of a gang, whose checkpoints count only together."""
+        stored = self._stored.get(name)
+        return stored is not None and stored.gang
+
     def goes_on(self, name: AttemptName) -> bool:
         """Return whether the attempt's checkpoint may be needed after an end with code 0."""
         stored = self._stored.get(name)
@@ -188,13 +194,15 @@ class AttemptFolders:
         calls: int = 0,
         every_s: float = 0.0,
         step: str = "",
+        gang: bool = False,
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
         setup. `goes_on`: another attempt follows an end with code 0, too. `calls` is how many calls it holds at most.
-        `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step.
+        `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step. `gang`: its
+        checkpoints count only together with those of other ranks.
 
         Raises FolderUnavailable, NoFolder.
         """
@@ -206,7 +214,7 @@ class AttemptFolders:
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep or checkpoint or setup or calls:  # written for the next agent
                 stored = self._stored[name] = _Stored(
-                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls, every_s, step
+                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls, every_s, gang, step
                 )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:

@@ -328,12 +328,19 @@ class SetsStore:
         return None if manifest is None else KeptSet(name, info.digest, manifest, info.seq)
 
     async def put(
-        self, name: str, folder: str, checkpoint: str, last: Manifest | None, pace: Pace, step: re.Pattern[str] | None
+        self,
+        name: str,
+        folder: str,
+        checkpoint: str,
+        last: Manifest | None,
+        pace: Pace,
+        step: re.Pattern[str] | None,
+        others: Sequence[Manifest] = (),
     ) -> KeptSet | None:
         """Store the folder `checkpoint` of an attempt's folder as a set under this name; None if it is empty.
 
-        `last` is the newest set, whose files are not sent again. Raises NotKept: then nothing that was sent for it is
-        left, as far as it can be removed.
+        `last` is the newest set, whose files are not sent again. `others` stay beside it, and count with it. Raises
+        NotKept: then nothing that was sent for it is left, as far as it can be removed.
         """
         sent: dict[tuple[str, int, int], Entry] = {}
         stored: KeptSet | None = None
@@ -341,7 +348,7 @@ class SetsStore:
             async with asyncio.timeout(SET_S_MAX):
                 for left in reversed(range(TRIES_MAX)):
                     try:
-                        stored = await self._put(name, folder, checkpoint, last, pace, step, sent)
+                        stored = await self._put(name, folder, checkpoint, last, pace, step, sent, others)
                         return stored
                     except (_Changed, FileNotFoundError) as error:
                         if not left:
@@ -367,6 +374,7 @@ class SetsStore:
         pace: Pace,
         step: re.Pattern[str] | None,
         sent: dict[tuple[str, int, int], Entry],
+        others: Sequence[Manifest],
     ) -> KeptSet | None:
         now_ms = time.time_ns() // 1_000_000
         known = {} if last is None else known_files(last, now_ms)
@@ -377,7 +385,7 @@ class SetsStore:
         files = [each for each in seen if each.kind == "file"]
         wanted = [each for each in files if (key := _key(each)) not in known and key not in sent]
         new_bytes = sum(each.size for each in wanted)
-        held = {} if last is None else last.contents
+        held = {nuid: of for each in (*([] if last is None else [last]), *others) for nuid, of in each.contents.items()}
         together = sum(each.size for each in held.values()) + new_bytes + sum(each.size for each in sent.values())
         if together > self._bytes_max:
             raise NotKept(

@@ -4,6 +4,10 @@ That is so `every_s` after the set before, once the folder has changed and then 
 once when the job touches the file of `MOORAGE_CHECKPOINT_NOW`, which is removed once the set counts. A set counts once
 the ledger has its digest: a later attempt begins with no other one. So the two places are written in turn, and none
 before the set in the other one counts.
+
+A rank of a gang stores at times that are the same for all ranks, and in three places: its sets count only together with
+those of the others. It writes over a set only once the ledger has said that this one counts no more. While there is no
+such place it stores nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import CHECKPOINT_NOW_FILE, checkpoint_object, set_objects
 from moorage.schemas.job import step_pattern
-from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, NotKept, Pace, Seen, look
+from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, NotKept, Pace, Seen, look, step_of
 from moorage.worker.attempt.job_files import CHECKPOINTS_KEPT, JobFiles
 
 #: between two looks, and the largest part of all time that they may take
@@ -47,6 +51,7 @@ class Folder(NamedTuple):
     accepted_ms: int
     every_s: float
     step: str
+    gang: bool = False
 
 
 class CheckpointWatch:
@@ -77,6 +82,10 @@ class CheckpointWatch:
         self._brought = brought
         self._stored: list[KeptSet] = []  # of this attempt, the newest first
         self._is_loaded = False
+        #: of a rank of a gang: the digests that the ledger has, and those of them that count no more
+        self._noted: set[str] = set()
+        self._free: set[str] = set()
+        self._keeps_earlier = folder.gang
         self._counts = asyncio.Event()
         self._counts.set()
         self._asked_ns: int | None = None  # the time of the touch that the set in `_stored` answers
@@ -93,12 +102,24 @@ class CheckpointWatch:
 
     def counts(self) -> None:
         """The ledger has what was told last."""
+        self._noted = {kept.digest for kept in self._stored}
         if self._asked_ns is not None:
             asked_ns, self._asked_ns = self._asked_ns, None
             if self._asked() == asked_ns:  # else the job has asked again
                 with contextlib.suppress(OSError):
                     os.unlink(self._now_file)
         self._counts.set()
+
+    def sets_count(self, digests: Sequence[str], *, earlier: bool) -> None:
+        """Of the sets that the ledger has, these count or may come to, and perhaps some of an `earlier` attempt."""
+        self._free = self._noted - set(digests)
+        self._keeps_earlier = earlier
+
+    def tell_again(self) -> None:
+        """Tell all sets of a rank of a gang to a new leader, which may not know of them."""
+        if self._folder.gang and self._stored:
+            self._noted.clear()
+            self._told()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -108,21 +129,26 @@ class CheckpointWatch:
     async def end(self) -> str:
         """Store the folder a last time, now that nothing of the attempt runs; return the digest, "" for no set at all.
 
-        Raises NotKept. Does nothing for an attempt that has stored no set while it ran. The sets before stay: the
-        ledger may not have the end yet.
+        Raises NotKept. Does nothing for an attempt that has stored no set while it ran, unless it is a rank of a gang:
+        that tells its set, with its step. The sets before stay: the ledger may not have the end yet.
         """
+        gang = self._folder.gang
         await self.stop()
         try:
             await self._load()
-            if not self._stored:
+            if not self._stored and not gang:
                 return ""
             seen = await asyncio.to_thread(look, self._folder.path, self._folder.checkpoint)
         except BusError as error:
             raise NotKept(error.problem.message) from None
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
+        if gang and not seen:
+            raise NotKept(f"there is no {self._folder.checkpoint}, or nothing in it")
         if seen and self._has_changed(seen):
-            await self._put(self._places[2], Pace(0))
+            await self._put(self._places[-1], Pace(0))
+            if gang:
+                self._told()
         return self.digest
 
     @property
@@ -160,7 +186,7 @@ class CheckpointWatch:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._folder.every_s
+        due_s = self._next_due_s()
         before: frozenset[object] = frozenset()
         still_s = due_s
         while True:
@@ -180,11 +206,15 @@ class CheckpointWatch:
                 has_changed = bool(seen) and self._has_changed(seen)
                 if not has_changed:
                     self._answer(asked_ns)
+                elif not (place := self._next_place()):
+                    if loop.time() >= due_s:
+                        due_s = self._next_due_s()
+                        self.tell_again()  # the leader may have lost what it knew
                 elif asked_ns is not None or began_s - still_s >= QUIET_S or began_s - due_s >= self._restless_s:
                     self._asked_ns = asked_ns
-                    await self._store(self._next_place(), self._files.pace)
+                    await self._store(place, self._files.pace)
                     await self._drop_earlier()
-                    due_s = loop.time() + self._folder.every_s
+                    due_s = self._next_due_s()
             except (OSError, MoorageError) as error:
                 due_s = loop.time() + min(FAILED_S, self._folder.every_s)
                 self._asked_ns = None
@@ -199,9 +229,20 @@ class CheckpointWatch:
             self.counts()
 
     def _next_place(self) -> str:
-        """Return the place that does not hold the newest set."""
+        """Return the place that does not hold the newest set; of a rank of a gang, one without a set that may count,
+        "" for none."""
+        if self._folder.gang:
+            used = {kept.name for kept in self._stored if kept.digest not in self._free}
+            return next((place for place in self._places[:-1] if place not in used), "")
         newest = self._stored[0].name if self._stored else ""
         return next(place for place in self._places if place != newest)
+
+    def _next_due_s(self) -> float:
+        """Return when the next set is due, on the loop's clock. For all ranks of a gang that is the same moment."""
+        now_s, every_s = asyncio.get_running_loop().time(), self._folder.every_s
+        if not self._folder.gang:
+            return now_s + every_s
+        return now_s + every_s - (time.time() - self._folder.accepted_ms / 1000) % every_s
 
     def _has_changed(self, seen: Sequence[Seen]) -> bool:
         last = self._last
@@ -215,20 +256,24 @@ class CheckpointWatch:
         return self._stored[0].manifest if self._stored else self._brought
 
     async def _store(self, place: str, pace: Pace) -> None:
-        """Store a set, tell it, and remove what it leaves of the one before the last."""
+        """Store a set, tell it, and remove what it leaves of the one that was in its place."""
         if not await self._put(place, pace):
             return
-        old, self._stored = self._stored[CHECKPOINTS_KEPT:], self._stored[:CHECKPOINTS_KEPT]
+        newest, *before = self._stored
+        self._stored = [newest, *(each for each in before if each.name != place)]
         self._told()
-        for each in old:
-            if each.name != place:
-                await self._sets.drop(each, self.live)
-            else:
+        for each in before:
+            if each.name == place:
                 await self._sets.forget_contents(each.manifest, self.live)
 
     async def _put(self, place: str, pace: Pace) -> bool:
         folder = self._folder
-        kept = await self._sets.put(place, folder.path, folder.checkpoint, self._last, pace, self._step)
+        if folder.gang:
+            seen = await asyncio.to_thread(look, folder.path, folder.checkpoint)
+            if seen and step_of(seen, self._step) is None:
+                raise NotKept(f"no name in {folder.checkpoint} has a step, by checkpoint_step, as a gang needs it")
+        others = [each.manifest for each in self._stored[1:] if folder.gang and each.name != place]
+        kept = await self._sets.put(place, folder.path, folder.checkpoint, self._last, pace, self._step, others)
         if kept is not None:
             self._stored.insert(0, kept)
             self._warned = ""
@@ -236,7 +281,7 @@ class CheckpointWatch:
 
     async def _drop_earlier(self) -> None:
         """Remove what more than two sets of the replica leave of earlier attempts."""
-        if self._earlier:
+        if self._earlier and not self._keeps_earlier:
             but = CHECKPOINTS_KEPT - len(self._stored)
             await self._files.drop_checkpoints(self._tenant, self._earlier, but, self.live)
             if not but:
@@ -244,7 +289,10 @@ class CheckpointWatch:
 
     def _told(self) -> None:
         self._counts.clear()
-        self._tell(self.digest, self._stored[0].manifest.step, "")
+        told = reversed(self._stored) if self._folder.gang else self._stored[:1]
+        for each in told:
+            if each.digest not in self._noted:
+                self._tell(each.digest, each.manifest.step, "")
 
     def _warn(self, why: str) -> None:
         if why != self._warned:

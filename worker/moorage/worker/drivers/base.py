@@ -182,7 +182,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def before(self) -> Before:
-        return Before(self.accepted_ms, dict(self.checkpoints), self.untold)
+        return Before(self.accepted_ms, dict(self.checkpoints), self.untold, self.request.is_gang)
 
     @property
     def is_setup(self) -> bool:
@@ -471,6 +471,13 @@ class Driver:
 
     def forget(self, names: list[AttemptName]) -> None:
         """Forget these attempts: their ends are in the ledger."""
+
+    def sets_count(self, name: AttemptName, digests: Sequence[str], *, earlier: bool) -> None:
+        """The ledger remembers these sets of a rank of a gang, and perhaps some of an `earlier` attempt; others that it
+        has noted count no more."""
+
+    def tell_sets(self) -> None:
+        """Report the sets of all ranks of gangs again, as `CheckpointStored`."""
 
     def checkpoints_noted(self, names: list[AttemptName]) -> None:
         """What was last reported as `CheckpointStored` of these attempts is in the ledger."""

@@ -16,6 +16,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
     NO_PEAKS,
     Exec,
+    GangSets,
     Held,
     Joined,
     Peaks,
@@ -537,6 +538,16 @@ class Forget(msgspec.Struct, frozen=True):
     attempts: list[Attempt]
 
 
+class SetsCount(msgspec.Struct, frozen=True):
+    """Tell drivers which sets of these ranks of gangs the ledger remembers."""
+
+    items: list[GangSets]
+
+
+class TellSets(msgspec.Struct, frozen=True):
+    """Have drivers report the sets of all ranks of gangs again: there is a new leader."""
+
+
 class CheckpointsNoted(msgspec.Struct, frozen=True):
     """Tell the driver that what was last reported of these attempts' checkpoints is in the ledger."""
 
@@ -645,6 +656,8 @@ Command = (
     | Quarantine
     | Forget
     | CheckpointsNoted
+    | SetsCount
+    | TellSets
     | SendReports
     | ReportsAnswered
     | SendRenew

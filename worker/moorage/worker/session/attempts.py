@@ -53,10 +53,12 @@ from moorage.worker.session.attempt_messages import (
     SendReports,
     SessionLive,
     SetFence,
+    SetsCount,
     Started,
     StartFailed,
     StraysOver,
     Stuck,
+    TellSets,
     Tick,
     TurnOver,
     Well,
@@ -100,6 +102,7 @@ class Attempts:
         self._ends_all_s = NEVER_S  # then this worker ends them itself, once
         self._grace_s_max = LEAVE_GRACE_S_MAX  # and gives each so long at most
         self._tells_until_s = NEVER_S  # once nothing of them runs
+        self._told_epoch = 0
         self._hello_changed = False  # since the last join was sent
         #: drivers whose attempts must have ended before the next join (None: all drivers); it takes over the others
         self._to_clear: frozenset[str] | None = frozenset()
@@ -217,6 +220,11 @@ class Attempts:
                 return
             self.session.renewed(frame.n)
             self._set_fence()
+            if frame.epoch != self._told_epoch:  # below a feature level, an earlier leader alone knew of their sets
+                self._told_epoch = frame.epoch
+                self._commands.append(TellSets())
+            if frame.sets:
+                self._commands.append(SetsCount(frame.sets))
             leave_at_s = self._now + frame.drain_s if frame.drain_s is not None else NEVER_S
             is_moved = (
                 frame.draining and abs(leave_at_s - self._leave_at_s) > DRAIN_MOVED_S

@@ -150,11 +150,12 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
         replica.ended = ended.get((replica.index, replica.fence))
         replica.deaths = deaths.get(replica.index, 0)
         replica.stored, replica.saved, replica.untold = (), (), replica.attempt_no  # no history has that
+        replica.sets = ()
         replica.tries = ()  # nor which row allowed an attempt: then each counts for all rows
     for attempt in job.attempts:
         run = runs.get((attempt.replica.index, attempt.fence), _Run(oldest_ms))
         attempt.began_ms, attempt.ever_ready, attempt.has_frozen = run.began_ms, run.ever_ready, run.has_frozen
-        attempt.leased_ms, attempt.not_frozen = run.leased_ms, run.not_frozen
+        attempt.leased_ms, attempt.not_frozen, attempt.begun = run.leased_ms, run.not_frozen, None
         if attempt.ready and (not run.ready_ms or run.unready_ms):
             run.note_ready(oldest_ms, is_ready=True)  # no row that is read tells it
         attempt.ready_ms, attempt.unready_ms = run.ready_ms, run.unready_ms

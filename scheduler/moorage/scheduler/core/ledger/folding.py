@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger import fairshare, holding
+from moorage.scheduler.core.ledger.gang_sets import NO_SET, common_of
 from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
     ENDS,
@@ -407,6 +408,8 @@ class Folding:
             attempt.preemptible = True
             state.preemptibles += 1
         attempt.began_ms = self.time
+        if job.gang and state.level >= STORED_LEVEL:
+            attempt.begun = common_of(job) or NO_SET
         replica.ended = None
         replica.attempt = worker.attempts[name] = attempt
         if c > _MODE_MASK:

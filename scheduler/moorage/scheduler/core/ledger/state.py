@@ -663,6 +663,8 @@ class Replica:
     untold: int = 0
     #: of the newest of `stored`, by attempt: the ledger ms at which its worker told it, and its step, -1 for unknown
     saved: tuple[tuple[int, int, int], ...] = ()
+    #: of a rank of a gang: the sets that count or may come to: attempt, step, digest (see `gang_sets`)
+    sets: tuple[tuple[int, int, str], ...] = ()
     #: how many of `retries` and `losses` each row of its request's `retry` has allowed, by the row's number from 1
     tries: tuple[tuple[int, int], ...] = ()
     row: int = 0
@@ -678,7 +680,7 @@ class Replica:
             2: {
                 "ended": (Ended | None, None), "deaths": (int, 0), "stored": (tuple[tuple[int, str], ...], ()),
                 "untold": (int, 0), "saved": (tuple[tuple[int, int, int], ...], ()),
-                "tries": (tuple[tuple[int, int], ...], ()),
+                "tries": (tuple[tuple[int, int], ...], ()), "sets": (tuple[tuple[int, int, str], ...], ()),
             }
         },
     )  # fmt: skip
@@ -704,6 +706,7 @@ class Replica:
         row = number_of((row, "facts", self.ended, self.deaths))
         row = number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
         row = number_of((row, "saved", self.saved)) if self.saved else row
+        row = number_of((row, "sets", self.sets)) if self.sets else row
         return number_of((row, "tries", self.tries)) if self.tries else row
 
     def tries_of(self, number: int) -> int:
@@ -747,6 +750,8 @@ class Attempt:
     notice_s: int = 0  # the notice with which it was asked to end
     freeze: bool = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
     wakes: bool = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
+    #: of a gang, the attempt and step with whose sets all ranks begin, `NO_SET` for none; None if that is not known
+    begun: tuple[int, int] | None = None
     leased: int = 0  # sequence of the record that last leased its devices to it again; 0: none has
     preemptible: bool = False  # it ends for jobs that are not, and for frozen ones that need its devices
     ready: bool = False  # its worker has seen that it is ready for work
@@ -790,6 +795,7 @@ class Attempt:
             2: {
                 "began_ms": (int, 0), "ever_ready": (bool, False), "has_frozen": (bool, False), "leased_ms": (int, 0),
                 "not_frozen": (str, ""), "ready_ms": (int, 0), "unready_ms": (int, 0),
+                "begun": (tuple[int, int] | None, None),
             }
         },
     )  # fmt: skip
@@ -808,6 +814,7 @@ class Attempt:
             return row
         frozen = self.has_frozen, self.leased_ms, self.not_frozen
         row = number_of((row, "facts", self.began_ms, self.ever_ready, frozen))
+        row = number_of((row, "begun", self.begun)) if self.begun is not None else row
         return number_of((row, "ready", self.ready_ms, self.unready_ms)) if self.ready_ms or self.unready_ms else row
 
 

@@ -193,7 +193,8 @@ class Undo:
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
             if isinstance(act, Stored) and act.replica in of.rows:
-                self.replica(of, of.rows[act.replica])
+                for row in of.rows.values() if of.gang else (of.rows[act.replica],):
+                    self.replica(of, row)
             attempts = act.attempts(of) if isinstance(act, Freeze) else of.attempts if isinstance(act, Resize) else ()
             for attempt in attempts:
                 self._attempt(attempt)

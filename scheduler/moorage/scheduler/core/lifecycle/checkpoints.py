@@ -10,9 +10,10 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Stored
-from moorage.scheduler.core.ledger.state import Attempt
+from moorage.scheduler.core.ledger.gang_sets import common_of, note_set
+from moorage.scheduler.core.ledger.state import Attempt, Replica
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, reason_of
-from moorage.schemas.frames import START_FAILED, Report
+from moorage.schemas.frames import START_FAILED, GangSets, Report
 
 #: a SHA-256 as the object store writes it
 DIGEST_CHARS_MAX: Final = 64
@@ -24,8 +25,28 @@ def note_running(draft: Draft, attempt: Attempt, report: Report) -> None:
     """Note what a worker tells of an attempt that runs: another checkpoint, or why it could not be stored."""
     digest, behind = report.checkpoint or "", f"{CHECKPOINT_NOT_STORED}: "
     attempt.unstored = report.detail.removeprefix(behind) if report.detail.startswith(behind) else ""
-    if attempt.is_current and 0 < len(digest) <= DIGEST_CHARS_MAX and digest != attempt.replica.stored_by(attempt.no):
+    if attempt.is_current and 0 < len(digest) <= DIGEST_CHARS_MAX and not _is_known(attempt, digest):
         _note(draft, attempt, digest, report.code if report.code > 0 else -1)
+
+
+def note_unread(draft: Draft, attempt: Attempt) -> None:
+    """Note that the sets with which a gang was to begin cannot be read: it begins with no set of that step again."""
+    begun = attempt.begun
+    if begun is not None and begun == common_of(attempt.replica.job):
+        no, step = begun
+        _write(draft, attempt.replica, no, "", step)
+
+
+def gang_sets(attempt: Attempt) -> GangSets:
+    """Return what the worker of a rank of a gang is told of its sets."""
+    sets = attempt.replica.sets
+    own = [digest for no, _, digest in sets if no == attempt.no]
+    return GangSets(*attempt.name, own, len(own) < len(sets))
+
+
+def _is_known(attempt: Attempt, digest: str) -> bool:
+    replica = attempt.replica
+    return digest == replica.stored_by(attempt.no) or any(digest == kept for _, _, kept in replica.sets)
 
 
 def note_checkpoint(draft: Draft, attempt: Attempt, report: Report) -> None:
@@ -47,9 +68,17 @@ def note_checkpoint(draft: Draft, attempt: Attempt, report: Report) -> None:
 
 
 def _note(draft: Draft, attempt: Attempt, digest: str, step: int) -> None:
-    replica = attempt.replica
+    _write(draft, attempt.replica, attempt.no, digest, step)
+
+
+def _write(draft: Draft, replica: Replica, no: int, digest: str, step: int) -> None:
+    job = replica.job
     if draft.may(Stored):
-        draft.add(Stored(replica.job.num, replica.index, attempt.no, digest, step))
-    else:
-        draft.about_to_change(replica.job, replica)
-        replica.note_checkpoint(attempt.no, digest, draft.time_ms, step)
+        draft.add(Stored(job.num, replica.index, no, digest, step))
+        return
+    for row in job.rows.values() if job.gang else (replica,):
+        draft.about_to_change(job, row)
+    if digest or step < 0:
+        replica.note_checkpoint(no, digest, draft.time_ms, step)
+    if job.gang and step >= 0:
+        note_set(job, replica, no, step, digest)

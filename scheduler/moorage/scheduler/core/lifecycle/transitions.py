@@ -53,7 +53,7 @@ from moorage.scheduler.core.ledger.state import (
     Replica,
     Worker,
 )
-from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint, note_running
+from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint, note_running, note_unread
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
@@ -63,7 +63,15 @@ from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
+from moorage.schemas.errors import (
+    CHECKPOINT_NOT_STORED,
+    CHECKPOINT_REFUSED,
+    ENDED_AS_ASKED,
+    ENDED_FROZEN,
+    UPGRADED,
+    is_as_asked,
+    reason_of,
+)
 from moorage.schemas.frames import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
@@ -261,6 +269,10 @@ class Lifecycle:
     def _refused(self, draft: Draft, attempt: Attempt, state: int, report: Report) -> None:
         """Take a refusal: its reason says whether the request, this worker, its rules or the moment are at fault."""
         replica, why = attempt.replica, report.detail or "refused"
+        if replica.job.gang and why.startswith(f"{NOT_HERE}{CHECKPOINT_REFUSED}"):  # no host is at fault
+            note_unread(draft, attempt)
+            self._never_ran(draft, Op.REFUSE, replica, attempt, state, why.removeprefix(NOT_HERE), Count.REFUSAL)
+            return
         said = report.code if 0 < report.code < 256 else CODE_CANNOT_RUN
         code = said if why.startswith((CANNOT_RUN, SETUP_FAILED)) else 0
         if report.code or why.startswith(START_FAILED):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from moorage.scheduler.core.ledger.gang_sets import set_of
 from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant, start_of
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
@@ -150,8 +151,8 @@ class WantedFrames:
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
             job.changed_seq,
             job.accepted_ms,
-            list(replica.stored),
-            replica.untold,
+            set_of(replica, attempt.begun) if job.gang else list(replica.stored),
+            (None if attempt.begun is None else 0) if job.gang else replica.untold,
         )
 
     def add(self, attempt: Attempt, *, is_frozen: bool = False) -> None:

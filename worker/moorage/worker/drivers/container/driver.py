@@ -261,6 +261,12 @@ class ContainerDriver(Driver):
         self._host.link.forget([self._host.key(name) for name in names])
         self._files.forget(names)
 
+    def sets_count(self, name: AttemptName, digests: Sequence[str], *, earlier: bool) -> None:
+        self._files.sets_count(name, digests, earlier=earlier)
+
+    def tell_sets(self) -> None:
+        self._files.tell_sets()
+
     def checkpoints_noted(self, names: list[AttemptName]) -> None:
         self._files.noted(names)
 

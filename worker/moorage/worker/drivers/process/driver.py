@@ -324,6 +324,12 @@ class ProcessDriver(Driver):
         self._link.forget([self._key(name) for name in names])
         self._files.forget(names)
 
+    def sets_count(self, name: AttemptName, digests: Sequence[str], *, earlier: bool) -> None:
+        self._files.sets_count(name, digests, earlier=earlier)
+
+    def tell_sets(self) -> None:
+        self._files.tell_sets()
+
     def checkpoints_noted(self, names: list[AttemptName]) -> None:
         self._files.noted(names)
 
@@ -587,7 +593,7 @@ class ProcessDriver(Driver):
         folder = self._folders.make(
             assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
             goes_on=run.restart == "always", calls=calls_of(request),
-            every_s=run.checkpoint_every_s, step=run.checkpoint_step or "",
+            every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", gang=request.is_gang,
         )  # fmt: skip
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)

@@ -9,6 +9,7 @@ from moorage.scheduler.core.ledger import bits, fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
+from moorage.scheduler.core.ledger.gang_sets import note_set
 from moorage.scheduler.core.ledger.records import BY_WORKER
 from moorage.scheduler.core.ledger.state import (
     AT_RUNNING,
@@ -121,7 +122,8 @@ class Reserves(OfJob, tag="reserves"):
 class Stored(OfJob, tag="stored"):
     """An attempt has stored a checkpoint with this digest, as its worker told; none, if it is empty.
 
-    It may tell others while it runs: the newest counts. `step` is the job's own count, -1 if it is unknown.
+    It may tell others while it runs: the newest counts. `step` is the job's own count, -1 if it is unknown. Of a gang,
+    an empty digest with a step says that the sets of that step cannot be read any more.
     """
 
     LEVEL: ClassVar[int] = STORED_LEVEL
@@ -134,8 +136,11 @@ class Stored(OfJob, tag="stored"):
         replica = folding.job(self.job, "stored a checkpoint of").rows.get(self.replica)
         if replica is None:
             raise FoldError(f"act {self.tag} of job {self.job} names replica {self.replica}, which is over")
-        replica.note_checkpoint(self.attempt, self.digest, folding.time, self.step)
+        if self.digest or self.step < 0:
+            replica.note_checkpoint(self.attempt, self.digest, folding.time, self.step)
         folding.replicas[replica] = None
+        if replica.job.gang and self.step >= 0:
+            folding.replicas |= dict.fromkeys(note_set(replica.job, replica, self.attempt, self.step, self.digest))
 
 
 class Stays(OfJob, tag="stays"):
