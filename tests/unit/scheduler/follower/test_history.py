@@ -233,14 +233,19 @@ async def _with_peaks(drive: Writing) -> None:
         for kind in kinds:
             drive.reports([(kind, job, replica, code, "") for replica in range(replicas)])
         for attempt in drive.job(job).attempts:
-            worker.gathered.append(Report("freed", *attempt.name, peaks=Peaks(memory_mib=100 + attempt.replica.index)))
+            worker.gathered.append(
+                Report(
+                    "freed", *attempt.name, peaks=Peaks(memory_mib=100 + attempt.replica.index), reported={"loss": 0.5}
+                )
+            )
         drive.report_all()
         shown = await drive.asked("show", job)
         await drive.written()
         later = await drive.asked("show", job)
         assert later["compacted"]
         assert later["peaks"] == {"memory_mib": 99 + replicas}
-        for field in ("peaks", "started_ms", "ended_ms", "state", "replicas"):
+        assert later["reported"] == {"loss": 0.5}
+        for field in ("peaks", "reported", "started_ms", "ended_ms", "state", "replicas"):
             assert later.get(field) == shown.get(field), field
 
 
