@@ -963,9 +963,15 @@ class Client(ClientBase):
 
     def table(self, job: str, path: str = "") -> list[dict[str, Any]]:
         """Return a row for each replica of a job, for `pandas.DataFrame` or a file: its item, state, exit code,
-        number of attempts, end, and what it kept as JSON.
+        number of attempts, end, and what it reported last or kept as JSON.
         """
         return self._thread.call(self._twin.table(job, path))
+
+    def reports(self, job: str) -> list[dict[str, Any]]:
+        """Return what a job has reported of itself by `moorage.job.report`, for `pandas.DataFrame`: a row for each
+        report, with the number of its replica.
+        """
+        return self._thread.call(self._twin.reports(job))
 
     def lease(
         self,
