@@ -23,7 +23,7 @@ from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
 from moorage.schemas.answers.operators import ActsAnswer, Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from moorage.schemas.schedules import ScheduleDone, ScheduleList, ScheduleRan
-from moorage.schemas.waited import WaitedAnswer
+from moorage.schemas.waited import SeriesAnswer, WaitedAnswer
 from tools.wire_types import fields_table
 
 #: the data of an answer by its verb; the structs within come after it
@@ -42,6 +42,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "schedule run-now": ScheduleRan,
     "usage": UsageAnswer,
     "usage with waits": WaitedAnswer,
+    "usage with series": SeriesAnswer,
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,
     "admin.audit": Audit,

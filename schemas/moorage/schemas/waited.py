@@ -95,3 +95,15 @@ class WaitedAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     until_ms: int = always(int)  # the ledger time now
     gaps: list[list[int]] = []  # times (from, until) of which nothing was counted
     next: list[str | int] = []  # the last key of this page, if there are more rows: ask again with it as `after`
+
+
+class SeriesAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Numbers over time. The series are `OF/NAME/WHAT`: of the fleet `fleet//gpus`, `granted`, `used`, `waiting`,
+    `wait_p50` and `wait_p90` in seconds; `cause/CAUSE/waiting`, `tenant/NAME/granted` and `waiting`, and of a host
+    `granted`, `used` and `memory_mib`. A number is the mean of a step; null is unknown."""
+
+    step_ms: int = always(int)  # of each number; longer where more than a day was asked for
+    from_ms: int = always(int)  # begin of the first step
+    until_ms: int = always(int)
+    series: dict[str, list[float | None]] = always(dict[str, list[float | None]])
+    left_out: bool = False  # whether there were more tenants or hosts than are kept

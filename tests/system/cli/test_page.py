@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import pytest
 from msgspec import structs
 
-from moorage.cli.page import draw, draw_waits
+from moorage.cli.page import draw, draw_series, draw_waits
 from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
@@ -39,7 +39,7 @@ from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Answer, Device
 from moorage.schemas.optional import install_extra
-from moorage.schemas.waited import WaitedPart, WaitedRow
+from moorage.schemas.waited import SeriesAnswer, WaitedPart, WaitedRow
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
 from tests.system.cli.top_view import a_view
@@ -124,6 +124,28 @@ def test_waits_are_bars_by_week_and_cause_beside_their_hours_in_words() -> None:
     ]  # fmt: skip
     assert "full: all GPUs that would do were taken before it came: 1.00 h" in waits.html
     assert "1.50 h" in waits.html
+
+
+def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknown_is_left_open() -> None:
+    series: dict[str, list[float | None]] = {
+        "fleet//gpus": [8, 8, None, 8],
+        "fleet//granted": [4, 8, None, 0],
+        "cause/full/waiting": [1, 1, 1, 1],
+        f"tenant/{BAD}/granted": [0, 2, 2, 0],
+        **{f"tenant/t{at}/granted": [at, 1, 1, 1] for at in range(1, 12)},
+    }
+    told = SeriesAnswer(step_ms=60_000, from_ms=0, until_ms=240_000, series=series)
+    (past,) = draw_series.past(told, "1d", whole=True)
+    assert "<script>alert" not in past.html
+    (gpus, granted, *_) = re.findall(r'<path class="s-[a-z]+" d="([^"]*)">', past.html)
+    assert gpus.count("M") == granted.count("M") == 2, "what is unknown is a gap"
+    assert gpus.startswith("M0.0,0.0L250.0,0.0L500.0,0.0L500.0,220.0"), "eight of eight GPUs are at the top"
+    assert '<td class="n">4</td><td class="n">8</td><td class="n">0</td>' in past.html, "mean, most and last"
+    assert "full: all GPUs" in past.html
+    assert "(others)" in past.html, "the smallest of many tenants are one layer"
+    (own,) = draw_series.past(told, "1d", whole=False)
+    assert "fleet" not in own.html
+    assert "nothing so far" in draw_series.past(SeriesAnswer(), "1d", whole=True)[0].html
 
 
 def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:

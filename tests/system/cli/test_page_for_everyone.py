@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 from playwright.async_api import expect
@@ -19,6 +19,7 @@ from tests.unit.docs.markdown import DOCS, page
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 INSTALL: Final = ("npm", "install", "--no-audit", "--no-fund", "--silent", "axe-core@4")
 WIDTHS: Final = (390, 1024, 1600)
+SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 #: what axe-core says of a page, without what is a matter of taste
 FOUND: Final = """axe.run().then(told => told.violations
   .filter(each => ["serious", "critical"].includes(each.impact))
@@ -42,12 +43,12 @@ async def test_axe_finds_nothing_serious_on_any_view(tmp_path: Path) -> None:
         assert (await node.run("wait", "sweep", tenant="vision")).code != 0
         await submit("runs", "sleep", "600")
         await submit("waits", "sleep", "600")
-        paths = "/", "/queue", "/job/vision/sweep", "/job/vision/runs", "/job/vision/waits", "/lanes", "/usage"
+        paths = "/", "/queue", "/job/vision/sweep", "/job/vision/runs", "/job/vision/waits", "/lanes", "/past", "/usage"
         wrong: list[Any] = []
         async with browser() as running, served(env=node.env()) as shown:
             for wide in WIDTHS:
-                for scheme in ("light", "dark"):
-                    async with tab(running, shown.url, wide, scheme) as seen:  # type: ignore[arg-type]
+                for scheme in SCHEMES:
+                    async with tab(running, shown.url, wide, scheme) as seen:
                         await seen.page.goto(shown.link)
                         for path in (*paths, "/worker/sim-0000"):
                             await seen.page.goto(shown.url + path)

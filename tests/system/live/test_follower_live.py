@@ -22,6 +22,7 @@ from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
+from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.answers.operators import ActRow
@@ -222,9 +223,13 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
         for number in range(3):
             drive.submit(f"j{number}", gpu={})
             written = Written(7, [(1, [(1, 2, 3, [0])], 0)])
-            await one.write(Saved(drive.shadow, drive.usage, written, acts, Waits(drive.shadow)))
+            await one.write(
+                Saved(drive.shadow, drive.usage, written, acts, Waits(drive.shadow), AllSeries(drive.shadow))
+            )
         with pytest.raises(Overtaken):
-            await two.write(Saved(drive.shadow, drive.usage, Written(), acts, Waits(drive.shadow)))
+            await two.write(
+                Saved(drive.shadow, drive.usage, Written(), acts, Waits(drive.shadow), AllSeries(drive.shadow))
+            )
         await two.open()
         read = await two.read()
         assert read is not None

@@ -76,6 +76,7 @@ def tabs(*, sees_fleet: bool, private: bool, operates: bool) -> list[Tab]:
         Tab("/", "Fleet"): sees_fleet,
         Tab("/queue", "Queue"): private,
         Tab("/lanes", "Time"): operates,
+        Tab("/past", "Past"): private,
         Tab("/usage", "Usage"): private,
     }
     return [tab for tab, is_shown in shown.items() if is_shown]

@@ -32,7 +32,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from moorage.cli.framework.console import error_line
-from moorage.cli.page import acts, draw, draw_waits
+from moorage.cli.page import acts, draw, draw_series, draw_waits
 from moorage.cli.page.doors import Doors
 from moorage.cli.page.source import PICTURE_S, Source
 from moorage.cli.page.templates import Part, drawn
@@ -222,7 +222,11 @@ class Page:
             case ["worker", name]:
                 devices = await source.devices(name)
                 jobs = (await source.on_worker(name)).jobs if source.private and is_worker(name) else []
-                return draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
+                parts = draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
+                if source.feed.operates and is_worker(name):
+                    with contextlib.suppress(MoorageError, TimeoutError):  # what counts may be behind
+                        parts.append(draw_series.of_host(await source.series(draw_series.SPANS["1d"], name)))
+                return parts
             case _ if not source.private:
                 return [
                     draw.trouble("jobs, tenants and usage are not shown: that takes an operator's key, or a tenant's")
@@ -245,6 +249,10 @@ class Page:
                 shown, after = draw.hosts_of_lanes(view, query.get("from", ""), wanted)
                 found = await asyncio.gather(*(source.devices(each.worker) for each in shown))
                 return draw.lanes(view, source.lanes, list(zip(shown, found, strict=True)), after, wanted, span)
+            case ["past"]:
+                span = query["span"] if query.get("span") in draw_series.SPANS else "1d"
+                told = await source.series(draw_series.SPANS[span])
+                return draw_series.past(told, span, whole=source.feed.operates)
             case ["usage"]:
                 by = tuple(word for word in query.get("by", BY_DEFAULT).split(",") if word in BY) or BY[:1]
                 rows, from_ms = await source.usage(seconds(query.get("since", SINCE_DEFAULT)), by)

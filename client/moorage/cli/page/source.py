@@ -33,7 +33,7 @@ from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import Event, Events
 from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.printable import in_one_line
-from moorage.schemas.waited import WaitedAnswer, WaitedRow
+from moorage.schemas.waited import SeriesAnswer, WaitedAnswer, WaitedRow
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -364,4 +364,16 @@ class Source:
             return sums.rows, sums.from_ms
 
         found: tuple[list[WaitedRow], int] = await self.kept(("waits", since_s), SLOW_S, ask)
+        return found
+
+    async def series(self, since_s: int, worker: str = "") -> SeriesAnswer:
+        """Return numbers over time: of the fleet for operators, of a host, else of the key's own tenant."""
+
+        async def ask() -> Any:
+            asked = {"series": True, "since_s": since_s} | ({"worker": worker} if worker else {})
+            wire = self.client._wire
+            answer = await (wire.operate("usage", asked) if self.feed.operates else wire.answer("usage", asked))
+            return msgspec.convert(answer.data, SeriesAnswer)
+
+        found: SeriesAnswer = await self.kept(("series", since_s, worker), SLOW_S, ask)
         return found

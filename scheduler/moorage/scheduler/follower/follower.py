@@ -25,6 +25,7 @@ from moorage.scheduler.durable.queue_streams import info_of
 from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
+from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
@@ -55,10 +56,10 @@ RETRY_AFTER_S: Final = 1.0
 class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
-    `usage` is about the GPU time of a tenant (None: of all), with `waits` about where its waits went, `acts` about
-    operators' orders; `where` about the frames with the history of the `job`; `read` has it note that somebody of
-    the tenant read output, which is no record of the ledger; `written` is answered once the history stream has all
-    histories up to that record.
+    `usage` is about the GPU time of a tenant (None: of all), with `waits` about where its waits went, with `series`
+    about numbers over time, `acts` about operators' orders; `where` about the frames with the history of the `job`;
+    `read` has it note that somebody of the tenant read output, which is no record of the ledger; `used` tells what
+    GPUs do now; `written` is answered once the history stream has all histories up to that record.
     """
 
     verb: str
@@ -107,6 +108,7 @@ class Follower:
         self._state = State(ceilings)
         self._usage = Usage(self._state)
         self._waits = Waits(self._state)
+        self._series = AllSeries(self._state)
         self._acts = OperatorsActs()
         self._history = History(world, subjects, config, replicas, lambda job: self._waits.waited(job))
         self._saved_seq = 0
@@ -182,6 +184,7 @@ class Follower:
         """Go on from a save, or begin with nothing; return what of its jobs is in the history."""
         saved = saved or _nothing(self._state.ceilings)
         self._state, self._usage, self._waits, self._acts = saved.state, saved.usage, saved.waits, saved.acts
+        self._series = saved.series
         return saved.history
 
     async def finish(self) -> None:
@@ -218,6 +221,7 @@ class Follower:
         async for seq, record, folded in self._ledger.fold_range(self._state, last):
             self._usage.fold(folded)
             self._waits.fold(folded, decides=bool(record.steps or record.acts or record.accepts))
+            self._series.fold(folded, self._waits.waiting())
             self._acts.fold(self._state, record, folded)
             if self._history.take(folded):
                 await self._history.write()
@@ -235,6 +239,7 @@ class Follower:
         self._state = state
         gap = self._usage.bridge(state)
         self._waits.bridge(state, gap.until_ms)
+        self._series.bridge(state)
         self._history.bridge(state, gap, told)
         if gap.is_restore:
             log.info("a restore: history and GPU time go on behind record %d of the restored ledger", gap.through_seq)
@@ -250,7 +255,7 @@ class Follower:
     async def _save(self) -> None:
         await self._history.write()
         written = Written(self._history.last, self._history.written_jobs())
-        await self._saves.write(Saved(self._state, self._usage, written, self._acts, self._waits))
+        await self._saves.write(Saved(self._state, self._usage, written, self._acts, self._waits, self._series))
         self._saved_seq = self._state.seq
 
     # ------------------------------------------------------------------------------------------- questions
@@ -264,6 +269,9 @@ class Follower:
 
     async def answer(self, question: Question) -> dict[str, Any] | Problem:
         """Return the answer once the question's record is folded; the problem `behind` if that takes too long."""
+        if question.verb == "used":
+            self._series.told_use(question.arguments["hosts"], self._state.time_ms)
+            return {}
         if self._state.seq < question.seq or (question.verb == "written" and self._history.waiting):
             future = asyncio.get_running_loop().create_future()
             self._waiting.append((question.seq, future))
@@ -279,6 +287,8 @@ class Follower:
             return {}
         if question.verb == "written":
             return {}
+        if question.verb == "usage" and question.arguments.get("series"):
+            return self._series.answer(question.tenant, question.arguments)
         if question.verb == "usage" and question.arguments.get("waits"):
             gaps = [(gap.from_ms, gap.until_ms) for gap in self._usage.gaps]
             return self._waits.answer(question.tenant, question.arguments, gaps)
@@ -328,4 +338,4 @@ def behind(records: int) -> Problem:
 
 def _nothing(ceilings: Ceilings) -> Saved:
     state = State(ceilings)
-    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state))
+    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state), AllSeries(state))

@@ -8,6 +8,7 @@ leaves chunks that nothing names; the save after the next one deletes them.
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, Je
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.operators_acts import OperatorsActs
+from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.history.packing import Parts
@@ -60,17 +62,19 @@ class _Body(msgspec.Struct, array_like=True):
     history: Written
     acts: bytes = b""
     waits: bytes = b""
+    series: bytes = b""
 
 
 class Saved(NamedTuple):
     """What a save has: the state, what was counted up to it, what of its jobs was written to the history, the
-    newest orders of operators, and where waits went."""
+    newest orders of operators, where waits went, and numbers over time."""
 
     state: State
     usage: Usage
     history: Written
     acts: OperatorsActs
     waits: Waits
+    series: AllSeries
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -132,15 +136,17 @@ class Saves:
                 body = _decode(data)
                 state = load(body.state, self._ceilings)
                 usage, acts = Usage.load(body.usage, state), OperatorsActs.load(body.acts)
-                return Saved(state, usage, body.history, acts, Waits.load(body.waits, state))
-            except (BadSnapshot, *UNREADABLE, LookupError, TypeError) as error:
+                waits, series = Waits.load(body.waits, state), AllSeries.load(body.series, state)
+                return Saved(state, usage, body.history, acts, waits, series)
+            except (BadSnapshot, *UNREADABLE, LookupError, TypeError, zlib.error) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
 
     async def write(self, saved: Saved) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
-        state, usage, history, acts, waits = saved
-        data, seq = _encode(_Body(dump(state), usage.dump(), history, acts.dump(), waits.dump())), state.seq
+        state, seq = saved.state, saved.state.seq
+        counted = saved.usage.dump(), saved.history, saved.acts.dump(), saved.waits.dump(), saved.series.dump()
+        data = _encode(_Body(dump(state), *counted))
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):
             await self._append(self._subjects.follower_chunk, data[start : start + CHUNK_BYTES])

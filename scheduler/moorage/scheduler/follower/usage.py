@@ -175,11 +175,11 @@ class Usage:
         nothing was counted; it is missing if there are none. `restores` has those of them that are restores. Without a
         `tenant` it is of all tenants.
         """
-        for word in ("job", "ever"):
+        for word in ("job", "ever", "worker"):
             if arguments.get(word) is not None:
                 return problem(
-                    "invalid-argument", f"{word} is for questions with waits", field=f"$.{word}",
-                    found=arguments[word], next="add waits: true",
+                    "invalid-argument", f"{word} is for questions about waits or series", field=f"$.{word}",
+                    found=arguments[word], next="add waits: true, or series: true",
                 )  # fmt: skip
         since_s, by, after = (arguments.get(name) for name in ("since_s", "by", "after"))
         since_s = SINCE_S_DEFAULT if since_s is None else since_s

@@ -457,6 +457,12 @@ class Waits:
         by = ["tenant", "model", "cause"]
         return [_told_row(by, (*key, "", -1), sums) for key, sums in sorted(found.items())]
 
+    def waiting(self) -> Iterator[tuple[str, str, int]]:
+        """Yield tenant, cause and number of what waits now."""
+        for clock in self._clocks():
+            if clock.units:
+                yield clock.tenant, clock.why[0], clock.units
+
     def _rows_from(self, week: int) -> Iterator[tuple[Any, tuple[int, int, int]]]:
         """Yield the sums from a week on, and what waits now."""
         now_ms = self._state.time_ms

@@ -16,6 +16,7 @@ from typing import Any, Final
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Handler
 from moorage.scheduler.answers.counts import Counts
+from moorage.scheduler.answers.use import use_by_host
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
@@ -24,6 +25,7 @@ from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.scheduler.durable.queue_reader import QueueReader
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import ScheduleStream
+from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.leader.discovery import Discovery
 from moorage.scheduler.leader.door import Door
 from moorage.scheduler.leader.fleet_detail import FleetDetails
@@ -52,6 +54,8 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 #: of so many frames for observers, one comes with a frame for operators: workers report use every 2 s
 DETAIL_EVERY: Final = 4
+#: the follower is told every ten seconds what GPUs do
+USE_EVERY: Final = 20
 #: a leader that ran so much later than it should was stopped, or its machine had no time for it
 PAUSE_S: Final = 3.0
 #: what happened to the fleet that is a warning in the log
@@ -553,6 +557,9 @@ class Term:
                 for _ in details.catch_up():
                     await asyncio.sleep(0)
                 self.counts.idle.look(self.engine, self.engine.built_ms)
+                if number % USE_EVERY == 0:
+                    use = {"hosts": use_by_host(self.engine)}
+                    self.follower.ask(Question("used", self.engine.state.seq, None, use), lambda _: None)
                 detail = details.frame()
                 await self._gate.recorded()
                 await self._out.send([(self._subjects.fleet_detail, detail, "")])
