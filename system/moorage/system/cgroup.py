@@ -147,6 +147,10 @@ class CgroupFolder:
             return None
         return GroupMemory(kills, at_limit, self._bytes("memory.peak"), self._bytes("memory.max"))
 
+    def memory_now(self) -> int:
+        """Return how many bytes it holds now; 0 where that is not counted, and once it is gone. Raises nothing."""
+        return self._bytes("memory.current")
+
     def cpu_ms(self) -> int | None:
         """Return the CPU time of all processes that were ever in it or below; None once it is gone. Raises nothing."""
         try:

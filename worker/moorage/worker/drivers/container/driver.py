@@ -42,6 +42,7 @@ from moorage.worker.drivers.container.exec_command import ContainerExecution
 from moorage.worker.drivers.container.faults import CannotStart, fault_of, start_fault
 from moorage.worker.drivers.container.follow import CODE_S_MAX, Follower
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, Attempt, ContainerHost
+from moorage.worker.drivers.container.measured import Measured
 from moorage.worker.drivers.container.output import LiveOutput, clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
@@ -503,12 +504,19 @@ class ContainerDriver(Driver):
         name = attempt.name
         attempt.over.add_done_callback(lambda _: answer_orphans(self._orphans, self._folders, name))
         self._files.watch(name)
-        ended, code, why = await self._follower.follow(attempt)
+        measured = Measured()
+        measuring = asyncio.get_running_loop().create_task(measured.watch(attempt.pid or 0, attempt.over))
+        try:
+            ended, code, why = await self._follower.follow(attempt)
+        finally:
+            measuring.cancel()
         if attempt.terminal is not None:
             attempt.terminal.end(code)
         if self._files.wants_store(name) and ended.proof != "never-ran":
             code, why = await self._files.store(name, code, why, ended.reason != "exit")
-        self._release(attempt, Ended([(name, code, why)], self._files.told(name), reported=self._files.reported(name)))
+        told, reported = self._files.told(name), self._files.reported(name)
+        peaks = {name: measured.peaks} if measured.peaks.is_known else {}
+        self._release(attempt, Ended([(name, code, why)], told, peaks, reported=reported))
 
     def _release(self, attempt: Attempt, event: Ended | NotStarted | StartFailed) -> None:
         """Report the end of an attempt of which only its folder is left, and release its ports, folder and limit."""
