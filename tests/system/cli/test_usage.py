@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 
@@ -72,3 +73,14 @@ async def test_usage_is_summed_by_days(node: Node, unique: str) -> None:
     assert (ran.code, ran.out.splitlines()[0].split(",")[:2]) == (0, ["tenant", "day"]), ran.err
     both = await node.run("usage", "--by", "day,hour", tenant=unique)
     assert (both.code, "not both" in both.err) == (2, True)
+
+
+async def test_usage_of_all_has_the_fleets_capacity_beside_it(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--gpu", "1xH100", "--", "true", tenant=unique)
+    assert ran.code == 0, ran.err
+    told = await node.run("usage", "--all", "--by", "tenant,day,person", tenant=unique)
+    gpus = int(re.findall(r"the fleet has (\d+) GPUs now: [\d,.]+ GPU-hours since then, [\d.]+ % granted", told.err)[0])
+    at = told.rows[0].index("FLEET-GPU-H")
+    assert {row[at] for row in told.rows[1:]} == {f"{24 * gpus}.0"}
+    own = await node.run("usage", "--by", "tenant,day,person", tenant=unique)
+    assert "FLEET-GPU-H" not in own.out

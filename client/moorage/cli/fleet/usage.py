@@ -17,6 +17,7 @@ from moorage.cli.framework.render import utc
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -54,7 +55,8 @@ def usage(
 
     Granted is from a placement to the end of the attempt, for each GPU; a sharer counts by its share. Used is what
     the worker measured, once an attempt is over. Kept are 80,000 sums, each of one hour, tenant, person and model; the
-    oldest go first. A person is who submitted the job, where tenants have a key for each person.
+    oldest go first. A person is who submitted the job, where tenants have a key for each person. With --all it also
+    says what the fleet, with the GPUs that it has now, could have granted; of each hour or day, if it sums by these.
 
     With --waits it is where waits went, in whole weeks of UTC: hours that replicas waited, a gang as one, and the same
     for each GPU that they asked for. Of causes that hold at once, the first alone counts.
@@ -76,7 +78,10 @@ def usage(
         if csv:
             _write_csv(words, rows)
         elif not options.shown(answer, rows):
-            _show(words, rows, told.from_ms)
+            gpus = sum(each.gpus for each in (await client.fleet.show()).fits_now) if all and rows else 0
+            _show(words, rows, told.from_ms, gpus)
+            if gpus:
+                print_err(_capacity(told, gpus))
             if told.limit is not None and told.limit.gpu_hours:
                 print_err(_budget(told.limit))
             for from_ms, until_ms in told.gaps:
@@ -123,6 +128,14 @@ async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool)
         asked = {**asked, "after": after}
 
 
+def _capacity(told: UsageAnswer, gpus: int) -> str:
+    """Return what the fleet could have granted since, with the GPUs that it has now, and how much it has."""
+    hours = gpus * max(told.until_ms - told.from_ms, 1) / 1000 / _HOUR_S
+    granted = sum(row.gpu_s for row in told.rows) / _HOUR_S
+    percent = 100 * granted / hours
+    return f"the fleet has {many(gpus, 'GPU')} now: {hours:,.1f} GPU-hours since then, {percent:.1f} % granted"
+
+
 def _budget(limit: Limit) -> str:
     """Return what is spent of a budget; a warning from four fifths on."""
     percent = 100 * limit.spent_hours / limit.gpu_hours
@@ -150,20 +163,24 @@ def _names(by: list[str], row: UsageRow) -> list[str]:
     return [parts[word] or "" for word in by]
 
 
-def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
+def _show(by: list[str], rows: list[UsageRow], from_ms: int, gpus: int = 0) -> None:
     if not rows:
         print_err(f"no GPU time has been counted since {utc(from_ms)}")
         return
-    print_out(str(_table(by, rows)))
+    print_out(str(_table(by, rows, gpus)))
     print_err(f"since {utc(from_ms)}")
 
 
-def _table(by: list[str], rows: list[UsageRow]) -> Table:
-    header = [*map(str.upper, by), "GPU-H", "GIB-H", "USED-GPU-H", "USED-GIB-H"]
+def _table(by: list[str], rows: list[UsageRow], gpus: int = 0) -> Table:
+    """Return the rows as a table; with a fleet's `gpus`, also what it could grant in the hour or day of a row."""
+    row_hours = gpus * (24 if DAY in by else 1 if HOUR in by else 0)
+    capacity = [f"{row_hours:.1f}"] if row_hours else []
+    header = [*map(str.upper, by), "GPU-H", *(["FLEET-GPU-H"] if capacity else []), "GIB-H", "USED-GPU-H", "USED-GIB-H"]
     cells = [
         [
             *_names(by, row),
             f"{row.gpu_s / _HOUR_S:.2f}",
+            *capacity,
             f"{row.memory_mib_s / _MIB / _HOUR_S:.1f}",
             f"{row.used_gpu_s / _HOUR_S:.2f}",
             f"{row.used_memory_mib_s / _MIB / _HOUR_S:.1f}",
