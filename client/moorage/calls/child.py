@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Awaitable, Callable
+from signal import SIGKILL
 from typing import Final
 
 #: what a program that is told to end may take before it is killed
@@ -34,6 +34,12 @@ class Child:
         """Its exit code, negative for a signal; None while it runs."""
         return None if self._process is None else self._process.returncode
 
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
     async def kill(self, announced_s: float = END_S) -> None:
         """Kill it and what it has started in its session, after at most `announced_s` of `before_kill`."""
         if self._process is None or self._process.returncode is not None:
@@ -44,7 +50,7 @@ class Child:
         finally:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                    os.killpg(self.pid, SIGKILL)
 
     async def _ended(self, grace_s: float, last_words_s: float | None = None) -> int:
         """Wait for its end, kill it if that takes longer than `grace_s`, and return its exit code once it was said to

@@ -38,6 +38,7 @@ from moorage.schemas.service import (
     QueueSpec,
     too_many,
 )
+from moorage.system.passed_signals import PASSED_ON
 
 #: of the grace, what is kept to answer the calls that do not end in it, and to end the program
 LAST_S: Final = 1.0
@@ -155,7 +156,7 @@ async def serve(
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:
             answered = messenger.run_in_batches(program, Batches(serving.batch, places))
-        with _signals(loop, asked.set):
+        with _signals(loop, asked.set, program.signal):
             await messenger.open()
             if held:
                 most = most_held(places, serving.batch, serving.queue)
@@ -240,11 +241,17 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, act)
+def _signals(
+    loop: asyncio.AbstractEventLoop, act: Callable[[], None], pass_on: Callable[[int], None]
+) -> Iterator[None]:
+    """Call `act` at what ends the member; the program gets all other signals."""
+    for number in PASSED_ON:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, act)
+        elif signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            loop.add_signal_handler(number, pass_on, number)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in PASSED_ON:
             loop.remove_signal_handler(number)

@@ -174,6 +174,21 @@ async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, uniq
     await node.run("cancel", "long", tenant=unique)
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+async def test_a_signal_of_users_ends_no_run_and_is_said_to_reach_no_job(
+    node: Node, unique: str, number: signal.Signals
+) -> None:
+    """It ended the command with 138 without a word."""
+    job = f"on-{number.name.lower()}"
+    process = await start("run", "--job", job, "--", "sh", "-c", "echo begun; sleep 600", env=node.env(unique))
+    err = Lines(process.stderr)
+    await Lines(process.stdout).until("begun")
+    process.send_signal(number)
+    await err.until(f"{number.name} stays here: no job gets it")
+    await node.run("cancel", job, tenant=unique)
+    assert await process.wait() == 143
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 async def test_a_run_that_another_signal_ends_says_that_its_job_goes_on(

@@ -517,6 +517,31 @@ async def test_a_program_in_any_language_may_serve(nats_url: str, unique: str, t
         assert "ends in order" in one.said
 
 
+#: one that says which signals come
+HEARS = """
+import os, signal, socket
+for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH):
+    signal.signal(number, lambda number, _: print("came", signal.Signals(number).name, flush=True))
+link = socket.socket(fileno=int(os.environ["MOORAGE_CALL_FD"]))
+link.sendall(b'{"ready": 1}\\n')
+for line in link.makefile("rb"):
+    if b'"end"' in line:
+        break
+"""
+
+
+async def test_signals_that_end_no_member_reach_its_program(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """SIGUSR1 and SIGHUP ended the member, and lost its calls."""
+    words = ("--name", "hears", "--", sys.executable, "-c", HEARS)
+    async with member(nats_url, tmp_path, *words, prefix=unique) as one:
+        await one.ready()
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH):
+            one.process.send_signal(number)
+            await until(lambda name=number.name: f"came {name}" in one.said, what=f"{number.name} came: {one.said}")
+        one.process.terminate()
+        assert await one.ended() == 0
+
+
 #: one that gives each answer headers as they should not be, and then more parts than may wait at once
 STRANGE = """
 import json, os, socket

@@ -12,21 +12,16 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from moorage.cli.framework.console import report
 from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
 
 Result = TypeVar("Result")
 
 #: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: signals that stay with the process that gets them; a terminal stops all of its foreground by itself
-_UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE)
-_FAULTS: Final = (
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
-)  # fmt: skip
-_STOPPING: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-#: what a command passes on to a program that it runs in its place
-PASSED_ON: Final = tuple(sorted(signal.valid_signals() - {*_UNCATCHABLE, *_FAULTS, *_STOPPING}))
-#: those of them that a terminal sends to the program by itself
+#: what a user sends a program that understands it
+_OF_USERS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+#: those that a terminal sends to the program by itself
 _OF_TERMINALS: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
 
 
@@ -116,6 +111,8 @@ async def detachable(
     for number in ENDING[1:]:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
             loop.add_signal_handler(number, on_signal, number)
+    for number in _OF_USERS:  # else it would end this command, and not the job
+        loop.add_signal_handler(number, _stays_here, number)
     try:
         return await following
     except asyncio.CancelledError:
@@ -135,6 +132,11 @@ async def detachable(
             if again.is_set():
                 await cancel()
         return EXIT_INTERRUPTED
+
+
+def _stays_here(number: int) -> None:
+    """Say of a signal that no job gets what has become of it."""
+    report(f"{signal.Signals(number).name} stays here: no job gets it; moorage exec JOB -- kill sends one there")
 
 
 def was_ctrl_c() -> bool:

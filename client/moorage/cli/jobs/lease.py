@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, report
 from moorage.cli.framework.exit_codes import exit_code_of_start
-from moorage.cli.framework.interrupts import ENDING, PASSED_ON, comes_by_itself
+from moorage.cli.framework.interrupts import ENDING, comes_by_itself
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.local.mps_ends import announce_end
+from moorage.system.passed_signals import PASSED_ON
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
