@@ -40,6 +40,7 @@ NOT_RUN: Final = {
     "docs/how-to/two-sites-one-fleet.md": 1,  # a cut of the link
     "docs/how-to/use-ml-tools.md": 2,  # scikit-learn and Optuna
     "docs/how-to/use-the-nats-you-have.md": 2,  # a tool that is no dependency, and a second machine
+    "docs/how-to/train-with-hugging-face.md": 2,  # test_trainer.py runs it with torch
     "docs/how-to/use-weights-and-biases.md": 3,  # wandb, and a key of its server
     "docs/how-to/write-a-worker.md": 1,  # it waits for a worker
     "docs/index.md": 1,  # the first steps of the pages that it leads to
