@@ -53,7 +53,8 @@ class Reason(NamedTuple):
 MORE_HOSTS: Final = frozenset(
     {
         "no-worker", "busy", "fragmented", "host-busy", "gang", "gang-size", "reserved", "leaving", "preempting",
-        "closed", "starts-fail", "disk-full", "driver-down", "sick", "foreign", "lent", "just-refused", "frozen-here",
+        "closed", "starts-fail", "jobs-fail", "disk-full", "driver-down", "sick", "foreign", "lent", "just-refused",
+        "frozen-here",
     }
 )  # fmt: skip
 #: by name, in the order of the reference page
@@ -228,6 +229,13 @@ STARTS_FAIL: Final = add(
     "starts-fail",
     "jobs failed to start on the workers that could run it, so these get none for a while",
     "tell those who run this fleet: moorage fleet shows why; once mended, moorage uncordon WORKER opens it at once",
+    cures=_REQUEST,
+)
+JOBS_FAIL: Final = add(
+    "jobs-fail",
+    "the workers with room for it are those on which it, or jobs that do well elsewhere, failed within seconds: it"
+    " waits for another one",
+    "wait; or tell those who run this fleet, who open a worker at once by moorage uncordon WORKER",
     cures=_REQUEST,
 )
 DRIVER_DOWN: Final = add(

@@ -34,13 +34,14 @@ class CachedRequest:
     `later` is the first field that only a later release knows, "" for none; `request` lacks all of these.
     """
 
-    __slots__ = ("_before", "_behind", "later", "request", "shape", "workload")
+    __slots__ = ("_before", "_behind", "later", "request", "run", "shape", "workload")
 
     def __init__(self, request: Request, later: str = "") -> None:
         self.request = request
         self.later = later
         self.shape: Any = None  # for the owner of the cache: what it has derived from this request
         self.workload = ""  # the same
+        self.run = b""  # the same
         self._before = self._behind = b""
 
     def identity(self, name: str | None) -> bytes:

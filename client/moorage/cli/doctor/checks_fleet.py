@@ -13,7 +13,7 @@ from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
 from moorage.client.view.checks import AWAY, NAMES_MAX, Check, no_worker_is_up, of_leader, places_away
-from moorage.schemas.answers.fleet import FleetAnswer, StalledJob, WorkerInfo
+from moorage.schemas.answers.fleet import JOBS_FAIL_HERE, FleetAnswer, StalledJob, WorkerInfo
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capabilities
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import AGENT_STOPPED, CLOCK, DISK_FULL, FleetRow
@@ -294,6 +294,9 @@ def _workers(rows: Sequence[WorkerInfo | FleetRow]) -> Check:
     if off := sorted({row.worker for row in whole if f"{CLOCK}: " in row.warning}):
         found += f"; the clock is off by more than 5 s{_named('', off)}"
         return Check("workers", "warn", found, "run chrony or ntpd on the hosts that moorage fleet names, by how much")
+    if eating := sorted({row.worker for row in whole if JOBS_FAIL_HERE in row.warning}):
+        found += f"; jobs that do well elsewhere fail within seconds{_named('', eating)}"
+        return Check("workers", "warn", found, "look at these hosts; moorage uncordon WORKER opens one at once")
     if stopped := counts.get(AGENT_STOPPED):
         found += f"; their agents were stopped while jobs run on{_named('', stopped)}"
         return Check("workers", "warn", found, "start the worker again on these hosts")

@@ -57,12 +57,13 @@ def explain(
     leaving: frozenset[int] = frozenset(),
     refusing: frozenset[int] = frozenset(),
     closed: frozenset[int] = frozenset(),
+    failing: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
-    job whatever it asks for, and on `closed` ones it takes no turns with services that sleep. This walks the fleet: for
-    questions, not for each record.
+    job whatever it asks for, on `closed` ones it takes no turns with services that sleep, and on `failing` ones jobs
+    fail that do well elsewhere. This walks the fleet: for questions, not for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -88,6 +89,12 @@ def explain(
     if not roomy:
         because = f"{_frozen_on(awaited)}, and this one takes no turns with them"
         return Explanation(reasons.FROZEN_HERE, counts, awaited, because=because)
+    failing_here, roomy = roomy, [host for host in roomy if host.worker.num not in failing]
+    if failing:
+        counts["not-failing"] = len(roomy)
+    if not roomy:
+        ids = [f"{host.worker.id}: jobs fail there within seconds" for host in failing_here[:HOLDERS_MAX]]
+        return Explanation(reasons.JOBS_FAIL, counts, [], troubles=ids)
     unreserved = [host for host in roomy if host.worker.num not in excluded]
     counts["not-reserved"] = len(unreserved)
     if not unreserved:

@@ -81,6 +81,7 @@ from moorage.scheduler.history.unpacking import Found, Frame, is_simulated, unsu
 from moorage.schemas import actors
 from moorage.schemas.always import sending, sent
 from moorage.schemas.answers.fleet import (
+    JOBS_FAIL_HERE,
     DeviceTrouble,
     DrainTimes,
     DriverDownRow,
@@ -761,10 +762,15 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         drain=drain_of(worker, now_ms) if worker.window is not None else None,
         starts_fail=starts_fail_of(worker, now_ms) if worker.until_ms else None,
         drivers_down=drivers_down_of(host) if host is not None else [],
-        warning=host.warning if host is not None else "",
+        warning="; ".join(filter(None, (host.warning if host is not None else "", _marked(engine, worker)))),
         keeps=hello.get("keeps", {}),
         devices=_devices(worker) if with_devices else None,
     )
+
+
+def _marked(engine: Engine, worker: Worker) -> str:
+    """Return why a worker comes last for jobs that others could hold; "" if it does not."""
+    return JOBS_FAIL_HERE if worker.num in engine.lifecycle.starts.quick.marked else ""
 
 
 def _devices(worker: Worker) -> list[Any]:

@@ -120,7 +120,8 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Expla
     leaving = View(engine).left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
         closed = engine.fleet.closed_to(job.num, shape)
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed)
+        failing = engine.planner.order.barred_by_failures(job.num)
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed, failing)
     return found, _reason(engine, job, found, excluded, replica)
 
 

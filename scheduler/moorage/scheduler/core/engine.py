@@ -176,7 +176,7 @@ class Engine:
         self.lifecycle = Lifecycle(
             self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
             Lacking(self.fleet, reader.shape_of, config.not_here_max),
-            Starts(state, self.fleet, config.start_failures_max),
+            Starts(state, self.fleet, config.start_failures_max, reader, self.queue),
         )  # fmt: skip
         self.estimates = Estimates(reader.request_of, reader.shape_of, reader.limit_ms_of, self.durations)
         self.services = Services(
@@ -239,8 +239,9 @@ class Engine:
     def _order(self) -> QueueOrder:
         ages, overdue, starts = self.config.ages, self.timers.overdue, self.lifecycle.starts
         return QueueOrder(
-            self.state, self.fleet, self.queue, ages, overdue, self._left_too_soon, starts.failed_of, starts.has_failed
-        )
+            self.state, self.fleet, self.queue, ages, overdue, self._left_too_soon, starts.failed_of,
+            starts.has_failed, starts.quick.barred_from,
+        )  # fmt: skip
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:
         raise raised

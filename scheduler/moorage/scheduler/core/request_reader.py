@@ -8,6 +8,7 @@ service or a job that always starts again, is `STAYS`: how long such attempts ra
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -154,6 +155,14 @@ class RequestReader:
         if not asked.workload:
             asked.workload = workload_of(asked.request)
         return asked.workload
+
+    def run_of(self, job: Job) -> bytes:
+        """Return a digest of what a job runs, with its arguments and settings: equal for requests that run alike."""
+        asked = self.requests.read_accepted(job.body)[1]
+        if not asked.run:
+            run = msgspec.msgpack.encode(asked.request.workload, order="deterministic")
+            asked.run = blake2b(run, digest_size=8).digest()
+        return asked.run
 
     def shape_of_asked(self, asked: CachedRequest) -> Shape:
         shape = asked.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -37,6 +37,10 @@ class DrainTimes(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     by: str = always(str)  # who ordered it, as the subject proves it
     said: str = ""  # the name that this user gave
     why: str = always(str)
+
+
+#: stands in the `warning` of a worker
+JOBS_FAIL_HERE: Final = "jobs that do well elsewhere fail here within seconds: others get them while they may"
 
 
 class StartsFail(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -19,6 +19,7 @@ from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
     POOLS_MAX,
+    QUICK_MAX,
     State,
 )
 from moorage.schemas.capabilities import Capabilities
@@ -84,6 +85,8 @@ TABLES = {
     "Worker.hello": Table("a join", "Forget of the worker", 40, 40),
     "Worker.unwell": Table("Health", "Health, Well, a join with another device; Forget of the worker", 4, 4),
     "Worker.attempts": Table("PLACE", "FREE, REFUSE, WITHDRAW, LOSE", 16),
+    "Worker.quick": Table("a failure within seconds", "what does well there; QUICK_MAX", QUICK_MAX, QUICK_MAX),
+    "Replica.failed_on": Table("a failure within seconds", "QUICK_OF_REPLICA_MAX; the end of the replica", 16, 16),
     "Worker.former": Table("a join with other devices", "POOLS_MAX; Forget of the worker", POOLS_MAX, POOLS_MAX),
 }
 #: tuples of a fixed length, and what the rows refer to

@@ -33,8 +33,11 @@ def facts_of(state: State) -> dict[object, tuple[int, bool]]:
     return {attempt.name: (attempt.began_ms, attempt.ever_ready) for attempt in state.attempts()}
 
 
-#: what lasts from the next level on, and no history has: which checkpoints attempts have stored, what they had at most
-IN_NO_HISTORY: Final = {"stored", "untold", "saved", "peaks", "reported", "sets", "begun"}
+#: what lasts from the next level on, and no history has: which checkpoints attempts have stored, what they had at most,
+#: where they did well and where they failed within seconds
+IN_NO_HISTORY: Final = {
+    "stored", "untold", "saved", "peaks", "reported", "sets", "begun", "well_on", "failed_on", "quick", "well_ms",
+}  # fmt: skip
 
 
 def every_fact(state: State) -> list[tuple[object, ...]]:

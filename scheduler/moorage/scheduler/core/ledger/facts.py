@@ -61,6 +61,8 @@ def find_all(state: State, *, alike: bool = False) -> None:
         rows = job.history[max(0, len(job.history) - kept_rows(state.ceilings, job)) :] if alike else job.history
         _of_job(job, rows)
         _of_attempts(job, rows, alike=alike)
+    for worker in state.workers.values():
+        worker.quick, worker.well_ms = (), 0  # no history tells it as briefly
 
 
 def kept_rows(ceilings: Ceilings, job: Job) -> int:
@@ -71,7 +73,7 @@ def kept_rows(ceilings: Ceilings, job: Job) -> int:
 def _of_job(job: Job, rows: list[Transition]) -> None:
     avoids = {num for num, _ in job.avoid}
     job.lent, job.wants = (0, 0), None  # no history has that, and no ledger of a lower level the latter
-    job.peaks = job.reported = None  # nor has it that
+    job.peaks, job.reported, job.well_on = None, None, 0  # nor has it these
     job.ended_ms = 0 if job.live or not job.history else job.history[-1][AT_MS]
     job.ever_ready = any(row[STATE] in (READY, NOT_READY) for row in rows)
     about = [row[WORKER] for row in rows if row[WORKER] in avoids and row[WHY].startswith(ABOUT_THE_JOB)]
@@ -152,6 +154,7 @@ def _of_attempts(job: Job, rows: list[Transition], *, alike: bool) -> None:
         replica.stored, replica.saved, replica.untold = (), (), replica.attempt_no  # no history has that
         replica.sets = ()
         replica.tries = ()  # nor which row allowed an attempt: then each counts for all rows
+        replica.failed_on = ()
     for attempt in job.attempts:
         run = runs.get((attempt.replica.index, attempt.fence), _Run(oldest_ms))
         attempt.began_ms, attempt.ever_ready, attempt.has_frozen = run.began_ms, run.ever_ready, run.has_frozen

@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.records import (
     MODE_BITS,
     MOVED,
     NO_JOB,
+    NOT_BY_ITSELF,
     NOTICE_BITS,
     PREEMPTIBLE,
     REPORTED,
@@ -41,6 +42,8 @@ from moorage.scheduler.core.ledger.state import (
     CANCELLING,
     CLAIMED,
     ENDING,
+    EXITED,
+    FAILED,
     FAILURES,
     FREEZES,
     FROZEN,
@@ -52,14 +55,19 @@ from moorage.scheduler.core.ledger.state import (
     ON_WORKER,
     PLACED,
     QUEUED,
+    QUICK_MAX,
+    QUICK_MS,
+    QUICK_OF_REPLICA_MAX,
     RAN_MAX,
     RANGE,
     READY,
     READY_GAP_MS,
     RUNNING,
+    SEVERAL,
     STORED_LEVEL,
     SUCCEEDED,
     TELLS_READY,
+    WELL_MS,
     WORKED,
     Attempt,
     Ended,
@@ -71,12 +79,14 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
     new_job,
 )
+from moorage.schemas.errors import reason_of
 from moorage.schemas.frames import ABOUT_THE_JOB
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import ONE, Ranges, both, count_of, first_numbers, is_in, joined, without
 
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _PLACE: Final = int(Op.PLACE)
+_FAILS: Final = frozenset((FAILED, QUEUED, EXITED))
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 ACT: Final = int(Op.ACT)
 ACCEPT: Final = int(Op.ACCEPT)
@@ -454,6 +464,7 @@ class Folding:
         job.started = True
         self._linger(job, replica, attempt)
         self._learn(job, self.time - began)
+        self._did_well(job, attempt)
         replica.state = to
         del job.rows[index]
         job.left_ms = job.left_ms or self.time
@@ -673,6 +684,10 @@ class Folding:
                 replica.ended = Ended(rev, code, why, ran_ms, attempt.ever_ready, is_asked, by_worker, ready_ms)
             if ran_ms >= 0 and to in WORKED and not attempt.has_frozen:
                 self._learn(job, ran_ms)
+            if ran_ms >= WELL_MS or to == SUCCEEDED or (to == EXITED and was == RUNNING and not (code or why)):
+                self._did_well(job, attempt)
+            elif 0 <= ran_ms <= QUICK_MS and code and was == RUNNING and by == BY_WORKER and to in _FAILS:
+                self._failed_quickly(job, replica, attempt, why)
         if IS_TERMINAL[to]:
             del job.rows[replica.index]
             self._end_replicas(job, replica.index, replica.index, to, code)
@@ -698,6 +713,25 @@ class Folding:
     def _learn(self, job: Job, ran_ms: int) -> None:
         job.ran = (*job.ran[1 - RAN_MAX :], ran_ms)
         self.out.ran.setdefault(job, []).append(ran_ms)
+
+    def _did_well(self, job: Job, attempt: Attempt) -> None:
+        """Note where an attempt did well: what failed there quickly before it began tells no more of its worker."""
+        worker, here = attempt.worker, attempt.worker.num + 1
+        job.well_on = here if job.well_on in (0, here) else SEVERAL
+        if worker.quick:
+            worker.well_ms = max(worker.well_ms, attempt.began_ms)
+            worker.quick = tuple(row for row in worker.quick if row[1] > worker.well_ms)
+            self.rows[worker] = None
+
+    def _failed_quickly(self, job: Job, replica: Replica, attempt: Attempt, why: str) -> None:
+        """Note where an attempt failed within seconds of its start, by itself."""
+        if reason_of(why) in NOT_BY_ITSELF:
+            return
+        worker, others = attempt.worker, (row for row in attempt.worker.quick if row[0] != job.num)
+        worker.quick = (*tuple(others)[1 - QUICK_MAX :], (job.num, self.time))
+        self.rows[worker] = None
+        elsewhere = tuple(row for row in replica.failed_on if row[0] != worker.num)
+        replica.failed_on = (*elsewhere[1 - QUICK_OF_REPLICA_MAX :], (worker.num, self.time))
 
     def _end_replicas(self, job: Job, first: int, last: int, to: int, code: int) -> None:
         if job.wants is not None and (gone := both(job.wants.leaving, ((first, last),))):

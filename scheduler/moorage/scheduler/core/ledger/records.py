@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Final
 
 from moorage.schemas import actors
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED
 from moorage.schemas.printable import stripped
 
 #: the newest record format, equal to the newest feature level. A leader writes at the ledger's level, which an operator
@@ -71,6 +72,10 @@ SAID_CHARS_MAX: Final = 64
 GOODBYE: Final = "goodbye"
 #: the reason of attempts lost with their host's supervisor while the machine went on
 WITH_SUPERVISOR: Final = "lost with its host's supervisor"
+#: how a worker reports ends of attempts that are not the job's doing
+NOT_BY_ITSELF: Final = frozenset(
+    {ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, WITH_SUPERVISOR, "lost", "fence", "supervisor-died"}
+)
 #: how the reason of a cancel begins by which a move ends its member, see `lifecycle.relocating`
 MOVED: Final = "moved to replica "
 

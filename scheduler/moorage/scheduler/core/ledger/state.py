@@ -95,6 +95,15 @@ HISTORY_WORDS: Final = (
 
 #: so many of a job's last runs are remembered, by which a new leader estimates how long others will take
 RAN_MAX: Final = 16
+#: an attempt that fails within so many ms of its start may be its worker's fault
+QUICK_MS: Final = 10_000
+#: one that ran for so many did well, however it ended
+WELL_MS: Final = 60_000
+#: jobs, of each worker, and workers, of each replica, of which such failures are remembered: the newest
+QUICK_MAX: Final = 64
+QUICK_OF_REPLICA_MAX: Final = 16
+#: of `Job.well_on`: several workers
+SEVERAL: Final = -1
 #: an attempt that is ready again after so few ms was ready all the while
 READY_GAP_MS: Final = 2_000
 #: those among them of which it is known when they were stored
@@ -348,6 +357,8 @@ class Job:
     placed_many: int = 0
     left_ms: int = 0
     ran: tuple[int, ...] = ()  # for how many ms its last attempts ran that ended by themselves and were never frozen
+    #: where an attempt of it did well: 0 nowhere yet, `SEVERAL`, or one worker's number and 1
+    well_on: int = 0
     row: int = 0
     shape: Any = None  # soft: the interned shape of its request
     needs: Needs | None = None  # soft: see `holding.needs_of`
@@ -400,6 +411,7 @@ class Job:
                 "peaks": (tuple[int, int, int, int] | None, None),
                 "relimit": (tuple[int, int] | None, None),
                 "reported": (tuple[int, str] | None, None),
+                "well_on": (int, 0),
             }
         },
     )  # fmt: skip
@@ -447,6 +459,7 @@ class Job:
         row = number_of((row, "peaks", self.peaks)) if self.peaks is not None else row
         row = number_of((row, "relimit", self.relimit)) if self.relimit is not None else row
         row = number_of((row, "reported", self.reported)) if self.reported is not None else row
+        row = number_of((row, "well", self.well_on)) if self.well_on else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
 
     def note_reported(self, replica: int, values: str) -> None:
@@ -667,6 +680,8 @@ class Replica:
     sets: tuple[tuple[int, int, str], ...] = ()
     #: how many of `retries` and `losses` each row of its request's `retry` has allowed, by the row's number from 1
     tries: tuple[tuple[int, int], ...] = ()
+    #: workers on which its attempts failed within seconds of their start, with the ledger ms of the last such end
+    failed_on: tuple[tuple[int, int], ...] = ()
     row: int = 0
 
     LASTING: ClassVar = Lasting(
@@ -681,6 +696,7 @@ class Replica:
                 "ended": (Ended | None, None), "deaths": (int, 0), "stored": (tuple[tuple[int, str], ...], ()),
                 "untold": (int, 0), "saved": (tuple[tuple[int, int, int], ...], ()),
                 "tries": (tuple[tuple[int, int], ...], ()), "sets": (tuple[tuple[int, int, str], ...], ()),
+                "failed_on": (tuple[tuple[int, int], ...], ()),
             }
         },
     )  # fmt: skip
@@ -707,7 +723,8 @@ class Replica:
         row = number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
         row = number_of((row, "saved", self.saved)) if self.saved else row
         row = number_of((row, "sets", self.sets)) if self.sets else row
-        return number_of((row, "tries", self.tries)) if self.tries else row
+        row = number_of((row, "tries", self.tries)) if self.tries else row
+        return number_of((row, "quick", self.failed_on)) if self.failed_on else row
 
     def tries_of(self, number: int) -> int:
         """Return how many further attempts a row of `retry` has allowed. What no row is known of counts for each: a
@@ -879,6 +896,9 @@ class Worker:
     well: int = 0  # slots that an operator declared healthy, until the worker confirms
     well_n: int = 0  # sequence of the record with that order
     window: Window | None = None  # a planned or current maintenance window
+    #: jobs that failed on it within seconds of their start, by number, with the ledger ms of that; oldest first
+    quick: tuple[tuple[int, int], ...] = ()
+    well_ms: int = 0  # since then, none of `quick`: when the last attempt began that did well on it
     attempts: dict[AttemptName, Attempt] = field(default_factory=dict)
     #: soft: its devices by a hello, and that hello
     pool: Pool = NO_POOL
@@ -929,6 +949,7 @@ class Worker:
             "well_n": (int, 0),
             "window": (Window | None, None),
         },
+        {2: {"quick": (tuple[tuple[int, int], ...], ()), "well_ms": (int, 0)}},
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
@@ -937,6 +958,8 @@ class Worker:
             row = number_of((row, "health", sorted(self.unwell.items()), self.well, self.well_n, self.window))
         if self.until_ms:
             row = number_of((row, "shut", self.until_ms))
+        if level >= 2 and (self.quick or self.well_ms):
+            row = number_of((row, "quick", self.quick, self.well_ms))
         return row
 
 

@@ -177,6 +177,8 @@ class Undo:
         elif isinstance(act, HalfLife):
             self._all_tenants()
         elif isinstance(act, Level):
+            for worker in state.workers.values():
+                self.worker(worker.num)
             for job in state.jobs.values():
                 self._job(job)
                 for replica in job.rows.values():

@@ -8,7 +8,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
-from moorage.scheduler.core.ledger.records import WITH_SUPERVISOR
+from moorage.scheduler.core.ledger.records import NOT_BY_ITSELF
 from moorage.scheduler.core.ledger.state import (
     CANCELLING,
     ENDING,
@@ -29,7 +29,7 @@ from moorage.scheduler.core.lifecycle.members import Decision, Next, Old, has_se
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer, ServiceVersion, Woken
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
+from moorage.schemas.errors import Problem, problem, reason_of
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
 from moorage.schemas.names import REPLACED_BY, word_of
@@ -37,8 +37,6 @@ from moorage.schemas.service import VERSION_LABEL
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
 ROOM_MS: Final = 5_000
-#: how a worker reports the ends of members that are not the job's doing
-_NOT_BY_ITSELF: Final = {ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, WITH_SUPERVISOR, "lost", "fence", "supervisor-died"}
 #: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
 LOOKED_MAX: Final = 1_000
 NAMED_MAX: Final = 20
@@ -305,7 +303,7 @@ def _ended_by_itself(ended: Ended, for_ms: int) -> bool:
     if (ended.ever_ready and ended.ready_ms >= for_ms) or ended.was_asked:
         return False
     why = reason_of(ended.why)
-    return why.startswith(START_FAILED) or (ended.ran_ms >= 0 and ended.by_worker and why not in _NOT_BY_ITSELF)
+    return why.startswith(START_FAILED) or (ended.ran_ms >= 0 and ended.by_worker and why not in NOT_BY_ITSELF)
 
 
 def _is_put_off(job: Job) -> bool:

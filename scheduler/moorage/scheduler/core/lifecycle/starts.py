@@ -1,11 +1,14 @@
-"""Closes a host for a while on which jobs fail to start, so that it does not fail a whole queue.
+"""Closes a host for a while on which jobs fail as they start, so that it does not fail a whole queue.
 
 A host that cannot start jobs is free again at once, and so would be given the next job. It is closed after several jobs
 in a row that failed to start there within seconds, if that is not the jobs' fault: they have since started on another
 host, or belong to two tenants. One tenant's jobs that start nowhere close no host. A start there ends the row. Until
 then a job that failed there is placed on any other host with room first.
 
-Which jobs failed where is known to this process alone. That a host is closed, and until when, is in the ledger.
+A job that starts there and fails within seconds is evidence of a second kind, see `quick_failures`.
+
+Which jobs failed to start where is known to this process alone. That a host is closed, and until when, is in the
+ledger.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Flag, Shut
 from moorage.scheduler.core.ledger.state import Attempt, Job, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
+from moorage.scheduler.core.lifecycle.quick_failures import QuickFailures
+from moorage.scheduler.core.queue.queue import Queue
+from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.attempt import name_in
 from moorage.schemas.frames import Report
 from moorage.schemas.printable import shortened, shown
@@ -29,7 +35,6 @@ SOON_MS: Final = 10_000
 CLOSED_MS: Final = 60_000
 CLOSED_MS_MAX: Final = 30 * 60_000
 WHY_CHARS_MAX: Final = 120
-_NOWHERE: Final[frozenset[int]] = frozenset()
 
 
 class _Failed(NamedTuple):
@@ -50,11 +55,12 @@ class FailedStarts(NamedTuple):
 class Starts:
     """Counts the failed starts of each host; `most` jobs close it."""
 
-    def __init__(self, state: State, fleet: Fleet, most: int) -> None:
+    def __init__(self, state: State, fleet: Fleet, most: int, reader: RequestReader, queue: Queue) -> None:
         self._state = state
         self._fleet = fleet
         self._most = most
         self.known = FailedStarts({}, {}, {})
+        self.quick = QuickFailures(state, fleet, most, reader, queue, self._close)
 
     @property
     def watches(self) -> bool:
@@ -91,13 +97,13 @@ class Starts:
         self._judge(draft, worker)
 
     def failed_of(self, num: int) -> frozenset[int]:
-        """Return the numbers of the workers on which this job failed to start, and nothing has started since."""
-        failed = self.known.failed
-        return frozenset(worker for worker, row in failed.items() if num in row) if failed else _NOWHERE
+        """Return the numbers of the workers on which this job failed as it started, and nothing has since."""
+        failed, quick = self.known.failed, self.quick.failed_of(num)
+        return quick.union(worker for worker, row in failed.items() if num in row) if failed else quick
 
     def has_failed(self, num: int) -> bool:
-        """Return whether any job failed to start on this worker (by number), and nothing has started there since."""
-        return num in self.known.failed
+        """Return whether any job failed as it started on this worker (by number), and nothing has since."""
+        return num in self.known.failed or num in self.quick.standing
 
     def left(self, worker: Worker) -> None:
         """Forget what failed on a worker: a job has started there, its session is over, or an operator opens it."""
@@ -114,6 +120,7 @@ class Starts:
         for worker in list(self._state.shut.values()):
             if draft.time_ms >= worker.until_ms and not draft.full:
                 self.mended(draft, worker)
+        self.quick.pass_time(draft)
 
     def _judge(self, draft: Draft, worker: Worker) -> None:
         row = self.known.failed[worker.num].values()
@@ -121,12 +128,15 @@ class Starts:
         is_the_hosts = sum(failed.started for failed in row) >= self._most or (
             len(row) >= self._most and len(tenants) > 1
         )
-        open_now = worker.flag == "open" and worker.session
-        if not is_the_hosts or not open_now:
-            return
+        if is_the_hosts and self._close(draft, worker, shortened(shown(self.known.why[worker.num]), WHY_CHARS_MAX)):
+            del self.known.failed[worker.num]
+
+    def _close(self, draft: Draft, worker: Worker, why: str) -> bool:
+        """Close a worker for a while, if it is open; return whether it was."""
+        if worker.flag != "open" or not worker.session:
+            return False
         times = self.known.times.get(worker.num, 0)
         until_ms = draft.time_ms + min(CLOSED_MS << min(times, 16), CLOSED_MS_MAX)
-        why = shortened(shown(self.known.why[worker.num]), WHY_CHARS_MAX)
         set_flag(draft, self._fleet, worker, Shut(worker.num, until_ms, why))
         self.known.times[worker.num] = times + 1
-        del self.known.failed[worker.num]
+        return True

@@ -325,6 +325,7 @@ class Lifecycle:
         well = report.code == 0 and (report.detail in _WELL or result is not None)
         if well and state == PLACED and not job.gang and not self._always(job):
             draft.ran(replica, ran_ms, result)
+            self.starts.quick.ended(draft, attempt)
             return
         self._started(draft, replica, state, ran_ms)
         self._exited(draft, replica, attempt, replica.state, _code(report), report.detail)
@@ -367,6 +368,7 @@ class Lifecycle:
                 to = self._next_after(replica, cause, to)
             draft.exit(replica, to, code, why, result)
             self._back_to_queue(draft, replica, to, cause)
+        self.starts.quick.ended(draft, attempt)
 
     @staticmethod
     def _cause(detail: str) -> int:

@@ -148,7 +148,8 @@ class QueueOrder:
 
     `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
     workers whose drain would end a job (by number, at a ledger ms) too soon, `failed_of` those on which it failed to
-    start; `has_failed` says whether any job failed to on a worker (by number).
+    start; `has_failed` says whether any job failed to on a worker (by number). `barred_by_failures` returns the workers
+    on which it is not to start, as jobs that do well elsewhere fail there.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class QueueOrder:
         left_too_soon_of: Callable[[int, int], frozenset[int]],
         failed_of: Callable[[int], frozenset[int]],
         has_failed: Callable[[int], bool],
+        barred_by_failures: Callable[[int], frozenset[int]],
     ) -> None:
         self.state = state
         self.queue = queue
@@ -169,6 +171,7 @@ class QueueOrder:
         self.left_too_soon_of = left_too_soon_of
         self.failed_of = failed_of
         self.has_failed = has_failed
+        self.barred_by_failures = barred_by_failures
         self._fleet = fleet
         self.turns: Turns  # in this pass
         #: the sort key of queue groups in this pass; equal keys are ordered by arrival
@@ -249,9 +252,12 @@ class QueueOrder:
     def barred_from(self, draft: Draft, num: int) -> frozenset[int]:
         """Return the workers excluded for this job alone whatever becomes free there.
 
-        They are drained before its time limit is over, or its job avoids them from this record on.
+        They are drained before its time limit is over, jobs fail there that do well elsewhere, or its job avoids them
+        from this record on.
         """
-        found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
+        found = self.barred_by_failures(num)
+        if draft.state.windows:
+            found |= self.left_too_soon_of(num, draft.time_ms)
         return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
     # ------------------------------------------------------------------------------- what comes before arrival

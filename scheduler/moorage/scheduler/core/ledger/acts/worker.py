@@ -125,6 +125,8 @@ class Flag(OfWorker, tag="flag"):
         if worker.flag != self.flag:
             worker.flag_ms = folding.time
         worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, self.why
+        if self.flag == "open" and self.by and worker.quick:
+            worker.quick, worker.well_ms = (), folding.time  # an operator declares it well
         folding.state.shut.pop(worker.num, None)
 
 
