@@ -21,7 +21,7 @@ import nkeys
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.bus.site import Identity, Server, Site, accounts
-from moorage.schemas.roles import Rights, _covers, inbox_of
+from moorage.schemas.roles import Rights, _covers
 from tests.leftover import ends_with_the_test
 from tests.ports import free_ports
 from tests.sites import HOST, RunningSite
@@ -132,11 +132,13 @@ def write_site(site: Site, folder: Path, port: int) -> None:
             continue
         creds = make_creds(site.account_of(each), each.key, site.rights_of(each))
         fields = {"url": f"nats://127.0.0.1:{port}", "creds": str(creds)}
-        if each.role != "ledger" and each.role != "leaf":
-            fields["inbox_prefix"] = inbox_of(each.role, each.name, site.subjects)
+        if own := site.inbox_of(each):
+            fields["inbox_prefix"] = own
         (contexts / f"{each.key}.json").write_text(json.dumps(fields))
     for account in [*keys]:
         make_creds(account, f"witness.{account}", None)
+    for name, key in keys.items():
+        (folder / f"{name}.seed").write_text(key.seed)
     crossed, system = crossings(site, keys), Key(nkeys.PREFIX_BYTE_ACCOUNT)
     claims = {name: {"limits": limits(site, name), **crossed[name]} for name in keys}
     preload = "\n".join(

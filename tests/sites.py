@@ -27,7 +27,6 @@ from moorage.bus.server_users import SYSTEM_ACCOUNT
 from moorage.bus.site import MONITOR_BEHIND, ROUTES_BEHIND, Identity, Server, Site, server_name
 from moorage.bus.transport import Delivery
 from moorage.cli.fleet.nats_config import CONTEXTS, write
-from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import Subjects
 from tests.waiting import until
 
@@ -211,8 +210,8 @@ def _contexts(site: Site, folder: Path, passwords: dict[str, str]) -> None:
     urls = ",".join(f"nats://{each.host}:{each.port}" for each in site.servers)
     for each in site.identities:
         fields = {"url": urls, "user": each.key, "password": passwords[each.variable]}
-        if each.role != "ledger" and each.role != "system" and each.role != "leaf":
-            fields["inbox_prefix"] = inbox(each.role, each.name)
+        if own := site.inbox_of(each):
+            fields["inbox_prefix"] = own
         (folder / CONTEXTS / f"{each.key}.json").write_bytes(msgspec.json.encode(fields))
 
 

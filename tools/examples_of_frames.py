@@ -56,6 +56,7 @@ ACTS: Final = (
     ("uncordon", operate.UncordonAct(worker="node-7", by="ana")),
     ("drain", operate.DrainAct(worker="node-7", within_s=1800, for_s=7200, by="ana", why="new disks")),
     ("forget", operate.ForgetAct(worker="node-9", by="ana", why="sold")),
+    ("admit", operate.AdmitAct(worker="spot-3", pool="spot", token="UAT6QVZX", host="ip-10-0-0-7")),
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 

@@ -20,9 +20,24 @@ import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.bus.leaf_names import leaf_name
-from moorage.bus.server_users import EXPORTS, RIGHTS, SYSTEM_ACCOUNT
+from moorage.bus.server_users import EXPORTS, RIGHTS, SYSTEM_ACCOUNT, SYSTEM_INBOX
 from moorage.schemas.names import PERSON, TENANT, WORKER
-from moorage.schemas.roles import CALLER_ASKS, RESULT_API, Rights, Role, inbox, joint, rights, through_leaf
+from moorage.schemas.roles import (
+    CALLER_ASKS,
+    INBOX,
+    JOINER,
+    RESULT_API,
+    Rights,
+    Role,
+    inbox,
+    inbox_of,
+    joiner_rights,
+    joint,
+    pool_inbox,
+    pool_rights,
+    rights,
+    through_leaf,
+)
 from moorage.schemas.subjects import API_VERBS, PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
@@ -62,7 +77,7 @@ TENANT_LIMITS: Final = (
 class Identity(NamedTuple):
     """A user: its role and name. `key` is the name of its files. A person of a tenant is a submitter, TENANT.NAME."""
 
-    role: Role | Literal["ledger", "system", "leaf"]
+    role: Role | Literal["ledger", "system", "leaf", "pool", "joiner"]
     name: str
 
     @property
@@ -123,11 +138,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
     pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
     run commands in their running jobs. `persons` are TENANT.NAME: each has a key with all rights of the tenant's own.
-    `callers` are TENANT.NAME: they call that tenant's services alone, and those of
-    a tenant have an account of their own, in which no reply subject leads to what the tenant may do. `serves` has
-    the tenants of those workers that write for some alone. `leaves` are the nats-servers of other places by their
-    names, each a leaf node of the site's servers, and `behind` the workers that are behind one of them. With
-    `monitor`, each server answers monitoring on loopback, to every user of its machine.
+    `callers` are TENANT.NAME: they call that tenant's services alone, and those of a tenant have an account of
+    their own, in which no reply subject leads to what the tenant may do. `serves` has the tenants of those workers that
+    write for some alone. `leaves` are the nats-servers of other places by their names, each a leaf node of the site's
+    servers, and `behind` the workers that are behind one of them. `pools` has how many workers of each pool have a key,
+    POOL-1 and so on, which machines get by a join token from the joiner. With `monitor`, each server answers monitoring
+    on loopback, to every user of its machine.
     """
 
     tenants: tuple[str, ...]
@@ -148,6 +164,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     serves: dict[str, tuple[str, ...]] = {}
     leaves: dict[str, Server] = {}
     behind: dict[str, str] = {}
+    pools: dict[str, int] = {}
 
     def __post_init__(self) -> None:
         if self.auth == "mtls" and self.tls == "offered":
@@ -194,6 +211,13 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(
                     f"worker {worker[:80]} is behind a leaf of the site, found {place[:80]!r}, which is none"
                 )
+        if self.pools and (self.auth != "nkey" or JOINER in self.operators):
+            raise ValueError(f"a pool needs NKeys, and no operator who is called {JOINER}: leave out --auth")
+        for pool, count in self.pools.items():
+            if not WORKER.fullmatch(f"{pool}-{count}") or not 1 <= count <= USERS_MAX:
+                raise ValueError(f"a pool is NAME:COUNT, the count 1..{USERS_MAX}, found {pool[:80]!r}:{count}")
+            if taken := [name for name in pool_workers(pool, count) if name in self.workers]:
+                raise ValueError(f"pool {pool} has a worker {taken[0]}, which is named as a worker, too")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
@@ -250,6 +274,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         found += [Identity("observer", name) for name in self.observers]
         for place in self.leaves:
             found += self.leaves_at(place)
+        for pool, count in self.pools.items():
+            found += [Identity("worker", name) for name in pool_workers(pool, count)]
+            found.append(Identity("pool", pool))
+        if self.pools:
+            found.append(Identity("joiner", "main"))
         return found + [Identity("ledger", name) for name in self.schedulers]
 
     def rights_of(self, identity: Identity) -> Rights | None:
@@ -258,6 +287,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if identity.role == "system":
             return RIGHTS
+        if identity.role == "pool":
+            return pool_rights(identity.name, self.subjects)
+        if identity.role == "joiner":
+            return joiner_rights(self.subjects)
         if identity.role == "leaf":
             rights_of = [self.rights_of(each) for each in self.users_behind(identity)]
             return through_leaf(joint(each for each in rights_of if each is not None))
@@ -274,6 +307,19 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             callers=self.callers,
             serves=self.serves.get(identity.name) if identity.role == "worker" else None,
         )
+
+    def inbox_of(self, identity: Identity) -> str:
+        """Return the inbox prefix of a user for its nats context; "" for one of the ledger's account, and a leaf's."""
+        match identity.role:
+            case "ledger" | "leaf":
+                return ""
+            case "system":
+                return SYSTEM_INBOX
+            case "pool":
+                return pool_inbox(identity.name)
+            case "joiner":
+                return f"{INBOX}.{JOINER}.{identity.name}"
+        return inbox_of(identity.role, identity.name, self.subjects)
 
     def leaves_at(self, place: str) -> list[Identity]:
         """Return the users by which the leaf node of a place connects: one for its workers, and one for each tenant."""
@@ -302,6 +348,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             return upper
         kind = "CALLERS" if identity.role == "caller" else "TENANT"
         return f"{upper}_{kind}_{identity.tenant}"
+
+
+def pool_workers(pool: str, count: int) -> list[str]:
+    """Return the ids of the workers of a pool for which keys are made ahead."""
+    return [f"{pool}-{number}" for number in range(1, count + 1)]
 
 
 # --------------------------------------------------------------------------------------------------------- accounts

@@ -252,6 +252,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin share --tenant vision --weight 0 --gpus 0",
     ),
     "admin forget": ("moorage admin forget spot-3 spot-4 --why 'their rack is sold'",),
+    "admin token": (
+        "moorage admin token site pool=spot --gpus 8 --uses 50 --until 24h > spot.token",
+        "moorage admin token site --revoke UAT6QVZX",
+    ),
+    "admin joiner": ("moorage admin joiner site",),
     "admin demand": (
         "moorage admin demand",
         "moorage admin demand --json | jq .gpus",

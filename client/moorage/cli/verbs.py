@@ -96,6 +96,8 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "Accounts, permissions, a key for each user.",
         ),
         Verb("admin renew", "moorage.cli.fleet.renew:renew", "Certificates of a site, anew before they end."),
+        Verb("admin token", "moorage.cli.fleet.tokens:token", "Secrets by which new machines of a pool get keys."),
+        Verb("admin joiner", "moorage.cli.fleet.tokens:joiner", "Answer machines that have such a secret."),
         Verb("admin keys", "moorage.cli.fleet.keys:keys", "Each key of a site: whose, since when, and last seen."),
     ),
     RUNNING: (

@@ -127,6 +127,25 @@ class ForgetAct(_WorkerAct, frozen=True, kw_only=True):
     """
 
 
+class AdmitAct(_WorkerAct, frozen=True, kw_only=True):
+    """`admit`: record that a machine with a join token gets the key of this worker, of a pool. The joiner's one order.
+
+    Refused with `failed-precondition` while the worker has a session, or while jobs with `on_partition` keep wait.
+    """
+
+    pool: str
+    token: str = ""  # the first characters of the token's public key
+    host: str = ""  # the machine's own name, as it says
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_worker(self.pool):
+            raise ValueError(f"pool must match {WORKER.pattern}, found {self.pool[:80]!r}")
+        for name, text in (("token", self.token), ("host", self.host)):
+            if len(text) > BY_CHARS_MAX or not text.isprintable():
+                raise ValueError(f"{name} must be at most {BY_CHARS_MAX} printable characters, found {text[:80]!r}")
+
+
 class ReleaseAct(_Act, frozen=True, kw_only=True):
     """`release`: undo `hold` of a `tenant` or a `job` of it; or put quarantined devices of a `worker` back to use.
 
@@ -377,6 +396,7 @@ Act = (
     | UncordonAct
     | DrainAct
     | ForgetAct
+    | AdmitAct
 )
 #: what each verb of an operator asks for
 ACTS: Final[dict[str, type[Act]]] = {
@@ -396,6 +416,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "uncordon": UncordonAct,
     "drain": DrainAct,
     "forget": ForgetAct,
+    "admit": AdmitAct,
 }
 #: all verbs of operators: questions, acts, and dead letters
 ADMIN_VERBS: Final = ("fleet", "ls", "plan", "audit", "acts", "tenants", "usage", "dlq", *ACTS)
@@ -439,7 +460,7 @@ def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """Return the act of a verb in `ACTS` with these decoded arguments. Raises `Refused`, which names the wrong
     field."""
     kind = ACTS[verb]
-    command = verb if issubclass(kind, _WorkerAct) and kind is not ForgetAct else f"admin {verb}"
+    command = verb if issubclass(kind, _WorkerAct) and kind not in (ForgetAct, AdmitAct) else f"admin {verb}"
     return asked_as(kind, arguments, f"moorage {command} --help")
 
 

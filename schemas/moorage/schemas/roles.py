@@ -41,6 +41,8 @@ _INBOX_HEAD: Final = f"{INBOX}."
 _OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join(ROLES)})\.[^.]*\.").match
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
+#: the name by which the joiner gives its one order, and that of its inbox
+JOINER: Final = "joiner"
 #: what to do where a user lacks a right that its role has
 RIGHTS_ANEW: Final = (
     "these rights are of an earlier release: an operator runs moorage admin nats-config again, with every name, and"
@@ -177,6 +179,21 @@ def rights(
         refused=refused,
         unheard=tuple(sorted(f"{inbox('caller', each)}.>" for each in mine)),
     )
+
+
+def pool_rights(pool: str, subjects: Subjects) -> Rights:
+    """Return what the user may do by which machines with tokens of a pool connect: ask for a key, and no more."""
+    return Rights((subjects.join(pool),), (f"{pool_inbox(pool)}.>",))
+
+
+def joiner_rights(subjects: Subjects) -> Rights:
+    """Return what the joiner may do: hear these, answer them, and have the leader record each."""
+    publish = sorted((subjects.admin("admit", JOINER), f"{INBOX}.pool.>"))
+    return Rights(tuple(publish), (subjects.join("*"), f"{INBOX}.{JOINER}.>"))
+
+
+def pool_inbox(pool: str) -> str:
+    return f"{INBOX}.pool.{pool}"
 
 
 def joint(of: Iterable[Rights]) -> Rights:

@@ -53,6 +53,8 @@ MEMBERS: Final = "~"
 ASK: Final = "ASK"
 #: what the members of a service say to each other, or to all
 MEMBER_VERBS: Final = ("have", "want", "load")
+#: in the table of subjects, who is of no role: a machine with a join token, and who answers it
+OF_POOLS: Final = ("pool", "joiner")
 #: in the table of subjects, a worker of tenants that have buckets
 MAY_STORE: Final = "worker with files"
 #: what a worker asks of the leader
@@ -133,6 +135,10 @@ class Subjects:
     def admin(self, verb: str, operator: str = NO_OPERATOR) -> str:
         """Return an operator's subject; `operator` is the name in its key, `_` where there are no keys."""
         return f"{self.prefix}.admin.{operator}.{verb}"
+
+    def join(self, pool: str) -> str:
+        """Return the subject on which a machine with a join token of a pool asks for its key."""
+        return f"{self.prefix}.join.{pool}"
 
     def request(self, tenant: str, verb: str) -> str:
         """Return the durable queue's subject; `verb` is submit or cancel."""
@@ -245,6 +251,7 @@ class Subjects:
             SubjectRow(f"{p}.request.<tenant>.submit", "durable", "submitter", "leader", "requests while nobody leads"),
             SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
             SubjectRow(f"{p}.admin.<operator>.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
+            SubjectRow(f"{p}.join.<pool>", "answered", "pool", "joiner", "a machine with a join token wants a key"),
             SubjectRow(f"{p}.events.<tenant>", "broadcast", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(
                 f"{p}.events.{FLEET}", "broadcast", "leader", "operators", "joins, losses, drains, GPUs out, takeovers"

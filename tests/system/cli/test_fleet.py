@@ -200,7 +200,7 @@ async def test_hosts_that_are_idle_are_drained_and_printed_until_they_are_opened
             refused = await node.run("drain", *line)
             assert (refused.code, "error[invalid-argument]: drain takes workers" in refused.err) == (2, True), line
         alive = await node.run("admin", "forget", "sim-0000", "nobody")
-        assert "sim-0000 is not forgotten: it has a session" in alive.err
+        assert "sim-0000 is in use: it has a session" in alive.err
         assert "no worker nobody" in alive.err
     finally:
         await node.run("uncordon", "sim-0000", "sim-0001")

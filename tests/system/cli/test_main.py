@@ -36,6 +36,8 @@ ALONE = {
     "lease",
     "page logout",
     "admin keys",
+    "admin token",
+    "admin joiner",
     "simulate",
     "up",
     "errors",
@@ -47,6 +49,8 @@ OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
     ("serve", "--tenant"),
     *((verb, "--json") for verb in ("add-path", "check worker", "lease", "simulate", "up", "errors", "schema")),
+    ("admin token", "--json"), ("admin token", "--nats"),
+    *(("admin joiner", option) for option in ("--nats", "--json", "--tenant")),
     ("page logout", "--json"), ("admin keys", "--json"), ("admin renew", "--json"),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip

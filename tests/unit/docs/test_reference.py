@@ -8,7 +8,7 @@ from typing import Final
 import moorage.client
 from moorage.cli.framework import exit_codes
 from moorage.schemas.roles import ROLES, names
-from moorage.schemas.subjects import MAY_EXEC, MAY_STORE, Subjects
+from moorage.schemas.subjects import MAY_EXEC, MAY_STORE, OF_POOLS, Subjects
 from moorage.worker.settings import WorkerSettings
 from tests.unit.docs.markdown import DOCS
 from tools import python_page
@@ -23,7 +23,7 @@ def test_every_exit_code_is_explained() -> None:
 
 
 def test_every_subject_is_some_roles_to_write_and_to_hear() -> None:
-    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC, MAY_STORE}
+    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC, MAY_STORE, *OF_POOLS}
     for row in Subjects().table():
         assert names(row.writes) | names(row.reads) <= known, row
 

@@ -18,6 +18,7 @@ SITE: Final = Site(
     observers=("b",),
     callers=("t.c",),
     leaves={"l": Server("127.0.0.1")},
+    pools={"p": 1},
 )
 
 

@@ -19,14 +19,14 @@ from moorage.schemas.roles import (
     names,
     rights,
 )
-from moorage.schemas.subjects import API_VERBS, MAY_EXEC, MAY_STORE, Subjects
+from moorage.schemas.subjects import API_VERBS, MAY_EXEC, MAY_STORE, OF_POOLS, Subjects
 
 SUBJECTS = Subjects()
 TENANT = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
 
 
 def test_every_role_of_the_table_is_one_of_the_six() -> None:
-    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC, MAY_STORE}
+    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC, MAY_STORE, *OF_POOLS}
     assert set(ROLES) == set(ROLE_NAMES)
     for row in SUBJECTS.table():
         assert names(row.writes) | names(row.reads) <= known, row

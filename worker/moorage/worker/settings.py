@@ -162,6 +162,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=LEAVING_S_MAX,
         ),
     ] = 0.0
+    join: Annotated[
+        Path | None,
+        setting(
+            "File with a join token, or /dev/stdin: by it this machine gets its id and a key of its own once, which are"
+            " kept in state_dir.",
+        ),
+    ] = None
     notice: Annotated[
         str,
         setting(

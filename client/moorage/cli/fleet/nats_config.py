@@ -77,6 +77,14 @@ def nats_config(
             value="SITE[=HOST:PORT]",
         ),
     ] = None,
+    pool: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Workers that come and go: so many keys are made ahead, which machines get by a join token. May be "
+            "repeated.",
+            value="NAME:COUNT",
+        ),
+    ] = None,
     operator: Annotated[list[str] | None, Parameter(help="An operator; may be repeated.", value="NAME")] = None,
     person: Annotated[
         list[str] | None,
@@ -193,6 +201,7 @@ def nats_config(
                 serves={each.name: each.serves for each in workers if each.serves is not None},
                 behind={each.name: each.place for each in workers if each.place is not None},
                 leaves=dict(map(_leaf, leaf or ())),
+                pools=dict(map(_pool, pool or ())),
                 schedulers=tuple(scheduler or ("main",)),
                 operators=tuple(operator or ()),
                 observers=tuple(observer or ()),
@@ -411,16 +420,13 @@ def give_call_keys(folder: Path, names: Sequence[str]) -> None:
 
 
 def _context(site: Site, identity: Identity, folder: Path, servers: Sequence[Server] | None = None) -> dict[str, str]:
-    from moorage.bus.server_users import SYSTEM_INBOX
     from moorage.bus.site import url_of
-    from moorage.schemas.roles import RESULT_API, inbox_of
+    from moorage.schemas.roles import RESULT_API
 
     servers = servers or site.servers
     fields = {"description": f"{identity.role} {identity.name}", "url": url_of(servers)}
-    if identity.role == "system":
-        fields["inbox_prefix"] = SYSTEM_INBOX
-    elif identity.role != "ledger" and identity.role != "leaf":
-        fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
+    if own := site.inbox_of(identity):
+        fields["inbox_prefix"] = own
     if identity.role == "submitter" and site.has_buckets:
         fields["jetstream_api_prefix"] = RESULT_API
     if site.encrypts:
@@ -462,6 +468,14 @@ def _leaf(text: str) -> tuple[str, Server]:
     """Return the name and the address of `lyon` or `lyon=10.1.0.5:4222`. Raises ValueError."""
     place, sign, address = text.partition("=")
     return place, _server(address if sign else "127.0.0.1:4222")
+
+
+def _pool(text: str) -> tuple[str, int]:
+    """Return the name and the count of `spot:50`. Raises ValueError."""
+    name, _, count = text.partition(":")
+    if not count.isdecimal():
+        raise ValueError(f"a pool is NAME:COUNT, as spot:50: found {text[:80]!r}")
+    return name, int(count)
 
 
 def _server(text: str) -> Server:

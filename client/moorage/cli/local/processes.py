@@ -118,9 +118,14 @@ def worker(
         given = {**dataclasses.asdict(flags), "nats": options.nats}
         file = the_file(settings)
         held, found = worker_settings(given, find_home() / WORKERS_FOLDER, file=file)
-        context = find_context(held.nats)
+        context = find_context(held.nats) if held.join is None else None
 
         async def serve() -> None:
+            nonlocal held, context
+            if held.join is not None:
+                from moorage.worker.agent.joining import joined
+
+                held, context = await joined(held)
             stop, at_once, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
             for number in ENDING:
                 loop.add_signal_handler(number, lambda: (at_once if stop.is_set() else stop).set())

@@ -32,7 +32,6 @@ from moorage.scheduler.core.ledger.state import (
     CODE,
     EXEC,
     FENCE,
-    FORGOTTEN,
     HISTORY_WORDS,
     IS_TERMINAL,
     LISTED_MAX,
@@ -45,6 +44,7 @@ from moorage.scheduler.core.ledger.state import (
     REV,
     RUNNING,
     STATE,
+    UNLISTED,
     WHY,
     WORKER,
     Attempt,
@@ -658,7 +658,7 @@ def by_name(engine: Engine) -> list[Worker]:
 
     The ledger numbers them in the order in which they first joined.
     """
-    listed = (worker for worker in engine.state.workers.values() if worker.flag != FORGOTTEN)
+    listed = (worker for worker in engine.state.workers.values() if worker.flag not in UNLISTED)
     return sorted(listed, key=attrgetter("id"))
 
 

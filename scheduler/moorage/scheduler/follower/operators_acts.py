@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger import acts, limits
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
-from moorage.scheduler.core.ledger.state import AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State
+from moorage.scheduler.core.ledger.state import ADMITTED, AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State
 from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.outputs.outputs import gpu_names
@@ -42,6 +42,14 @@ ANSWERED_MAX: Final = 500
 SINCE_S_MAX: Final = 366 * 86_400
 _NEXT: Final = "moorage admin acts --help"
 _REQUEUED: Final = "requeued"
+#: the verb of an order, by the flag that it gives a worker
+_FLAGS: Final = {
+    "open": "uncordon",
+    "cordoned": "cordon",
+    "draining": "drain",
+    FORGOTTEN: "forget",
+    ADMITTED: "admit",
+}
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[ActRow]).decode
@@ -224,8 +232,7 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
                 return {}  # the window says it, or has ended by itself
             if window is None and act.flag == "draining" and worker is not None and worker.window is not None:
                 return {}  # its window begins
-            verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain", FORGOTTEN: "forget"}[act.flag]
-            return {"verb": verb, "worker": _worker(state, folded, act.worker)}
+            return {"verb": _FLAGS[act.flag], "worker": _worker(state, folded, act.worker)}
     return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 
 

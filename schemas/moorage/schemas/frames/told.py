@@ -141,8 +141,9 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 class FleetEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet-event"):
     """Something that happened to the fleet, for operators, on `moorage.events._fleet`.
 
-    - `what`: a worker `joined`, `left`, or was `lost`; it is `cordoned`, `draining`, `open`, `forgotten`, or `closed`
-      since starts fail there, and a drain is `planned`; its `gpu` is `gpu-out` or `gpu-back`; a scheduler is `leading`.
+    - `what`: a worker `joined`, `left`, or was `lost`; it is `cordoned`, `draining`, `open`, `forgotten`, `admitted` or
+      `closed` since starts fail there, and a drain is `planned`; its `gpu` is `gpu-out` or `gpu-back`; a scheduler is
+      `leading`.
     - `by` is the operator of an order, as in `Change`; "" for what happens by itself.
     """
 

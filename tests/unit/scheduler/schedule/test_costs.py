@@ -84,6 +84,11 @@ def _of_gone(drive: Driving, count: int) -> Iterator[str]:
     yield from _of_workers("forget")(drive, count)
 
 
+def _of_new(drive: Driving, count: int) -> Iterator[str]:
+    for number in range(count):
+        yield drive.offer_operate("admit", f"spot-{number}", pool="spot", token="UAT6")
+
+
 def _of_counters(drive: Driving, count: int) -> Iterator[str]:
     for number in range(count):
         act = act_of("counter", {"name": f"c{number}", "most": 9, "by": "ana"})
@@ -114,6 +119,7 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "uncordon": ("uncordon", "cordon", _of_workers("uncordon")),
     "drain": ("drain", "", _of_workers("drain")),
     "forget": ("forget", "", _of_gone),
+    "admit": ("admit", "", _of_new),
     "drain later": ("drain", "", _of_workers("drain", from_s=600)),
 }
 #: the first resize after a host came or left sums up the fleet once; what may give room to jobs that wait has each

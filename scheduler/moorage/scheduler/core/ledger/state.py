@@ -250,6 +250,10 @@ class Pool(NamedTuple):
 NO_POOL: Final = Pool(0, [], False)
 #: the flag of a worker that an operator has had forgotten, while a job in memory still names it
 FORGOTTEN: Final = "forgotten"
+#: the flag of one whose key a machine has got by a join token, until it joins
+ADMITTED: Final = "admitted"
+#: workers with these are listed nowhere, and open once they join
+UNLISTED: Final = (FORGOTTEN, ADMITTED)
 #: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
 POOLS_MAX: Final = 16
 #: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request

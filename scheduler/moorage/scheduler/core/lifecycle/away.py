@@ -10,7 +10,7 @@ from copy import copy
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import FORGOTTEN, State
+from moorage.scheduler.core.ledger.state import UNLISTED, State
 
 
 class Away:
@@ -34,7 +34,8 @@ class Away:
             return
         self._as_of = as_of
         here, hosts = self._known.hosts, self._fleet.hosts
-        away = {w.num: w for w in self._state.workers.values() if w.hello and w.num not in here and w.flag != FORGOTTEN}
+        known = (each for each in self._state.workers.values() if each.hello and each.flag not in UNLISTED)
+        away = {each.num: each for each in known if each.num not in here}
         for num in [num for num in hosts if num not in away or hosts[num].worker.hello is not away[num].hello]:
             self._fleet.leave(num)
         for num in away.keys() - hosts.keys():

@@ -23,11 +23,11 @@ from moorage.scheduler.core.ledger.records import GOODBYE, WORKERS_MAX, GangPhas
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
-    FORGOTTEN,
     FROZEN,
     LEAVING,
     LOST_KEPT,
     RUNNING,
+    UNLISTED,
     Attempt,
     State,
     Worker,
@@ -229,7 +229,7 @@ class Sessions:
             self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
-        if worker.flag == FORGOTTEN:
+        if worker.flag in UNLISTED:
             draft.add(acts.Flag(worker.num, "open", ""))
         return worker.num
 

@@ -41,6 +41,7 @@ from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import (
+    AdmitAct,
     CordonAct,
     Counter,
     CounterAct,
@@ -110,7 +111,8 @@ class Orders:
             return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
             return self._hold_tenant(draft, asked, by)
-        assert not isinstance(asked, CordonAct | UncordonAct | DrainAct | ForgetAct), "those are for `WorkerOrders`"
+        of_workers = CordonAct | UncordonAct | DrainAct | ForgetAct | AdmitAct
+        assert not isinstance(asked, of_workers), "those are for `WorkerOrders`"
         assert asked.tenant is not None
         assert asked.job is not None
         job = self.state.job(asked.tenant, asked.job)

@@ -10,13 +10,15 @@ from msgspec.structs import replace
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.state import FORGOTTEN, LEAVING, State, Worker
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.records import WORKERS_MAX
+from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, UNLISTED, State, Worker
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.operate import CordonAct, Done, DrainAct, ForgetAct, ReleaseAct
+from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct
 from moorage.schemas.units import many
 
 #: an unknown name is compared with at most this many names, as that holds up the leader
@@ -33,7 +35,9 @@ class WorkerOrders:
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order in the draft; return the answer, or a problem."""
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
-        if worker is None or worker.flag == FORGOTTEN:
+        if isinstance(act, AdmitAct):
+            return self._admit(draft, act, worker, event.by)
+        if worker is None or worker.flag in UNLISTED:
             return self._unknown(name)
         by, attempts = event.by, worker.attempts
         ending = sum(m.replica.attempt is m and m.replica.state in LEAVING for m in attempts.values())
@@ -68,6 +72,18 @@ class WorkerOrders:
             self._health.ask_anew(draft, worker)
         return replace(done, changed=changed)
 
+    def _admit(self, draft: Draft, act: AdmitAct, worker: Worker | None, by: str) -> Done | Problem:
+        """Record who gets a worker's key: the worker is known from then on, and listed once it joins."""
+        if worker is not None and (worker.session or worker.attempts):
+            return _in_use(worker)
+        if worker is None:
+            if len(self._state.workers) >= WORKERS_MAX:
+                return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} worker ids, which is the most")
+            draft.add(acts.Known(self._state.next_worker, act.worker, ""))
+        why = f"token {act.token} of pool {act.pool}" + (f", on {act.host}" if act.host else "")
+        changed = self._windows.order(draft, self._state.workers[act.worker], ADMITTED, by, why)
+        return Done("admit", changed, worker=act.worker)
+
     def _unknown(self, name: str) -> Problem:
         """Return the error for an unknown worker. It names a similar worker, but not in a command to copy.
 
@@ -87,5 +103,5 @@ def _in_use(worker: Worker) -> Problem:
         found = f"{many(len(worker.attempts), 'attempt')} may still run there (on_partition keep)"
         cure = "if the machine is gone for good: moorage admin requeue, or cancel, the jobs that are LOST_KEPT"
     return problem(
-        "failed-precondition", f"worker {worker.id} is not forgotten: {found}", found=found, next=cure,
+        "failed-precondition", f"worker {worker.id} is in use: {found}", found=found, next=cure,
     )  # fmt: skip
