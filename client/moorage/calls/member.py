@@ -85,6 +85,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     output_max: int | None = None  # bytes of an answer in parts that its caller takes; None for any number
     endpoint: str = ""
     says_wait: bool = False  # `wait_ms` is its caller's own
+    fair_key: str = ""  # for whom it is, as its caller says
+    turn_s: float = 0.0  # see `Room`
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     is_ahead: bool = False  # it went to the program before it had a place: it may be taken back though it has begun
     cancelled: bool = False
@@ -103,7 +105,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
 
         What it has waited elsewhere, which its caller could make up, counts for no more than the highest priority.
         """
-        return self.came_s - min(self.waited_ms / 1000, PRIORITY_MAX * AGE_S) - self.priority * AGE_S
+        came_s = self.came_s - min(self.waited_ms / 1000, PRIORITY_MAX * AGE_S) - self.priority * AGE_S
+        return came_s + self.turn_s
 
 
 class Outside(Protocol):

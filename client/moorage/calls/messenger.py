@@ -48,6 +48,8 @@ from moorage.schemas.service import (
     ERROR_CODE,
     EXPIRED,
     FAILED,
+    FAIR_KEY,
+    FAIR_KEY_CHARS_MAX,
     HOPS,
     INPUT,
     INPUT_BYTES_DEFAULT,
@@ -100,6 +102,7 @@ LISTENS_S: Final = 2.0
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
 _WAIT_MS, _TIME_MS, _PRIORITY, _OUTPUT = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower(), OUTPUT.lower()
+_FAIR_KEY: Final = FAIR_KEY.lower()
 _WAITED_MS, _HOPS, _WHOLE_MS = WAITED_MS.lower(), HOPS.lower(), WHOLE_MS.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
@@ -354,6 +357,8 @@ class Messenger:
                     call.output_max = _checked(OUTPUT, value)
                 elif known == _PRIORITY:
                     call.priority = _checked(PRIORITY, value, PRIORITY_MAX)
+                elif known == _FAIR_KEY:
+                    call.fair_key = value[:FAIR_KEY_CHARS_MAX]
                 elif known == _WAITED_MS:
                     call.waited_ms = _number(value)
                 elif known == _HOPS:

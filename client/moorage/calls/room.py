@@ -1,4 +1,9 @@
-"""The waiting room of one member: calls by priority, which grows while they wait, and then by the order they came."""
+"""The waiting room of one member: calls by priority, which grows while they wait, and then by the order they came.
+
+Where calls say for whom they are (their fair keys), keys come in turns: the first call of each, then the second of
+each. A key of which none waits begins with the turn that is taken from now (Start-time Fair Queuing: Goyal, Vin and
+Cheng, 1997). Calls without a key have a turn together.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,21 @@ from typing import Final, Generic, Protocol, TypeVar
 AGE_S: Final = 0.1
 #: most bytes of data that wait, whatever the number of their calls
 ROOM_BYTES_MAX: Final = 256 << 20
+#: a later turn comes behind all calls of an earlier one, in seconds of rank: more than any call waits
+TURN_S: Final = 1e6
+#: fair keys whose next turn is known, before those are dropped that a new one would equal
+KEYS_MAX: Final = 1_000
 
 
 class Waiting(Protocol):
-    """A call as the room sees it. Calls with a smaller `rank_s` come first; it never changes."""
+    """A call as the room sees it. Calls with a smaller `rank_s` come first; it counts `turn_s`, which the room sets,
+    and never changes while the call waits."""
 
     reply: str
     data: bytes
     endpoint: str
+    fair_key: str
+    turn_s: float
 
     @property
     def rank_s(self) -> float: ...
@@ -42,6 +54,8 @@ class Room(Generic[C]):
         self._by_method = Counter[str]()
         self._bytes = 0
         self._expires_s = float("inf")  # no call here expires before
+        self._turn_s = 0.0  # the turn that is taken from
+        self._next_s: dict[str, float] = {}  # by fair key, the turn of its next call; empty until one names a key
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -55,6 +69,8 @@ class Room(Generic[C]):
         return self._by_method.keys()
 
     def add(self, call: C, now_s: float) -> None:
+        if call.fair_key or self._next_s:
+            call.turn_s = self._next_turn(call.fair_key)
         rank = -call.rank_s
         at = bisect_left(self._ranks, rank)
         self._ranks.insert(at, rank)
@@ -63,6 +79,13 @@ class Room(Generic[C]):
         self._by_method[call.endpoint] += 1
         self._bytes += len(call.data)
         self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
+
+    def _next_turn(self, key: str) -> float:
+        found = max(self._turn_s, self._next_s.get(key, 0.0))
+        if len(self._next_s) >= KEYS_MAX:
+            self._next_s = {each: at for each, at in self._next_s.items() if at > self._turn_s}
+        self._next_s[key] = found + TURN_S
+        return found
 
     def has_reply(self, reply: str) -> bool:
         """Return whether a call with this reply subject waits here."""
@@ -73,12 +96,21 @@ class Room(Generic[C]):
         return len(self._calls) > most or self._bytes > ROOM_BYTES_MAX
 
     def take_next(self) -> C:
-        return self._take(-1)
+        return self._taken(self._take(-1))
 
     def take_first(self, is_one: Callable[[C], bool]) -> C | None:
         """Take the first call of which this is true; return None if there is none."""
         at = next((at for at, call in enumerate(self) if is_one(call)), None)
-        return None if at is None else self._take(len(self._calls) - 1 - at)
+        return None if at is None else self._taken(self._take(len(self._calls) - 1 - at))
+
+    def _taken(self, call: C) -> C:
+        """Follow the turns of fair keys with a call that is taken to run."""
+        if self._next_s:
+            self._turn_s = max(self._turn_s, call.turn_s)
+            if not self._calls:
+                self._turn_s = 0.0
+                self._next_s.clear()
+        return call
 
     def take_last(self) -> C:
         """Take the call that comes behind all others."""

@@ -72,6 +72,7 @@ class Fields(_RunFields, total=False):
     requires: dict[str, list[str]]
     where: list[str]
     uses: dict[str, int]
+    fair_key: str
     driver_config: dict[str, Any]
     deadline_s: float
     start_within_s: float

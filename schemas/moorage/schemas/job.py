@@ -17,7 +17,7 @@ from moorage.schemas.items import ItemsFile, item_of, missing, no_column
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, PERSON, SECRET_WORDS, is_files, is_job, is_person, is_secret
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
 from moorage.schemas.retrying import RULES_MAX, Retry
-from moorage.schemas.service import WAIT_TARGET_MS, Scale, ServiceSpec
+from moorage.schemas.service import FAIR_KEY_CHARS_MAX, WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import NONE, Trouble, quoted
 from moorage.schemas.where import where_trouble
@@ -601,6 +601,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: whether it waits on hold, in no queue, until its tenant releases it (the verb `change`) or an operator does; its
     #: times count meanwhile
     hold: bool = False
+    #: for whom of its tenant it is, as a user or a customer: 1 to 64 printable characters. Keys of which jobs wait
+    #: share what their tenant gets equally, by the GPU time that each has had of late
+    fair_key: str = ""
     #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
     #: it. It stays the last field: see `signed`
     person: str | None = None
@@ -648,6 +651,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             self._check_labels()
         if self.uses:
             check_uses(self.uses)
+        if len(self.fair_key) > FAIR_KEY_CHARS_MAX or not self.fair_key.isprintable():
+            raise ValueError(
+                f"fair_key must be 1..{FAIR_KEY_CHARS_MAX} printable characters, found {self.fair_key[:80]!r}"
+            )
         if self.after:
             self._read_after()
         if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":

@@ -271,6 +271,7 @@ LIMITS_MAX: Final[dict[str, float]] = {
     "cores": 1_000_000,
     "memory_mib": 2**40,
     "running": REPLICAS_MAX,
+    "running_per_key": REPLICAS_MAX,
     "job_gpus": GPUS_LIMIT_MAX,
     "time_limit_s": DURATION_S_MAX,
     "gpu_hours": 1e9,
@@ -307,6 +308,7 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     cores: float | msgspec.UnsetType | None = msgspec.UNSET  # of the host, that its jobs ask for at once
     memory_mib: int | msgspec.UnsetType | None = msgspec.UNSET  # of the host, likewise
     running: int | msgspec.UnsetType | None = msgspec.UNSET  # replicas on workers; a gang counts as one
+    running_per_key: int | msgspec.UnsetType | None = msgspec.UNSET  # replicas on workers of each `fair_key`
     job_gpus: int | msgspec.UnsetType | None = msgspec.UNSET  # GPUs that one job may ask for at once
     time_limit_s: float | msgspec.UnsetType | None = msgspec.UNSET  # the longest of a job, which has to name one
     #: GPU-hours that it may lease in a day, week (from Monday) or month, in UTC. What runs then goes on
@@ -507,6 +509,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     period: str = ""  # of `gpu_hours`, as the next two
     on_spent: str = ""
     spent_hours: float = 0  # in this period
+    running_per_key: int = 0
 
 
 class Counter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -718,3 +721,4 @@ class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
     limit: Limit | None = None
     share: Share | None = None
     usage_milli: int = 0
+    fair_keys: int = 0  # of how many fair keys jobs run or wait; their names are the tenant's own

@@ -49,6 +49,9 @@ ASKED_MAX: Final = 1000
 PRIORITY: Final = "Moorage-Priority"
 PRIORITY_DEFAULT: Final = 50
 PRIORITY_MAX: Final = 100
+#: of a call: for whom of its tenant it is, as a customer. Calls of several keys that wait at a member have turns there
+FAIR_KEY: Final = "Moorage-Fair-Key"
+FAIR_KEY_CHARS_MAX: Final = 64
 #: of a call that a full member has sent on: how often; and how many milliseconds it has waited in rooms
 HOPS: Final = "Moorage-Hops"
 WAITED_MS: Final = "Moorage-Waited-Ms"

@@ -210,6 +210,12 @@ FIELDS: Final = (
         (one({"a": 0}, "a=0"), one({"a b": 1}, "a b=1"), one({"a": 1_000_001}, "a=1000001"), one({"a": "x"}, "a=x")),
     ),
     Field(
+        "fair_key",
+        "fair-key",
+        (one("ana", "ana"), one("customer 7/é", "customer 7/é"), one("k" * 64, "k" * 64)),
+        (one("k" * 65, "k" * 65), *unsaid("a\tb", 7)),
+    ),
+    Field(
         "retry",
         "retry",
         (

@@ -50,6 +50,7 @@ LIMITS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
     ("cores", (4, 9.5, 16)),
     ("memory_mib", (9_000, 20_000)),
     ("running", (1, 2, 5)),
+    ("running_per_key", (1, 2, 4)),
     ("job_gpus", (1, 2)),
     ("gpu_hours", (0.01, 1)),
 )
@@ -90,6 +91,7 @@ class Asks(Driving):
         self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
         self.used = {each: Counter[str]() for each in TENANTS}
         self.had: dict[str, dict[str, float]] = {}
+        self.keys = {each: Counter[str]() for each in TENANTS}  # by tenant, the attempts of each fair key
         #: by job, the time limit of what runs and of what comes later
         self.times: dict[tuple[str, str], float] = {}
         self.names = 0
@@ -148,6 +150,8 @@ class Asks(Driving):
             fields["uses"] = {name: dice.choice([1, 1, 2]) for name in names}
         if dice.random() < 0.15:
             fields["hold"] = True
+        if dice.random() < 0.4:
+            fields["fair_key"] = dice.choice(("ana", "bo"))
         answer = self.submit(job, tenant=tenant, **fields)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)
@@ -311,6 +315,7 @@ class Asks(Driving):
             most = limits.get(name, 0)
             assert not most or held <= max(most, had.get(name, 0)), f"{tenant} has {held} of {most} {name}"
         self.had[tenant] = has
+        self._judge_keys(tenant)
         for job in self.state.tenants[tenant].jobs.values() if tenant in self.state.tenants else ():
             if job.waits and self.explained(job.name, tenant)["reason"] == "limit":
                 short = [
@@ -318,8 +323,24 @@ class Asks(Driving):
                     for name, need in self.needs(self.jobs[tenant, job.name]).items()
                     if limits.get(name, 0) and need > limits[name] - has[name]
                 ]
+                short += [key for key, count in self.keys[tenant].items() if count >= self.per_key(tenant)]
                 assert short or self._is_behind(job, limits, has), f"{tenant}/{job.name} waits for no limit"
                 self.ends["limited"] += 1
+
+    def per_key(self, tenant: str) -> float:
+        """How many attempts each key of a tenant may have."""
+        has_keys = any("fair_key" in fields for (whose, _), fields in self.jobs.items() if whose == tenant)
+        return (self.limits.get(tenant, {}).get("running_per_key", 0) if has_keys else 0) or float("inf")
+
+    def _judge_keys(self, tenant: str) -> None:
+        keys = Counter(
+            self.jobs[tenant, each.name[1]].get("fair_key", "")
+            for each in self.state.attempts()
+            if each.name[0] == tenant
+        )
+        before, self.keys[tenant] = self.keys[tenant], keys
+        for key, count in keys.items():
+            assert count <= max(self.per_key(tenant), before[key]), f"{tenant} has {keys}"
 
     def _is_behind(self, job: Job, limits: dict[str, float], has: dict[str, float]) -> bool:
         """Whether another job of the tenant waits that needs more than a limit leaves."""

@@ -104,6 +104,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "start_within_s": ("starts within", seconds),
     "retries": ("retries", int),
     "retries_on_lost": ("retries if lost", int),
+    "fair_key": ("fair key", str),
     "uses": ("uses", lambda text: {name: int(number) for name, number in pairs(text).items()}),
     "retry": ("retry", lambda text: [{"pause_s": None, **row} for row in retry(text.split())]),
     "on_partition": ("if cut off", str),

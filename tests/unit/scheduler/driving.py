@@ -295,7 +295,7 @@ class Driving:
         assert tenant.hold is None, f"hosts are reserved for {job.name}, whose tenant is on hold"
         assert not tenant.gpus_max or held.shape.gpus <= tenant.gpus_max, f"{job.name} is over its tenant's limit"
         if "PLACED" not in states:
-            line = engine.queue.group_of(held.priority, held.shape, job.tenant)
+            line = engine.queue.group_of(held.priority, held.shape, held.owner)
             assert line is not None, f"{job.name} waits under another priority or shape than its reservation"
             assert held.num in line.jobs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -177,6 +178,44 @@ def test_a_call_that_does_not_wait_runs_where_a_place_is_free_and_expires_where_
     assert outside.take() == [("run", 1, "a", 0), ("refuse", "b", EXPIRED, 0)]
 
 
+def keyed(reply: str, key: str, came_s: float = 0.0) -> Call:
+    return Call(reply, b"", {}, came_s, 100_000, fair_key=key)
+
+
+def test_one_customers_hundred_calls_do_not_keep_anothers_one_waiting() -> None:
+    m, outside = member(room=200)
+    for number in range(100):
+        m.on_call(keyed(f"ana{number}", "ana"), 0.0)
+    for number in range(50):
+        m.on_end(number + 1, 0.1)
+    outside.take()
+    m.on_call(keyed("bo", "bo", 5.0), 5.0)
+    m.on_call(keyed("none", "", 5.0), 5.0)
+    for number in (51, 52, 53, 54):
+        m.on_end(number, 6.0)
+    assert ran(outside) == ["bo", "none", "ana51", "ana52"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_keys_that_wait_have_turns_however_many_calls_each_has(seed: int) -> None:
+    dice, room = random.Random(seed), Room[Call]()
+    calls = [key for key in ("ana", "bo", "eve", "") for _ in range(dice.randint(30, 300))]
+    dice.shuffle(calls)
+    for at, key in enumerate(["ana", *calls]):  # those before the first key is named have no turn
+        room.add(keyed(f"r{at}", key, at / 10), at / 10)
+    had = Counter(room.take_next().fair_key for _ in range(4 * 20))
+    assert set(had.values()) == {20}
+    for at in range(20):
+        room.add(keyed(f"late{at}", "late", 1e5 + at), 1e5 + at)
+    had = Counter(room.take_next().fair_key for _ in range(5 * 10))
+    assert max(had.values()) - min(had.values()) <= 1, "who comes later has turns from now on, and not those before"
+    while room:
+        room.take_next()
+    room.add(keyed("a", "ana", 1.0), 1.0)
+    room.add(keyed("b", "", 0.5), 1.0)
+    assert room.take_next().reply == "b", "nothing of it is left behind an empty room"
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_room_is_a_list_that_is_sorted_by_rank(seed: int) -> None:
     dice, room, kept, now_s = random.Random(seed), Room[Call](), list[Call](), 0.0
@@ -186,6 +225,7 @@ def test_a_room_is_a_list_that_is_sorted_by_rank(seed: int) -> None:
             case "add":
                 priority, wait_ms = dice.choice((0, 50, 50, 100)), dice.choice((100, 5000))
                 made = call(f"r{at}", now_s, wait_ms=wait_ms, priority=priority, waited_ms=at % 7)
+                made.fair_key = dice.choice(("", "ana", "bo")) if seed % 2 else ""
                 room.add(made, now_s)
                 kept.append(made)
                 kept.sort(key=lambda each: each.rank_s)

@@ -307,6 +307,9 @@ def limit(
     running: Annotated[
         str | None, Parameter(help="The most replicas on workers at once; a gang counts as one.", value="NUMBER")
     ] = None,
+    running_per_key: Annotated[
+        str | None, Parameter(help="The most replicas on workers of each --fair-key.", value="NUMBER")
+    ] = None,
     job_gpus: Annotated[
         str | None, Parameter(help="The most GPUs that one job may ask for at once.", value="NUMBER")
     ] = None,
@@ -333,7 +336,8 @@ def limit(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        given = {"gpus": gpus, "jobs": jobs, "running": running, "job_gpus": job_gpus}
+        given = {"gpus": gpus, "jobs": jobs, "running": running, "running_per_key": running_per_key}
+        given["job_gpus"] = job_gpus
         bounds: dict[str, Any] = {
             name: _bound_of(f"--{name.replace('_', '-')}", word, client.tenant) for name, word in given.items()
         }
@@ -694,6 +698,7 @@ def _bounds(limit: Limit | None) -> str:
         f"{limit.cores:g} cores" if limit.cores else "",
         f"{limit.memory_mib:,} MiB of memory" if limit.memory_mib else "",
         f"{many(limit.running, 'replica')} at once" if limit.running else "",
+        f"{many(limit.running_per_key, 'replica')} at once of each fair key" if limit.running_per_key else "",
         f"{many(limit.job_gpus, 'GPU')} a job" if limit.job_gpus else "",
         f"{exact(limit.time_limit_s)} of time limit" if limit.time_limit_s else "",
         f"{spent} spent" if limit.gpu_hours else "",

@@ -197,6 +197,13 @@ class JobFlags:
             reads=uses,
         ),
     ] = None
+    fair_key: Annotated[
+        str | None,
+        Flag(
+            help="For whom of your tenant it is, as a user or a customer: keys that wait share what the tenant gets.",
+            value="KEY",
+        ),
+    ] = None
     label: Annotated[
         list[str] | None,
         Flag(help="A label to give to the job: team=vision.", value="LABEL", field="labels", reads=labels),

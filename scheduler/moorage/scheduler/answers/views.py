@@ -17,6 +17,7 @@ from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.fairshare import usage_milli
 from moorage.scheduler.core.ledger.finished import job_key
@@ -637,6 +638,7 @@ def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
             limit_of(state, row),
             share_of(row),
             usage_milli(state, row),
+            fairkeys.live(row),
         )
         for row in state.tenants.values()
         if row.live or row.gpus or row.ordered

@@ -27,6 +27,7 @@ from moorage.scheduler.answers.views import (
 )
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at, uses_any
 from moorage.scheduler.core.ledger.holding import needs_of as held_beside
 from moorage.scheduler.core.ledger.limits import PERIODS
@@ -557,6 +558,12 @@ def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Expla
         held, bounds, needed = parts_of(tenant), most_of_tenant(tenant), needs_of(shape)
         parts = [f"{words(part, held[part])} of {words(part, bounds[part])}" for part in short]
         because = f"tenant {job.tenant} has {', '.join(parts)}, and this needs {words(short[0], needed[short[0]])}"
+        return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
+    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.together):
+        used = tenant.keys.get(job.fair) if tenant.keys else None
+        has = f"{used.running if used is not None else 0} of {tenant.limits.running_key} replicas at once"
+        whose = f"fair key {job.fair}" if job.fair else "what has no fair key"
+        because = f"{whose} of tenant {job.tenant} has {has}"
         return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
     if not tenant.gpus_max or not need:
         return None

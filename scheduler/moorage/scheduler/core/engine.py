@@ -44,7 +44,8 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shapes
-from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger import acts, fairkeys
+from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
@@ -702,6 +703,8 @@ class Engine:
         job.shape, job.key = shape, event.key
         num = job.num
         flight.new[num] = outcome
+        if request.fair_key:
+            fairkeys.know(self.state, self.state.tenants[tenant], job, request.fair_key)
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if job.is_listed:
@@ -723,7 +726,7 @@ class Engine:
                 return outcome
         if request.hold:
             return outcome
-        self.queue.enter(num, (request.priority, shape, tenant))
+        self.queue.enter(num, (request.priority, shape, owner_of(job)))
         return outcome
 
     def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | SignalOrder | Execute]) -> None:

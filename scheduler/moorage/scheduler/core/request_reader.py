@@ -15,6 +15,7 @@ import msgspec
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.codec import decode_accepted
 from moorage.schemas.errors import Problem, problem, refuse
@@ -118,8 +119,8 @@ class RequestReader:
         )
 
     def kind_of(self, job: Job) -> tuple[int, Shape, str]:
-        """Return the kind of a job's queue group: its priority, its shape and its tenant."""
-        return self.priority_of(job), self.shape_of(job), job.tenant
+        """Return the kind of a job's queue group: its priority, its shape and its owner (see `fairkeys`)."""
+        return self.priority_of(job), self.shape_of(job), owner_of(job)
 
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape

@@ -265,6 +265,7 @@ def _limits(numbers: list[int]) -> str:
         f"{found.cores_milli / 1000:g} cores" if found.cores_milli else "",
         f"{found.memory_mib} MiB of memory" if found.memory_mib else "",
         f"{many(found.running, 'replica')} at once" if found.running else "",
+        f"{many(found.running_key, 'replica')} at once of each fair key" if found.running_key else "",
         f"{many(found.job_gpus, 'GPU')} a job" if found.job_gpus else "",
         f"{found.time_limit_ms / 1000:g} s of time limit" if found.time_limit_ms else "",
         hours if found.budget_ms else "",

@@ -13,6 +13,7 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.holding import spent_at
 from moorage.scheduler.core.ledger.limits import PERIODS
 from moorage.scheduler.core.ledger.state import Job, Tenant
@@ -58,6 +59,10 @@ def _cancel(job: Job, say: str) -> Remedy:
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
     named = _raised(engine, tenant, shape)
+    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.together):
+        used = tenant.keys.get(job.fair) if tenant.keys else None
+        most = (0 if used is None else used.running) + shape.together
+        named.append(({"running_per_key": most}, f"--running-per-key {most}"))
     if named:
         command = f"moorage admin limit --tenant {job.tenant} {' '.join(option for _, option in named)}"
         arguments = {name: value for each, _ in named for name, value in each.items()}

@@ -98,6 +98,7 @@ FIXED = {
     "Job.peaks", "Job.reported", "Job.shape", "Job.relimit",
     "Attempt.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.used",
+    "Tenant.keys",  # at most `KEYS_MAX`; no job here names one
     "State.counters", "State.used",  # no operator here sets a counter, and no job uses one
     "Tenant.share", "Job.needs", "Worker.window", "Worker.pool", "Worker.pool_of",
     "Attempt.runs_as",

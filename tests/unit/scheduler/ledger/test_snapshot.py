@@ -162,6 +162,7 @@ FOLLOW = {
 SOFT = {
     Job: {
         "is_listed",
+        "fair",
         "shape",
         "needs",
         "deadline_ms",
@@ -177,7 +178,7 @@ SOFT = {
     Replica: {"nth"},
     Attempt: {"missed", "unstored", "runs_as"},
     Worker: {"pool", "pool_of"},
-    Tenant: {"extra", "waits"},
+    Tenant: {"extra", "waits", "keys"},
 }
 
 #: fields that the digest counts by what changes with them

@@ -74,6 +74,9 @@ def begin(state: State, half_life_ms: int) -> None:
         for tenant in state.tenants.values():
             used = tenant.usage_base + tenant.rate_milli * before
             tenant.usage_base = used * ONE // before - tenant.rate_milli * ONE
+            if tenant.keys is not None:  # their past is not kept: they are soft, see `fairkeys`
+                keys = tenant.keys.items()
+                tenant.keys = {key: each._replace(usage_base=-each.rate_milli * ONE) for key, each in keys}
     else:
         for attempt in state.attempts():
             tenant = state.tenants[attempt.replica.job.tenant]
@@ -96,6 +99,9 @@ def advance(state: State) -> bool:
         state.counts_from_ms += halves * half_life_ms
         for tenant in state.tenants.values():
             tenant.usage_base >>= halves
+            if tenant.keys is not None:
+                keys = tenant.keys.items()
+                tenant.keys = {key: each._replace(usage_base=each.usage_base >> halves) for key, each in keys}
     state.inflation = inflation(state.time_ms - state.counts_from_ms, half_life_ms)
     return again
 

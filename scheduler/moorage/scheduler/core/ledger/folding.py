@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger import fairshare, holding
+from moorage.scheduler.core.ledger import fairkeys, fairshare, holding
 from moorage.scheduler.core.ledger.gang_sets import NO_SET, common_of
 from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
@@ -433,6 +433,8 @@ class Folding:
             self._count(tenant, attempt, 1)
         if state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt))
+        if tenant.keys is not None:
+            fairkeys.use(state, tenant, job, fairshare.rate_of(attempt), 1)
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
@@ -535,6 +537,9 @@ class Folding:
         tenant.gpus += mask.bit_count() - attempt.mask.bit_count()
         if self.state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))
+        if tenant.keys is not None:
+            rate_milli = fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt)
+            fairkeys.use(self.state, tenant, attempt.replica.job, rate_milli, 0)
         attempt.mask = mask
         self.attempts[attempt] = None
 
@@ -790,6 +795,8 @@ class Folding:
         tenant.gpus -= attempt.mask.bit_count()
         if self.state.half_life_ms:
             self._use(tenant, -fairshare.rate_of(attempt))
+        if tenant.keys is not None:
+            fairkeys.use(self.state, tenant, job, -fairshare.rate_of(attempt), -1)
         self.state.digest -= attempt.row
         self.attempts.pop(attempt, None)
         attempt.row = 0

@@ -23,6 +23,7 @@ class Limits(NamedTuple):
     budget_ms: int = 0  # milliseconds of a leased GPU in a period
     period: int = 0  # in `PERIODS`
     refuses: int = 0  # 1: once the budget is spent, jobs with GPUs are refused; else they wait
+    running_key: int = 0  # replicas on workers of each fair key
 
 
 class Needs(NamedTuple):

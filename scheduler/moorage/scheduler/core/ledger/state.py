@@ -375,6 +375,7 @@ class Job:
     #: soft: ledger ms since which it may start, or may start more after it had `max_running`
     since_ms: int = 0
     extra: int = 0  # soft: `extra_of` it
+    fair: str = ""  # soft: its fair key as its leader counts it, see `fairkeys`
     is_listed: bool = True  # soft: each transition of a replica is a row of its history, see `Ceilings.listed`
     derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
@@ -992,6 +993,7 @@ class Tenant:
     weight: int = 0  # in the fair share; 0: unset
     guaranteed: int = 0  # GPUs that it can always get back; what it uses beyond them is borrowed
     share: StandingOrder | None = None  # the order that set weight and guarantee
+    keys: dict[str, Any] | None = None  # soft: what its fair keys use; None while no job has named one
     rate_milli: int = 0  # what its attempts use now, in thousandths of a GPU; 0 while usage is not counted
     usage_base: int = 0  # its usage up to the last change of the rate, see `fairshare`
     row: int = 0

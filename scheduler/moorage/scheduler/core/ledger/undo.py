@@ -220,6 +220,8 @@ class Undo:
             self._key(self._state.tenants, name)
         else:
             self._row(tenant)
+            if tenant.keys is not None:
+                self._table(tenant.keys)
 
     def worker(self, num: int) -> None:
         """Copy the row of a worker, of which a report is counted."""
@@ -243,6 +245,8 @@ class Undo:
         self._rows[job] = _VALUES[Job](job)
         if (tenant := self._state.tenants[job.tenant]) not in self._rows:
             self._row(tenant)
+        if tenant.keys is not None:
+            self._table(tenant.keys)
         self._histories.append((job, len(job.history)))
         if job.lingering is not None:
             self._table(job.lingering)

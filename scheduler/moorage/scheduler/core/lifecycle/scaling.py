@@ -23,6 +23,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Lends, Scale
+from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import FROZEN, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
@@ -422,7 +423,7 @@ class Scaling:
 
     def _standing(self, job: Job) -> Key:
         """Return where a service stands in the queue."""
-        mine = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant, [job.num])
+        mine = Group(self._priority_of(job), self._lifecycle.shape_of(job), owner_of(job), [job.num])
         key, tenant = self._order.key(mine), self._state.read_tenant(job.tenant)
         if 0 < tenant.gpus <= tenant.guaranteed:
             key = (0, *key[1:])  # what it has is its tenant's own

@@ -362,6 +362,7 @@ def limits_asked(asked: LimitAct, now: Limits) -> Limits:
         given(asked.time_limit_s, 1000, now.time_limit_ms),
         budget_ms,
         *of_budget,
+        running_key=given(asked.running_per_key, 1, now.running_key),
     )
 
 
@@ -389,6 +390,7 @@ def limit_of(state: State, tenant: Tenant) -> Limit | None:
         cores=more.cores_milli / 1000 if more.cores_milli else 0,
         memory_mib=more.memory_mib,
         running=more.running,
+        running_per_key=more.running_key,
         job_gpus=more.job_gpus,
         time_limit_s=more.time_limit_ms / 1000 if more.time_limit_ms else 0,
     )

@@ -15,6 +15,7 @@ from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score, sharer_milli
 from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
 from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica, State
@@ -99,6 +100,8 @@ class Turns:
         if points is None:
             points = self._score_of(name)
         within = tenant.guaranteed and tenant.gpus + group.shape.gpus <= tenant.guaranteed
+        if tenant.keys is not None:
+            return (0 if within else 1, -priority, points, fairkeys.score(tenant, group.fair, self._at))
         return (0 if within else 1, -priority, points)
 
     def borrows(self, name: str, shape: Shape) -> int:
@@ -128,7 +131,7 @@ class Turns:
         `others` is the key and first job of the group that is next; with None, `UNBOUNDED` is returned. 0 or less
         stands for none.
         """
-        borrows, priority, mine = self.key(group)
+        borrows, priority, mine = self.key(group)[:3]
         if others is None:
             return UNBOUNDED
         tenant, shape = self._state.read_tenant(group.tenant), group.shape
@@ -329,19 +332,24 @@ class QueueOrder:
         starve a big one.
         """
         full = self._full.get(group.tenant)
-        room = self.room_of(group.tenant, group.shape)
+        room = self.room_of(group.tenant, group.shape, group.fair)
         if full is None or not full[0].jobs or self._comes_before(group, full[0]):
             return room
         needs = limits.needs(group.shape)
         return min(room, 0) if any(needs[part] for part in full[2]) else room
 
-    def room_of(self, tenant: str, shape: Shape) -> float:
+    def room_of(self, tenant: str, shape: Shape, key: str = "") -> float:
         """Return how many placements of a shape a tenant's limits allow, ignoring jobs that wait for them.
 
         Infinity without a limit of them, -1 if the tenant is held.
         """
         row = self.state.read_tenant(tenant)
-        return -1 if row.hold is not None else limits.room(self.state, row, shape)
+        if row.hold is not None:
+            return -1
+        room = limits.room(self.state, row, shape)
+        if row.limits is not None and row.limits.running_key and row.keys is not None:
+            return min(room, fairkeys.room(row, key, shape.together))
+        return room
 
     def short_of(self, tenant: str, shape: Shape) -> list[int]:
         """Return of which parts of its limits a tenant has too little left for a placement of a shape."""

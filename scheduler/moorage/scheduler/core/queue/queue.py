@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.fairkeys import parts_of
 from moorage.scheduler.core.ledger.state import QUEUED, Attempt, Job
 from moorage.schemas.ranges import NOTHING, Ranges, count_of, is_in
 
@@ -26,10 +27,10 @@ SPARE: Final = 1_000
 PART: Final = 8_192
 
 #: the sort key of queue groups, see `order`: smaller goes first
-Key = tuple[int, int, int]
-#: what a group is known by: the priority, the shape, the tenant
+Key = tuple[int, ...]
+#: what a group is known by: the priority, the shape, the owner: a tenant, or one of its fair keys
 Kind = tuple[int, Shape, str]
-_Name = tuple[int, int, str]  # (minus the priority, the shape's index, the tenant)
+_Name = tuple[int, int, str]  # (minus the priority, the shape's index, the owner)
 
 
 class Verdict(NamedTuple):
@@ -44,14 +45,17 @@ VOID: Final = Verdict(-1)
 
 
 class Group:
-    """The waiting jobs of one priority, shape and tenant, by arrival."""
+    """The waiting jobs of one priority, shape and owner, by arrival."""
 
-    __slots__ = ("cleared", "gone", "has_more", "jobs", "priority", "resumes", "shape", "tenant", "verdict")
+    __slots__ = (
+        "cleared", "fair", "gone", "has_more", "jobs", "owner", "priority", "resumes", "shape", "tenant", "verdict",
+    )  # fmt: skip
 
-    def __init__(self, priority: int, shape: Shape, tenant: str, jobs: Iterable[int] = ()) -> None:
+    def __init__(self, priority: int, shape: Shape, owner: str, jobs: Iterable[int] = ()) -> None:
         self.priority = priority
         self.shape = shape
-        self.tenant = tenant
+        self.owner = owner
+        self.tenant, self.fair = parts_of(owner)
         self.jobs = deque(jobs)  # numbers, ascending; nearly all jobs arrive in order and leave from the front
         self.gone = 0  # an upper bound of how many of them have ended since a part was cleared
         self.cleared = 0  # where the next part begins
@@ -178,11 +182,11 @@ class Queue:
 
     def enter(self, num: int, kind: Kind) -> None:
         """Put a job into its queue group, at its place in the order of arrival, unless it is there."""
-        priority, shape, tenant = kind
-        name = (-priority, shape.index, tenant)
+        priority, shape, owner = kind
+        name = (-priority, shape.index, owner)
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Group(priority, shape, tenant)
+            group = self.groups[name] = Group(priority, shape, owner)
             if self._new_shape is not None:
                 self._new_shape(shape)
         jobs = group.jobs
@@ -198,8 +202,8 @@ class Queue:
 
     def leave(self, num: int, kind: Kind) -> None:
         """Take a job out of its queue group, if it is there."""
-        priority, shape, tenant = kind
-        group = self.groups.get((-priority, shape.index, tenant))
+        priority, shape, owner = kind
+        group = self.groups.get((-priority, shape.index, owner))
         if group is None:
             return
         at = bisect_left(group.jobs, num)
@@ -209,7 +213,7 @@ class Queue:
     def drop(self, num: int) -> None:
         """Take a job out of the group that it is in, whichever that is."""
         for group in self.groups.values():
-            self.leave(num, (group.priority, group.shape, group.tenant))
+            self.leave(num, (group.priority, group.shape, group.owner))
 
     def first(self, num: int) -> int:
         """Return the number of the replica that a job in a group places next; 0 for a gang."""
@@ -249,9 +253,9 @@ class Queue:
             self.groups = {name: group for name, group in self.groups.items() if group.jobs}
         return found
 
-    def group_of(self, priority: int, shape: Shape, tenant: str) -> Group | None:
-        """Return the queue group that a job of this priority, shape and tenant would join; None if there is none."""
-        return self.groups.get((-priority, shape.index, tenant))
+    def group_of(self, priority: int, shape: Shape, owner: str) -> Group | None:
+        """Return the queue group that a job of this priority, shape and owner would join; None if there is none."""
+        return self.groups.get((-priority, shape.index, owner))
 
     def before(self, priority: int, num: int, standing: Callable[[int, int], int]) -> int:
         """Return how many jobs come before this one.

@@ -18,6 +18,7 @@ from moorage.scheduler.core.containment import PLACING, PREEMPTING, RESERVING
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.state import Attempt
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue import limits
@@ -194,7 +195,7 @@ class Planner:
         for attempt in self.frozen.waiting():
             job = attempt.replica.job
             if job.hold is None:
-                group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])
+                group = Group(policy.priority_of(job), policy.shape_of(job), owner_of(job), [job.num])
                 group.resumes = attempt
                 key, host = self.order.key(group), attempt.worker.num
                 groups.append((key, group, attempt))
@@ -402,7 +403,7 @@ class Planner:
         if self.verdicts.finds_none(group):
             self.placing.in_vain += 1
             return None
-        excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
+        excluded = self.verdicts.excluded(group.priority, group.shape, group.owner)
         choice = self.placing.place(draft, group.shape, group.jobs[0], excluded)
         if choice is not None:
             self.queue.placed(group, group.jobs[0], draft.time_ms)
@@ -446,6 +447,6 @@ class Planner:
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
-        return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.barred_from(
+        return self.verdicts.excluded(group.priority, group.shape, group.owner) | self.order.barred_from(
             draft, group.jobs[0]
         )

@@ -13,6 +13,7 @@ from itertools import islice
 
 from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger import fairkeys, fairshare
 from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, State, Worker
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
@@ -106,6 +107,7 @@ class Indexing:
                 self._failed(worker, raised)
             else:
                 host.last_ms = mono_ms
+        self._know_keys()
         if not again:
             self._learn()
         for job in self.state.jobs.values():
@@ -133,6 +135,26 @@ class Indexing:
                 self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job), job.ran)
             except Exception as raised:
                 self._failed(job, raised)
+
+    def _know_keys(self) -> None:
+        """Count what the fair keys of tenants use, from what runs and from the last runs of the jobs in memory."""
+        keyed = list[tuple[Job, str]]()
+        for job in self.state.jobs.values():
+            if b"fair_key" in job.body:
+                with suppress(Exception):  # it fails again where it is indexed
+                    if key := self.requests.request_of(job).fair_key:
+                        keyed.append((job, key))
+                        job.fair = key
+        for name in {job.tenant for job, _ in keyed}:
+            self.state.tenants[name].keys = None
+        for job, key in keyed:
+            fairkeys.know(self.state, self.state.tenants[job.tenant], job, key)
+        for name in {job.tenant for job, _ in keyed}:
+            tenant = self.state.tenants[name]
+            for job in tenant.jobs.values():
+                with suppress(Exception):
+                    gpu_milli = fairshare.GPU_MILLI * self.requests.shape_of(job).count
+                    fairkeys.learn(self.state, tenant, job, gpu_milli)
 
     def leave_out(self, job: Job) -> None:
         """Leave out a job that cannot be indexed; its timers end it all the same."""

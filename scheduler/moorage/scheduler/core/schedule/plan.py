@@ -87,6 +87,7 @@ class Reservation(NamedTuple):
     hosts: frozenset[int]
     start_ms: int
     short_ms: int = 0
+    owner: str = ""  # of its job's queue group
 
     @property
     def is_wide(self) -> bool:
@@ -233,7 +234,7 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
     """
     if len(claims) < 2:
         return claims, math.inf
-    since = dict[tuple[int, int, bool], int]()
+    since = dict[tuple[int, ...], int]()
     for claim in claims:
         had, tenant = last.had.get(claim.num), known.order.state.read_tenant(claim.group.tenant)
         is_passed = had is not None and had.short_ms and now_ms - had.short_ms >= SHORT_MS
@@ -277,7 +278,7 @@ def _likely(known: Known, last: Reservation | None) -> list[Group]:
     whole = [row for row in rows if row[2].shape.gpus >= least]
     likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
     found = {group: None for _, _, group in likely}
-    had = None if last is None else queue.group_of(last.priority, last.shape, last.tenant)
+    had = None if last is None else queue.group_of(last.priority, last.shape, last.owner)
     return list(found if had is None else found | {had: None})
 
 
@@ -316,7 +317,7 @@ def _hosts_for(known: Known, claim: Claim, had: Reservation | None, now_ms: int)
         found = (had.hosts, had.start_ms) if had is not None and is_same else (frozenset(), now_ms)
         short_ms = had.short_ms or now_ms if had is not None and is_same else now_ms
     first = known.order.queue.first(claim.num)
-    return Reservation(claim.num, first, group.tenant, group.priority, shape, *found, short_ms)
+    return Reservation(claim.num, first, group.tenant, group.priority, shape, *found, short_ms, group.owner)
 
 
 def _due_ms(known: Known, claim: Claim) -> int:

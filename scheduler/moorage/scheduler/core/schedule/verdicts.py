@@ -48,6 +48,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Reserves
+from moorage.scheduler.core.ledger.fairkeys import owner_of, parts_of
 from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
 from moorage.scheduler.core.schedule.plan import NOTHING, Known, Reservation, needs_whole_hosts, plan
@@ -135,7 +136,8 @@ class Verdicts:
         if job is None or not self._order.waits(num) or not hosts <= self._fleet.hosts.keys():
             return None
         shape, priority = self._known.estimates.shape_of(job), self._known.priority_of(job)
-        return Reservation(num, self._order.queue.first(num), job.tenant, priority, shape, hosts, start_ms)
+        first = self._order.queue.first(num)
+        return Reservation(num, first, job.tenant, priority, shape, hosts, start_ms, owner=owner_of(job))
 
     def tell(self, draft: Draft, late_ms: int = 0) -> None:
         """Write the reservation into the record if the ledger tells another, or a start that is off by `late_ms`."""
@@ -200,7 +202,7 @@ class Verdicts:
     def still_waits(self) -> bool:
         """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""
         held, order = self.reservation, self._order
-        group = None if held is None else order.queue.group_of(held.priority, held.shape, held.tenant)
+        group = None if held is None else order.queue.group_of(held.priority, held.shape, held.owner)
         if held is None or group is None or not self._waits(held) or not order.may(group):
             return False
         return held.num in group.jobs
@@ -276,14 +278,18 @@ class Verdicts:
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
 
-    def excluded(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the hosts that are excluded for jobs of this priority, shape and tenant.
+    def excluded(self, priority: int, shape: Shape, owner: str) -> frozenset[int]:
+        """Return the hosts that are excluded for jobs of this priority, shape and owner.
 
         Hosts that were freed by ending jobs belong to the job for which those ended, even if another job has waited
         longer.
         """
-        taken, held, draft = self.taken_back(priority, shape, tenant), self.reservation, self._draft
-        if held is None or self._passes(priority, shape, tenant, held):
+        held, draft = self.reservation, self._draft
+        if held is None and (draft is None or not draft.preempting):
+            return _NO_HOSTS
+        tenant = parts_of(owner)[0]
+        taken = self.taken_back(priority, shape, tenant)
+        if held is None or self._passes(priority, shape, owner, held):
             return taken
         if draft is None or not draft.preempting:
             return held.hosts
@@ -296,8 +302,8 @@ class Verdicts:
             return _NO_HOSTS
         return self._preempting.held(draft, shape, priority, tenant)
 
-    def _passes(self, priority: int, shape: Shape, tenant: str, held: Reservation) -> bool:
-        """Return whether jobs of this priority, shape and tenant may use the reserved hosts.
+    def _passes(self, priority: int, shape: Shape, owner: str, held: Reservation) -> bool:
+        """Return whether jobs of this priority, shape and owner may use the reserved hosts.
 
         They may if they may end the reserved job as soon as it runs. Else who stays within the tenant's guarantee goes
         before who would borrow. Of equal ones they may if the priority and shape are the same and they come next, or if
@@ -305,7 +311,7 @@ class Verdicts:
         """
         if held.shape.preemptible and not shape.preemptible and shape.mode <= EXCLUSIVE:
             return True  # for a sharer no job ends
-        turns, preempting = self._order.turns, self._preempting
+        turns, preempting, tenant = self._order.turns, self._preempting, parts_of(owner)[0]
         borrows, held_borrows = turns.borrows(tenant, shape), turns.borrows(held.tenant, held.shape)
         if preempting.priority <= priority > self._order.standing_of(held.priority, held.num):
             return borrows <= held_borrows or not preempting.reclaim  # else it takes no tenant below its guarantee
@@ -314,18 +320,18 @@ class Verdicts:
         if borrows < held_borrows and shape.gpus:
             return True  # a guarantee is of GPUs: it lets no job pass that asks for none
         if held.priority == priority and held.shape is shape:
-            return self._is_next(tenant, held)
+            return self._is_next(owner, held)
         if held.is_wide and priority == held.priority:
             return False
         return priority >= held.priority and turns.is_owed(tenant, held.tenant)  # as in the queue's order
 
-    def _is_next(self, tenant: str, held: Reservation) -> bool:
-        """Return whether the first job of a tenant, of the reserved job's priority and shape, may use its hosts.
+    def _is_next(self, owner: str, held: Reservation) -> bool:
+        """Return whether the first job of an owner, of the reserved job's priority and shape, may use its hosts.
 
         It is that job, or comes before the next that claims hosts; a gang over several hosts goes before its equals.
         """
         order, then = self._order, self._answer.then
-        group = order.queue.group_of(held.priority, held.shape, tenant)
+        group = order.queue.group_of(held.priority, held.shape, owner)
         first = group.jobs[0] if group is not None and group.jobs else None
         if first == held.num:
             return True
@@ -340,7 +346,7 @@ class Verdicts:
         held, hosts = self.reservation, self._fleet.hosts
         if held is None:
             return []
-        let = held.hosts - self.excluded(group.priority, group.shape, group.tenant)
+        let = held.hosts - self.excluded(group.priority, group.shape, group.owner)
         return [hosts[num] for num in sorted(let) if num in hosts]
 
     def _keeps_out(self, group: Group) -> bool:
@@ -348,7 +354,7 @@ class Verdicts:
         held, hosts, shape = self.reservation, self._fleet.hosts, group.shape
         if held is None:
             return False
-        kept = [hosts[num] for num in held.hosts & self.excluded(group.priority, shape, group.tenant) if num in hosts]
+        kept = [hosts[num] for num in held.hosts & self.excluded(group.priority, shape, group.owner) if num in hosts]
         return any(host.may_have_room(shape) and host.replicas_of(shape, "now") for host in kept)
 
     # ------------------------------------------------------------------------------------------- verdicts
@@ -447,7 +453,7 @@ class Verdicts:
 
         Does nothing if hosts are excluded for this group: another one may find room on them.
         """
-        if not self._state.windows and not self.excluded(group.priority, group.shape, group.tenant):
+        if not self._state.windows and not self.excluded(group.priority, group.shape, group.owner):
             self._full.add(kind)
 
     def is_like_full(self, group: Group) -> bool:

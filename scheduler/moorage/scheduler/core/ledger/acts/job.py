@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from moorage.scheduler.core.ledger import bits, fairshare
+from moorage.scheduler.core.ledger import bits, fairkeys, fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
@@ -245,6 +245,8 @@ class Resize(OfJob, tag="resize"):
             before, attempt.rate_milli = fairshare.rate_of(attempt), self.rate_milli
             if state.half_life_ms:
                 fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(attempt) - before)
+            if (tenant := state.tenants[job.tenant]).keys is not None:
+                fairkeys.use(state, tenant, job, fairshare.rate_of(attempt) - before, 0)
             folding.attempts[attempt] = None
             folding.out.touched.append(attempt)
 
