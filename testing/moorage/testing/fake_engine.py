@@ -40,6 +40,7 @@ LIKE: Final[dict[str, Habits]] = {
     "llama.cpp": Habits("/health"),
     "ollama": Habits("/api/version", loads_late=True),
     "triton": Habits("/v2/health/ready"),
+    "comfyui": Habits("/system_stats"),
 }
 
 
@@ -52,6 +53,7 @@ class FakeEngine:
         self.version = version
         self.counts: Counter[str] = Counter()
         self.ids: Counter[str] = Counter()
+        self.prompts: dict[str, int] = {}
         self._ready_s = time.monotonic() + load_s
         self._load_s = load_s
         self._is_loaded = False
@@ -70,6 +72,8 @@ class FakeEngine:
         self.app.router.add_post("/sleep", self._closed_door)
         self.app.router.add_post("/v2/models/{model}/infer", self._echo)
         self.app.router.add_post("/api/chat", self._chat)
+        self.app.router.add_post("/prompt", self._prompt)
+        self.app.router.add_get("/history/{prompt}", self._history)
 
     async def _health(self, _: web.Request) -> web.Response:
         is_ready = self.habits.loads_late or time.monotonic() >= self._ready_s
@@ -175,6 +179,20 @@ class FakeEngine:
         answer.headers.add("Set-Cookie", "b=2")
         return answer
 
+    async def _prompt(self, request: web.Request) -> web.Response:
+        """As ComfyUI: a graph goes into its queue, and what became of it is asked for."""
+        self.counts["prompts"] += 1
+        found = f"prompt-{self.counts['prompts']}"
+        self.prompts[found] = len((await request.json()).get("prompt") or {})
+        return web.json_response({"prompt_id": found, "number": self.counts["prompts"], "node_errors": {}})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        prompt = request.match_info["prompt"]
+        if prompt not in self.prompts:
+            return web.json_response({})
+        told = {"status": {"status_str": "success", "completed": True}, "nodes": self.prompts[prompt]}
+        return web.json_response({prompt: told})
+
     async def _blob(self, request: web.Request) -> web.Response:
         return web.Response(body=bytes(range(256)) * (int(request.query.get("kib", "4")) * 4))
 
@@ -198,7 +216,8 @@ class FakeEngine:
 
 
 def _asked(body: dict[str, Any]) -> tuple[int, float]:
-    return int(body.get("max_tokens") or TOKENS), float(body.get("delay_ms", DELAY_MS)) / 1000
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    return int(most or TOKENS), float(body.get("delay_ms", DELAY_MS)) / 1000
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -39,6 +39,8 @@ LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fl
 KEPT: Final = ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST", "VM_KERNEL")
 LOOK_AGAIN_S_MAX: Final = 60.0
 END_S_MAX: Final = 30.0
+#: engines that pages start by their own words, which `played.py` plays
+PLAYED: Final = ("ollama", "tritonserver", "comfy")
 FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv", "yaml", "docker"}
 
 
@@ -53,6 +55,10 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         python = commands / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment
         python.chmod(0o755)
+        for name in PLAYED:
+            engine = commands / name
+            engine.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/system/docs/played.py" {name} "$@"\n')
+            engine.chmod(0o755)
     podman = PodmanHome(folder / ".podman").configured() if has("podman") else {}
     path = [str(commands), str(Path(sys.executable).parent), *os.environ["PATH"].split(os.pathsep)]
     keep = {name: os.environ[name] for name in KEPT if name in os.environ}

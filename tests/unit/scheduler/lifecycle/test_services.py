@@ -65,6 +65,25 @@ def test_a_second_job_of_a_service_is_refused_while_the_first_lives() -> None:
     assert serve(drive, "b")["kind"] == "accepted"
 
 
+def test_a_model_is_one_services_of_a_tenant_until_its_job_has_ended() -> None:
+    drive = served(service={"name": "embed", "models": ["tiny", "tiny-lora"]})
+    other = {"name": "other", "models": ["large", "tiny-lora"]}
+    refused = serve(drive, "b", service=other)
+    assert (refused["code"], refused["field"], refused["found"]) == (
+        "served-elsewhere",
+        "$.service.models",
+        "tiny-lora",
+    )
+    assert "is served by the service embed" in refused["message"]
+    assert serve(drive, "b", tenant="u", service=other)["kind"] == "accepted", "of another tenant"
+    twice = [drive.offer_submit(job, service={"name": job, "models": ["new"]}, run=READY) for job in ("x", "y")]
+    drive.tick()
+    assert [drive.answers[reply].get("code") for reply in twice] == [None, "served-elsewhere"], "in one record"
+    drive.cancel("a")
+    ends(drive, "a")
+    assert serve(drive, "b", service=other)["kind"] == "accepted"
+
+
 def test_two_in_one_record_are_one_too_many() -> None:
     drive = Driving()
     replies = [drive.offer_submit(job, service=SERVICE, run=READY) for job in ("a", "b")]
