@@ -43,7 +43,50 @@ async def test_several_fleets_are_one_table_and_one_that_is_away_is_a_line(node:
 
         ran = await moorage("fleet", "--nats", nobody, "--nats", nobody, env=env)
         assert (ran.code, ran.out) == (5, ""), "none answers"
-        for words in (("show", "x"), ("submit", "--", "true"), ("fleet", "--watch")):
+        for words in (("show", "x"), ("cancel", "x"), ("fleet", "--watch")):
             ran = await moorage(words[0], *both, *words[1:], env=env)
             assert ran.code == 2, words
             assert "this asks one fleet, and --nats names several" in ran.err
+
+
+@pytest.mark.slow
+async def test_a_job_goes_to_the_fleet_where_it_starts_sooner_and_top_has_a_picture_of_each(
+    node: Node, tmp_path: Path
+) -> None:
+    [port] = free_ports(1)
+    nobody = f"nats://127.0.0.1:{port}"
+    env = {"MOORAGE_TIMEOUT": "5s"}
+    async with node_on(tmp_path / "other", simulate="1x2xT4") as other:
+        both = ("--nats", node.url, "--nats", other.url)
+
+        async def has(at: Node, job: str) -> bool:
+            return (await at.run("show", job)).code == 0
+
+        # the other fleet alone has such GPUs
+        sent = await moorage("submit", *both, "--job", "t4", "--gpu", "2xT4", "--", "sleep", "600", env=env)
+        assert (sent.code, sent.out) == (0, "t4\n"), sent.err
+        assert f"{other.url}: starts now" in sent.err
+        assert f"submitted to {other.url}" in sent.err
+        assert [await has(at, "t4") for at in (node, other)] == [False, True]
+        # once more: it is a job already, where it is
+        again = await moorage("submit", *both, "--job", "t4", "--gpu", "2xT4", "--", "sleep", "600", env=env)
+        assert (again.code, f"submitted to {other.url}" in again.err) == (0, True), again.err
+        assert [await has(at, "t4") for at in (node, other)] == [False, True]
+        # the other fleet is full
+        full = await moorage("submit", "--nats", other.url, "--nats", node.url, "--job", "any", "--gpu", "1", "--",
+                             "true", env=env)  # fmt: skip
+        assert (full.code, f"submitted to {node.url}" in full.err) == (0, True), full.err
+        # a job with an id may be in the fleet that does not answer
+        words = ("submit", "--nats", node.url, "--nats", nobody)
+        unsure = await moorage(*words, "--job", "mine", "--", "true", env=env)
+        assert (unsure.code, await has(node, "mine")) == (5, False), unsure.err
+        free = await moorage(*words, "--", "true", env=env)
+        assert (free.code, f"{nobody}: cannot reach NATS" in free.err) == (0, True), free.err
+
+        seen = await moorage("top", "--once", *both, "--nats", nobody, env=env)
+        assert seen.code == 0
+        assert [line for line in seen.out.splitlines() if line.startswith("== ")] == [
+            f"== {url} ==" for url in (node.url, other.url, nobody)
+        ]
+        live = await moorage("top", *both, env=env)
+        assert (live.code, "the live screen shows one fleet" in live.err) == (2, True)

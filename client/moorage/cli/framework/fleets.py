@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from moorage.cli.framework.arguments import Again
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import exit_code_of
-from moorage.cli.framework.options import RowOptions, client_of, guarded
+from moorage.cli.framework.options import Options, RowOptions, client_of, guarded
 from moorage.cli.framework.render import table
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
+
+Given = TypeVar("Given", bound=Options)
+T = TypeVar("T")
 
 #: the column with the fleet's name, as it was given with --nats
 FLEET: Final = "FLEET"
@@ -35,8 +38,14 @@ class Table(NamedTuple):
         return table(self.header, self.rows, numbers=self.numbers, optional=self.optional, shortened=self.shortened)
 
 
-def are_several(options: RowOptions) -> bool:
+def are_several(options: Options) -> bool:
     return isinstance(options.nats, Again)
+
+
+def each_of(options: Given) -> list[tuple[str, Given]]:
+    """Return the options for each fleet that they name, by its name."""
+    assert isinstance(options.nats, Again)
+    return [(name, replace(options, nats=name)) for name in options.nats.all]
 
 
 def show_each(
@@ -50,9 +59,8 @@ def show_each(
     def act() -> int:
         from moorage.cli.framework.interrupts import run
 
-        assert isinstance(options.nats, Again)
-        names = options.nats.all
-        answers = run(_ask_each([replace(options, nats=name) for name in names], ask))
+        names = [name for name, _ in each_of(options)]
+        answers = run(ask_each(options, ask))
         told = [each for each in answers if not isinstance(each, MoorageError)]
         if options.json:
             emit({"kind": "fleets", "fleets": [_frame(name, each) for name, each in zip(names, answers, strict=True)]})
@@ -80,17 +88,17 @@ def show_each(
     return guarded(replace(options, nats=None), act)
 
 
-async def _ask_each(
-    each: Sequence[RowOptions], ask: Callable[[AsyncClient], Awaitable[Answer]]
-) -> list[Answer | MoorageError]:
-    async def one(options: RowOptions) -> Answer | MoorageError:
+async def ask_each(options: Options, ask: Callable[[AsyncClient], Awaitable[T]]) -> list[T | MoorageError]:
+    """Ask each fleet of `options`, all at once, and return the answers in their order, or what went wrong instead."""
+
+    async def one(options: Options) -> T | MoorageError:
         try:
             async with client_of(options) as client:
                 return await ask(client)
         except MoorageError as error:
             return error
 
-    return await asyncio.gather(*map(one, each))
+    return await asyncio.gather(*(one(each) for _, each in each_of(options)))
 
 
 def _frame(name: str, answer: Answer | MoorageError) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _in_part(planned: Plan) -> bool:
 def _print_plan(planned: Plan, request: Request | None, imagined: bool) -> None:
     """Print the plan, of a request or of changes alone. `imagined` says that it is for another fleet or other rights
     than there are, so a submit would do something else."""
-    rows: list[tuple[str, Any]] = [("starts", _starts(planned) if request is not None else "")]
+    rows: list[tuple[str, Any]] = [("starts", told_starts(planned) if request is not None else "")]
     rows += [("on", _place(place.worker, len(place.gpus), place.models)) for place in planned.places]
     for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
@@ -198,7 +198,8 @@ def _empty(after_ms: int | None) -> str:
     return f"in about {age(after_ms)}" if after_ms else "now"
 
 
-def _starts(planned: Plan) -> str:
+def told_starts(planned: Plan) -> str:
+    """Return when a job would start, in words."""
     why = planned.waiting or Explained()
     if _in_part(planned):
         rest = msgspec.structs.replace(why, position=None)

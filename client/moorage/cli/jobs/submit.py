@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from moorage.cli.framework.arguments import JOBS_LISTED, Parameter
 from moorage.cli.framework.console import emit, here, print_err, print_error, print_out, report
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
+from moorage.cli.framework.fleets import are_several, ask_each, each_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import (
@@ -25,6 +26,7 @@ from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.cli.jobs.trials import LABEL, has_trials, items_of_trials, of_one_trial, trials_of
 from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.names import REPLACED_BY
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.job import AsyncJob
     from moorage.schemas.job import Request
+    from moorage.schemas.plan import Plan
 
 
 def submit(
@@ -64,7 +67,8 @@ def submit(
 ) -> int:
     """Submit a job and return once it is in the ledger; does not wait for its end.
 
-    Prints the job's id. If the verb fails, submit again with the same id and content: at most one job is created.
+    Prints the job's id. If the verb fails, submit again with the same id and content: at most one job is created. With
+    --nats A --nats B the job goes to the fleet where it would start sooner, as plan says there.
     """
 
     def act() -> int:
@@ -86,9 +90,55 @@ def submit(
             if not isinstance(found, Said):
                 return _submit_requests(file, found, flags, command, options, dry_run=dry_run)
             said = found.under(flags, command)
+        if are_several(options) and not dry_run:
+            return _submit_request(said, _sooner(said, options, file, flags), file, flags, dry_run=False)
         return _submit_request(said, options, file, flags, dry_run=dry_run)
 
     return guarded(options, act)
+
+
+def _sooner(said: Said, options: RowOptions, file: str | None, given: JobFlags) -> RowOptions:
+    """Return the options for the fleet where the job would start first, and say what each fleet says.
+
+    Where the job has an id, each has to answer: it may be a job of that fleet already. Raises `Rejected`.
+    """
+    from moorage.cli.framework.interrupts import run
+    from moorage.cli.jobs.plan import told_starts
+
+    flags = refusing(said.flags)
+    command = own_program(said.command, flags.driver, flags.setup)
+    if has_trials(flags):
+        raise rejected("invalid-argument", "trials are submitted to one fleet", next="give --nats once")
+    sweep = sweep_of(flags, command)
+    with naming(file, given):
+        request = request_of(with_any(flags), command, sweep)
+
+    async def ask(client: AsyncClient) -> Plan:
+        _, asked = await with_newest(client, flags, command, request, sweep)
+        return await client.plan(asked)
+
+    answers = run(ask_each(options, ask))
+    plans = []
+    for (name, each), answer in zip(each_of(options), answers, strict=True):
+        if isinstance(answer, MoorageError):
+            print_err(f"{name}: {answer.problem.message}")
+        else:
+            print_err(f"{name}: starts {told_starts(answer)}")
+            plans.append((_lateness(answer), name, each))
+    silent = len(answers) - len(plans)
+    if silent and (flags.job is not None or not plans):
+        raise next(each for each in answers if isinstance(each, MoorageError))
+    _, name, chosen = min(plans, key=lambda plan: plan[0])
+    print_err(f"submitted to {name}")
+    return chosen
+
+
+def _lateness(planned: Plan) -> tuple[int, float]:
+    """Return what is smaller for a fleet where a job starts sooner, or that has it already."""
+    order = ("none", "now", "later", "unknown", "never", "refused").index(planned.starts)
+    if planned.starts == "now":
+        return order, -planned.replicas_now / max(1, planned.replicas)
+    return order, float(planned.in_ms.p50_ms) if planned.in_ms is not None else 0.0
 
 
 def _submit_request(said: Said, options: RowOptions, file: str | None, given: JobFlags, *, dry_run: bool) -> int:

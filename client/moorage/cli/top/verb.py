@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, has_colour, is_live, paint, print_out
+from moorage.cli.framework.fleets import are_several, each_of
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.client.errors import NoScheduler, rejected
 
@@ -49,7 +50,8 @@ def top(
     It only reads, unless --operate is given. An operator's key shows all, a tenant's the jobs of the tenant, an
     observer's the fleet without jobs. Keys: 1 to 5 show and hide a part, / filters, : goes to a name or a time, s
     sorts, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture of 80 columns and at most 24 rows is
-    printed; with --json, what it shows. The live screen needs the extra top.
+    printed; with --json, what it shows. With --nats A --nats B, --once prints a picture of each. The live screen needs
+    the extra top.
     """
 
     at_ms: int | None = None
@@ -89,11 +91,28 @@ def top(
             from moorage.client.moments import past_ms
 
             at_ms = past_ms(at)
+        if are_several(options):
+            return _each(options, work, is_once=once or options.json)
         if not (once or options.json):
             _need_a_screen()
         return with_client(options, work)
 
     return guarded(options, act)
+
+
+def _each(options: Options, work: Callable[[AsyncClient], Awaitable[int | None]], *, is_once: bool) -> int:
+    """Print a picture of each fleet, with its name above; 0 if one of them has answered. Raises `Rejected`."""
+    if not is_once:
+        raise rejected(
+            "invalid-argument", "the live screen shows one fleet",
+            next="one picture of each: moorage top --once; or moorage fleet, ls and usage, which are one table of all",
+        )  # fmt: skip
+    codes = []
+    for name, each in each_of(options):
+        if not options.json:
+            print_out(f"== {name} ==")
+        codes.append(with_client(each, work))
+    return 0 if 0 in codes else codes[0]
 
 
 def _need_a_screen() -> None:
