@@ -49,14 +49,15 @@ class Asker(Protocol):
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes: ...
 
 
-class _NotNow(Exception):
-    """A scheduler answered that it does not lead, that it cannot append to its ledger, or that it is overloaded."""
+class NotNow(Exception):
+    """A scheduler answered that it does not lead, that it cannot append to its ledger, or that it is overloaded; or
+    something that is being made is not there yet."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
-_RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
+_RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, NotNow)
 
 
 class Asking:
@@ -97,7 +98,7 @@ class Asking:
         said = None if self._on_wait is None else asyncio.get_running_loop().call_later(SAID_AFTER_S, self._on_wait)
         try:  # the first try does without tenacity, which costs ten times as much: nearly every request needs one alone
             return answered(decode(await asker.request(subject, payload, min(try_s, deadline_s))))
-        except (BusError, _NotNow) as error:
+        except (BusError, NotNow) as error:
             failed = error
         finally:
             if said is not None:
@@ -124,7 +125,7 @@ class Asking:
         )
         try:
             result: T = await until_answered(tries.next)
-        except _NotNow as error:
+        except NotNow as error:
             raise not_now(error.problem, self.where, deadline_s) from None
         except BusError as error:
             self._on_no_answer(error)
@@ -140,7 +141,7 @@ class Asking:
 
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         failed = state.outcome.exception() if state.outcome is not None else None
-        self.put_off = failed.problem if isinstance(failed, _NotNow) else None
+        self.put_off = failed.problem if isinstance(failed, NotNow) else None
         self._on_no_answer(failed)
         if self._on_wait is not None:
             self._on_wait()
@@ -153,7 +154,7 @@ class _Tries(Generic[T]):
     """The tries of one request. If the first was made already, it is `failed`. `heard` is the last "not now"."""
 
     def __init__(self, once: Callable[[], Awaitable[T]], failed: Exception | None = None) -> None:
-        self.heard: _NotNow | None = None
+        self.heard: NotNow | None = None
         self._once = once
         self._failed = failed
 
@@ -163,7 +164,7 @@ class _Tries(Generic[T]):
             if failed is not None:
                 raise failed
             return await self._once()
-        except _NotNow as error:
+        except NotNow as error:
             self.heard = error
             raise
 
@@ -176,9 +177,9 @@ async def _once(
 
 
 def answered(answer: T | Problem) -> T:
-    """Return the answer, unless it is a problem. Raises the `ClientError` of the problem; `_NotNow` for a "not now"."""
+    """Return the answer, unless it is a problem. Raises the `ClientError` of the problem; `NotNow` for a "not now"."""
     if isinstance(answer, Problem):
         if answer.code in _NOT_NOW:
-            raise _NotNow(answer)
+            raise NotNow(answer)
         raise error_of(answer)
     return answer

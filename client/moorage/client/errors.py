@@ -374,6 +374,7 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "worker-lost": NoOutput,
     "overloaded": Overloaded,
     "behind": Overloaded,
+    "permission-refused": NotPermitted,  # of the server, for what is not there yet: `asking.NotNow`
 }
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from moorage.bus.errors import PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store, schedules_store
-from moorage.client.errors import NotPermitted
+from moorage.client.asking import NotNow
 from moorage.client.fields import Paths
 from moorage.client.packing import Packed, pack
+from moorage.schemas.errors import Problem
 from moorage.system.archives import compressed
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ BROUGHT: Final = "Moorage-Files"
 #: how many names it has, and of how many characters each
 TOPS_MAX: Final = 8
 TOP_CHARS_MAX: Final = 64
+#: what a user is refused where its bucket is not there, in lower case as the server says it
+_MAKES: Final = re.compile(r"\.stream\.(info|create)\.obj_")
 OnSent = Callable[[Packed, int], None]
 
 
@@ -74,17 +79,29 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None, *
                 on_sent(packed, size)
 
         headers = {"Content-Type": "application/gzip", BROUGHT: _brought(packed)}
-        try:
-            await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
-        except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
-            subjects, tenant = client.subjects, client.tenant
-            name = subjects.schedules_bucket(tenant) if of_schedule else subjects.files_bucket(tenant)
-            next_step = (
-                f"a new tenant has the bucket {name} ten seconds after the reload; if this lasts, ask an operator: the"
-                " scheduler's log says why it is not made, most often for want of room on the nats-server's disk"
-            )
-            raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
+
+        async def put() -> str:
+            try:
+                return await bucket.put(packed.address, compressed(packed.file), headers, told)
+            except PermissionRefused as error:
+                if error.operation != "publish" or not _MAKES.search(error.subject):
+                    raise
+                raise NotNow(_not_there(error.problem, client, of_schedule=of_schedule)) from None
+
+        await client.again(put)
         return Sent(packed.address, True, packed.warnings)
+
+
+def _not_there(refused: Problem, client: Connected, *, of_schedule: bool) -> Problem:
+    """Return what a tenant hears that may write to its bucket, but not create it."""
+    subjects, tenant = client.subjects, client.tenant
+    name = subjects.schedules_bucket(tenant) if of_schedule else subjects.files_bucket(tenant)
+    return msgspec.structs.replace(
+        refused,
+        message=f"the bucket {name} is not there yet, and this user may not make it",
+        next="a new tenant has it ten seconds after the reload, on a cluster after half a minute; if this lasts, ask an"
+        " operator: the scheduler's log says why it is not made, most often for want of room on the nats-server's disk",
+    )
 
 
 def _brought(packed: Packed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -17,7 +18,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.bus.passed_on import through_schedulers
 from moorage.cli.fleet.nats_config import ACCOUNTS
-from moorage.client import AsyncClient
+from moorage.client import AsyncClient, NotPermitted
 from moorage.schemas.subjects import Subjects
 from tests.servers import stream_is_there
 from tests.sites import running
@@ -160,3 +161,24 @@ async def test_a_worker_without_a_scheduler_that_passes_on_says_what_to_do(monke
             await store.find("x")
         assert "is a scheduler running?" in told.value.problem.next
         assert "pass through a scheduler of this release" in told.value.problem.next
+
+
+async def test_files_of_a_new_tenant_wait_for_its_bucket(tmp_path: Path) -> None:
+    """It has one some seconds after the reload: until then its files were refused, and the reader told to ask for a
+    right."""
+    (tmp_path / "code.py").write_text("print(1)")
+    async with running() as site, await site.connect("scheduler.main") as scheduler:
+        waits = asyncio.Event()
+        client = AsyncClient(site.context("submitter.acme"), tenant="acme", on_wait=waits.set)
+        async with client as acme:
+            sending = asyncio.create_task(acme.send_files(tmp_path / "code.py"))
+            await until(waits.is_set, what="it waits")
+            assert acme._wire.put_off is not None
+            assert "the bucket MOORAGE_FILES_acme is not there yet" in acme._wire.put_off.message
+            bucket = files_store(JetStream(scheduler), Subjects(), "acme")
+            await bucket.make()
+            assert await bucket.find(await sending) is not None
+        async with AsyncClient(site.context("submitter.beta"), tenant="beta", timeout="0.2s") as beta:
+            with pytest.raises(NotPermitted, match="MOORAGE_FILES_beta is not there yet") as refused:
+                await beta.send_files(tmp_path / "code.py")
+            assert "a new tenant has it ten seconds after the reload" in refused.value.problem.next

@@ -230,8 +230,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         )
     if role == "submitter" and subject.lower().startswith("$js."):  # NATS tells subjects in lower case
         said = (
-            "a tenant's room for files is made some 30 s after the tenant is new: send it again then. If it stays so,"
-            " files and results want a right of their own: those who run this fleet give it with"
+            "files and results want a right of their own: those who run this fleet give it with"
             " moorage admin nats-config, without --shared and --no-results"
         )
         return NotPermitted(msgspec.structs.replace(told, next=said))
