@@ -12,6 +12,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
+from moorage.bus.site import Tls
 from moorage.bus.transport import Delivery
 from tests.leaf_links import LeafLink, leaf_node, link
 from tests.leftover import ends_with_the_test
@@ -37,11 +38,11 @@ while True:
 class TwoPlaces:
     """A site with one worker, `near`, and another one, `far`, behind the leaf node of lyon."""
 
-    def __init__(self, site: RunningSite, cable: LeafLink, folder: Path) -> None:
+    def __init__(self, site: RunningSite, cable: LeafLink, folder: Path, lease_s: int) -> None:
         self.site = site
         self.link = cable
         self.folder = folder
-        (folder / "settings.toml").write_text(f"{SETTINGS}lease_most = {LEASE_S}\n")
+        (folder / "settings.toml").write_text(f"{SETTINGS}lease_most = {lease_s}\n")
 
     async def run(self, *argv: str, far: bool = False) -> Ran:
         """A command of the tenant, or of the operator, at the site or behind the leaf node."""
@@ -73,6 +74,10 @@ class TwoPlaces:
         ran = await self.run("fleet", "--json")
         return {row["worker"]: row for row in ran.frame["data"]["workers"]} if ran.code == 0 else {}
 
+    async def all_up(self) -> bool:
+        rows = await self.rows()
+        return [rows[name]["state"] for name in ("near", "far") if name in rows] == ["up", "up"]
+
     async def where_called(self, *, far: bool) -> str:
         ran = await self.run("call", "who", "x", far=far)
         assert ran.code == 0, ran.err
@@ -98,16 +103,18 @@ class TwoPlaces:
 
 
 @contextlib.asynccontextmanager
-async def two_places(folder: Path, rules: str = "") -> AsyncIterator[TwoPlaces]:
+async def two_places(
+    folder: Path, rules: str = "", lease_s: int = LEASE_S, tls: Tls = "off"
+) -> AsyncIterator[TwoPlaces]:
     """With `rules`, the leaf node's server has these accounts in place of its own."""
     async with link() as cable:
         places: dict[str, Any] = {"leaves": {"lyon": cable.leaf}, "behind": {"far": "lyon"}}
-        async with running(servers=(cable.hub,), workers=("near", "far"), **places) as site:
+        async with running(servers=(cable.hub,), workers=("near", "far"), tls=tls, **places) as site:
             if rules:
                 (site.folder / "leaf-lyon" / "accounts.conf").write_text(rules)
             with leaf_node(cable, site.folder / "leaf-lyon") as log:
                 await until(lambda: log.read_text().count("Leafnode connection created") > 2, what="the leaf node")
-                yield TwoPlaces(site, cable, folder)
+                yield TwoPlaces(site, cable, folder, lease_s)
 
 
 @pytest.mark.long
@@ -119,11 +126,7 @@ async def test_what_runs_behind_a_leaf_node_outlives_a_cut_of_its_link(tmp_path:
         await places.worker("near")
         await places.worker("far", "--label", "site=lyon", "--lease-s", f"{LEASE_S}s", far=True)
 
-        async def all_up() -> bool:
-            rows = await places.rows()
-            return [rows[name]["state"] for name in ("near", "far") if name in rows] == ["up", "up"]
-
-        await until(all_up, what="both workers")
+        await until(places.all_up, what="both workers")
         assert {name: row["lease_s"] for name, row in (await places.rows()).items()} == {"near": 5.0, "far": LEASE_S}
         await places.scheduler("two")
 
@@ -160,7 +163,7 @@ async def test_what_runs_behind_a_leaf_node_outlives_a_cut_of_its_link(tmp_path:
         await until(told, what="the hub's fleet says what is cut")
         assert await places.where_called(far=False) == "near"
         places.link.heal()
-        await until(all_up, what="both workers again")
+        await until(places.all_up, what="both workers again")
         assert {attempt for attempt, _ in places.lives("there")} == {"1"}
         assert (await places.run("submit", "--job", "after", "--", "true", far=True)).code == 0
 
@@ -174,7 +177,44 @@ async def test_what_runs_behind_a_leaf_node_outlives_a_cut_of_its_link(tmp_path:
         last = max(at for attempt, at in lives if attempt == "1")
         assert last < min(at for attempt, at in lives if attempt == "2"), "never both"
         places.link.heal()
-        await until(all_up, what="both workers once more")
+        await until(places.all_up, what="both workers once more")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("cut_s", "lease_s", "tls"), [(10, LEASE_S, "only"), (60, 90, "off")])
+async def test_a_cut_that_is_shorter_than_its_workers_lease_ends_nothing_behind_a_leaf_node(
+    tmp_path: Path, cut_s: int, lease_s: int, tls: Tls
+) -> None:
+    async with two_places(tmp_path, lease_s=lease_s, tls=tls) as places:
+        assert ("tls {" in (places.site.folder / "leaf-lyon/server.conf").read_text()) == (tls == "only")
+        (tmp_path / "who.py").write_text(WHO)
+        await places.scheduler("one")
+        await places.worker("near")
+        await places.worker("far", "--label", "site=lyon", "--lease-s", f"{lease_s}s", far=True)
+        await until(places.all_up, what="both workers")
+        serves = ("--service", "who:4", "--restart", "always", "--ready", "call", "--with", "who.py")
+        at_lyon = ("--requires", "site=lyon")
+        ran = await places.run("submit", "--job", "who", *serves, *at_lyon, "--", "moorage", "serve", "who:where")
+        assert ran.code == 0, ran.err
+
+        async def is_ready() -> bool:
+            return (await places.tries("who")).get("ready") == 1
+
+        await until(is_ready, what="a member there")
+        await places.submit_lives("there", *at_lyon)
+        places.link.cut()
+        cut_at = places.lives("there")[-1][1]
+        assert await places.where_called(far=True) == "far"
+        lived = f"it goes on for {cut_s} s"
+        await until(lambda: places.lives("there")[-1][1] - cut_at >= cut_s, deadline_s=cut_s + 60, what=lived)
+        assert await places.where_called(far=True) == "far"
+        places.link.heal()
+        await until(places.all_up, what="both workers again")
+        ran = await places.run("run", "--job", "after", *at_lyon, "--", "echo", "after", far=True)
+        assert (ran.code, ran.out) == (0, "after\n")
+        assert {attempt for attempt, _ in places.lives("there")} == {"1"}
+        assert {row["attempt"] for row in (await places.tries("who"))["replica_states"]} == {1}
 
 
 FORBIDDEN: Final[dict[str, tuple[str, ...]]] = {
