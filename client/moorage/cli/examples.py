@@ -178,8 +178,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage drain n07 --from 22:00 --for 2h",
         "moorage drain --idle 10m --pool spot --keep 1",
     ),
-    "cordon": ("moorage cordon n07 --why 'a fan is loud'",),
-    "uncordon": ("moorage uncordon n07 n08",),
+    "cordon": ("moorage cordon n07 --why 'a fan is loud'", "moorage cordon n07 --gpu 3"),
+    "uncordon": ("moorage uncordon n07 n08", "moorage uncordon n07 --gpu 3"),
     "audit": (
         "moorage audit",
         "moorage audit --quick --json",

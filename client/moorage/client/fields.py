@@ -70,6 +70,7 @@ class Fields(_RunFields, total=False):
     priority: int
     resources: Resources
     requires: dict[str, list[str]]
+    prefers: list[str]
     where: list[str]
     uses: dict[str, int]
     fair_key: str

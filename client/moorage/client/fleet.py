@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -108,27 +108,31 @@ class AsyncFleet:
                 spare -= 1
         return ended
 
-    async def cordon(self, worker: str, *, why: str = "") -> Done:
+    async def cordon(self, worker: str, *, gpus: Sequence[int] | None = None, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
+
+        With `gpus`, by their places from 0, on these of its GPUs alone.
 
         `changed` of the answer is false if it was cordoned already and no other reason is given.
         """
-        return await self._flag("cordon", worker, why)
+        return await self._flag("cordon", worker, why, gpus)
 
-    async def uncordon(self, worker: str, *, why: str = "") -> Done:
-        """Undo cordon or drain. Raises `NotFound`.
+    async def uncordon(self, worker: str, *, gpus: Sequence[int] | None = None, why: str = "") -> Done:
+        """Undo cordon or drain; with `gpus`, the cordon of these GPUs. Raises `NotFound`.
 
         `changed` of the answer is false if the worker was open.
         """
-        return await self._flag("uncordon", worker, why)
+        return await self._flag("uncordon", worker, why, gpus)
 
     async def forget(self, worker: str, *, why: str = "") -> Done:
         """List a worker that has left or was lost no more. Raises `NotFound`, and `Rejected` while it is there, or
         while jobs wait for it. It is known again once it joins."""
         return await self._flag("forget", worker, why)
 
-    async def _flag(self, verb: str, worker: str, why: str) -> Done:
-        arguments = {"worker": worker, "by": who(), "why": why}
+    async def _flag(self, verb: str, worker: str, why: str, gpus: Sequence[int] | None = None) -> Done:
+        arguments: dict[str, Any] = {"worker": worker, "by": who(), "why": why}
+        if gpus is not None:
+            arguments["slots"] = list(gpus)
         return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_act)
 
     async def events(self) -> AsyncIterator[FleetEvent]:

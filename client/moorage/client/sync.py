@@ -622,13 +622,13 @@ class Fleet(Handle["AsyncFleet"]):
         """Drain the hosts that have had nothing to do for so long, and return the ids of those that may be ended."""
         return self._thread.call(self._twin.drain_idle(idle, pool=pool, keep=keep, why=why))
 
-    def cordon(self, worker: str, *, why: str = "") -> Done:
+    def cordon(self, worker: str, *, gpus: Sequence[int] | None = None, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
-        return self._thread.call(self._twin.cordon(worker, why=why))
+        return self._thread.call(self._twin.cordon(worker, gpus=gpus, why=why))
 
-    def uncordon(self, worker: str, *, why: str = "") -> Done:
-        """Undo cordon or drain. Raises `NotFound`."""
-        return self._thread.call(self._twin.uncordon(worker, why=why))
+    def uncordon(self, worker: str, *, gpus: Sequence[int] | None = None, why: str = "") -> Done:
+        """Undo cordon or drain; with `gpus`, the cordon of these GPUs. Raises `NotFound`."""
+        return self._thread.call(self._twin.uncordon(worker, gpus=gpus, why=why))
 
     def forget(self, worker: str, *, why: str = "") -> Done:
         """List a worker that has left or was lost no more. Raises `NotFound`, and `Rejected` while it is there, or

@@ -20,7 +20,7 @@ from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import FAIR_KEY_CHARS_MAX, WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import NONE, Trouble, quoted
-from moorage.schemas.where import where_trouble
+from moorage.schemas.where import prefers_trouble, where_trouble
 
 REPLICAS_MAX: Final = NUMBERS_MAX
 #: the most ranks of a gang
@@ -551,6 +551,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     requires: dict[str, list[str]] = {}
     #: conditions about a worker's labels, as `gpu.driver>=570` and `zone!=b`: at most 64
     where: list[str] = []
+    #: wishes about a worker's labels, as `gpu.model=H100` and those of `where`, the most important first: at most 8. A
+    #: host with room that passes all is taken before one that passes all but the last, and so on; none keeps it waiting
+    prefers: list[str] = []
     run: Run | None = None  # the program, its driver and its limits; required
     #: each driver's own settings, as `{"process": {"gpu_device_ids": ["0"]}}`; those of the job's driver are checked
     driver_config: dict[str, Any] = {}
@@ -1109,6 +1112,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
             return _too_long("gpu.vendor", gpu.vendor)
         if self.where and (wrong := where_trouble(self.where)):
+            return wrong
+        if self.prefers and (wrong := prefers_trouble(self.prefers)):
             return wrong
         if not self.requires:
             return None

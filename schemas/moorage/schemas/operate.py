@@ -84,11 +84,34 @@ class _WorkerAct(_Act, frozen=True, kw_only=True):
 
 
 class CordonAct(_WorkerAct, frozen=True, kw_only=True):
-    """`cordon`: place nothing new on a worker until `uncordon`; running attempts continue. Refused with `not-found`."""
+    """`cordon`: place nothing new on a worker until `uncordon`; running attempts continue. Refused with `not-found`.
+
+    `slots`, positions in hello's `gpu_pool`, name some of its devices: then these alone are given to no job.
+    """
+
+    slots: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_slots(self.slots)
 
 
 class UncordonAct(_WorkerAct, frozen=True, kw_only=True):
-    """`uncordon`: undo `cordon` and `drain`, also a drain that is to come. Refused with `not-found`."""
+    """`uncordon`: undo `cordon` and `drain`, also a drain that is to come. Refused with `not-found`.
+
+    `slots` name devices that were cordoned by themselves; without them, the worker opens, and these stay as they are.
+    """
+
+    slots: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_slots(self.slots)
+
+
+def _check_slots(slots: list[int] | None) -> None:
+    if slots is not None and not (slots and all(0 <= slot < 64 for slot in slots)):
+        raise ValueError(f"slots must be positions 0..63 of a worker's devices, at least one, found {slots[:8]}")
 
 
 class DrainAct(_WorkerAct, frozen=True, kw_only=True):

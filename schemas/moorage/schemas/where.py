@@ -21,6 +21,9 @@ GPU_CUDA: Final = "gpu.cuda"
 WHERE_MAX: Final = 64
 VALUE_CHARS_MAX: Final = 256
 _CONDITION: Final = re.compile(r"([A-Za-z0-9_./-]{1,63})(>=|<=|!=|>|<)(.*)", re.DOTALL)
+_WISH: Final = re.compile(r"([A-Za-z0-9_./-]{1,63})(>=|<=|!=|>|<|=)(.*)", re.DOTALL)
+#: wishes of one request
+PREFERS_MAX: Final = 8
 _VERSION: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,7}")
 
 Version = tuple[int, ...]
@@ -40,6 +43,8 @@ class Condition(NamedTuple):
         """Return whether a worker passes whose label has this value; None: it has no such label."""
         if self.sign == "!=":
             return found != self.value
+        if self.sign == "=":
+            return found == self.value
         has, asked = version_of(found or ""), version_of(self.value)
         if has is None or asked is None:
             return False
@@ -74,18 +79,36 @@ def condition(text: str) -> Condition:
     return Condition(*found.groups())
 
 
+def wish(text: str) -> Condition:
+    """Return the condition of a wish, which may also be `LABEL=VALUE`. Raises ValueError for what has not its form."""
+    found = _WISH.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no wish")
+    return Condition(*found.groups())
+
+
 def where_trouble(texts: list[str]) -> Trouble | None:
     """Return what is wrong with the conditions of a request; None if nothing is."""
-    if len(texts) > WHERE_MAX:
-        return Trouble("where", f"at most {WHERE_MAX} conditions", len(texts), f"0..{WHERE_MAX}")
+    return _trouble("where", texts, WHERE_MAX, _CONDITION, "LABEL!=VALUE, or LABEL>=VERSION with >=, >, <= or <")
+
+
+def prefers_trouble(texts: list[str]) -> Trouble | None:
+    """Return what is wrong with the wishes of a request; None if nothing is."""
+    allowed = "LABEL=VALUE, LABEL!=VALUE, or LABEL>=VERSION with >=, >, <= or <"
+    return _trouble("prefers", texts, PREFERS_MAX, _WISH, allowed)
+
+
+def _trouble(name: str, texts: list[str], most: int, form: re.Pattern[str], allowed: str) -> Trouble | None:
+    if len(texts) > most:
+        return Trouble(name, f"at most {most} conditions", len(texts), f"0..{most}")
     for at, text in enumerate(texts):
-        field, allowed = f"where[{at}]", "LABEL!=VALUE, or LABEL>=VERSION with >=, >, <= or <"
-        found = _CONDITION.fullmatch(text)
+        field = f"{name}[{at}]"
+        found = form.fullmatch(text)
         if found is None:
             return Trouble(field, "a condition is a label, a sign and a value", quoted(text[:80]), allowed)
         label, sign, value = found.groups()
         if len(value) > VALUE_CHARS_MAX:
             return Trouble(field, "the value of a condition is too long", len(value), f"{VALUE_CHARS_MAX} characters")
-        if sign != "!=" and _VERSION.fullmatch(value) is None:
+        if sign not in ("!=", "=") and _VERSION.fullmatch(value) is None:
             return Trouble(field, f"{sign} compares versions", quoted(value[:80]), f"numbers as {label}{sign}570.86")
     return None

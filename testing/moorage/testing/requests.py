@@ -179,6 +179,20 @@ FIELDS: Final = (
         ),
     ),
     Field(
+        "prefers",
+        "prefers",
+        (
+            one(["gpu.model=H100"], "gpu.model=H100"),
+            one(["zone!=b", "gpu.cuda<13.1", "a="], "zone!=b", "gpu.cuda<13.1", "a="),
+        ),
+        (
+            one(["gpu.driver>=new"], "gpu.driver>=new"),
+            one(["a b=c"], "a b=c"),
+            one([f"zone={'x' * 257}"], f"zone={'x' * 257}"),
+            *unsaid(["zone"], "zone=b", [""], ["zone=b"] * 9),
+        ),
+    ),
+    Field(
         "where",
         "requires",
         (

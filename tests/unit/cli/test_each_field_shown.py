@@ -99,6 +99,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "resources.enforce": ("resources", part(r"(\w+) enforced")),
     "requires": ("requires", lambda text: {name: each.split(",") for name, each in pairs(text).items()}),
     "where": ("where", split),
+    "prefers": ("prefers", split),
     "driver_config": ("settings", json.loads),
     "deadline_s": ("deadline", seconds),
     "start_within_s": ("starts within", seconds),

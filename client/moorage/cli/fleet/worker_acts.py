@@ -182,30 +182,42 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     return parts
 
 
-def cordon(*workers: _Worker, why: _Why = "", options: Options = DEFAULTS) -> int:
-    """Place nothing new on these workers.
+_Gpu = Annotated[
+    list[int] | None,
+    Parameter(help="Only this GPU of each worker, by its place in CELLS, from 0. Repeatable.", value="NUMBER"),
+]
+
+
+def _gpus(numbers: list[int]) -> str:
+    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def cordon(*workers: _Worker, gpu: _Gpu = None, why: _Why = "", options: Options = DEFAULTS) -> int:
+    """Place nothing new on these workers, or with --gpu on some of their GPUs.
 
     Jobs that run there go on, and processes on their hosts can still borrow their GPUs. A drain asks for these GPUs
     back and lends no more.
     """
 
     async def one(client: AsyncClient, worker: str) -> None:
-        done = await client.fleet.cordon(worker, why=why)
-        _print_done(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}")
+        done = await client.fleet.cordon(worker, gpus=gpu, why=why)
+        what = "cordoned" if gpu is None else f"{_gpus(gpu)} cordoned"
+        _print_done(options, worker, done, f"{what}{f': {why}' if why else ''}{_goes_on(done)}")
 
     return _each(workers, options, one, undo=True)
 
 
 def uncordon(
     *workers: _Worker,
+    gpu: _Gpu = None,
     why: Annotated[str, Parameter(help="The reason; the ledger has it.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
-    """Undo drain or cordon."""
+    """Undo drain or cordon; with --gpu, the cordon of these GPUs."""
 
     async def one(client: AsyncClient, worker: str) -> None:
-        done = await client.fleet.uncordon(worker, why=why)
-        _print_done(options, worker, done, f"open{_goes_on(done)}")
+        done = await client.fleet.uncordon(worker, gpus=gpu, why=why)
+        _print_done(options, worker, done, f"{'' if gpu is None else f'{_gpus(gpu)} '}open{_goes_on(done)}")
 
     return _each(workers, options, one, undo=False)
 

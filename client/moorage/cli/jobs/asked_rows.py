@@ -33,6 +33,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("resources", _resources(request.get("resources") or {})),
         ("requires", words(f"{name}={','.join(each)}" for name, each in (request.get("requires") or {}).items())),
         ("where", words(request.get("where") or ())),
+        ("prefers", words(request.get("prefers") or ())),
         ("fair key", request.get("fair_key")),
         ("uses", words(f"{name}={each}" for name, each in (request.get("uses") or {}).items())),
         ("labels", words(f"{name}={each}" for name, each in (request.get("labels") or {}).items())),

@@ -187,6 +187,14 @@ class JobFlags:
     on: Annotated[
         list[str] | None, Flag(help="On this worker alone; repeated, on one of them.", value="WORKER", of="requires")
     ] = None
+    prefers: Annotated[
+        list[str] | None,
+        Flag(
+            help="Rather on such a worker, where one has room: gpu.model=H100, zone!=b. Repeatable, the most important "
+            "first.",
+            value="LABEL",
+        ),
+    ] = None
     not_on: Annotated[list[str] | None, Flag(help="Not on this worker. Repeatable.", value="WORKER", of="where")] = None
     uses: Annotated[
         list[str] | None,

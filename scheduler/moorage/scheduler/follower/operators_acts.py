@@ -222,6 +222,11 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
             worker = state.worker_by_num.get(act.worker)
             gpus = gpu_names(worker, act.slots, state.seq) if worker is not None else []
             return {"verb": "release", "worker": _worker(state, folded, act.worker), "what": ", ".join(gpus)}
+        case acts.Health():
+            worker = state.worker_by_num.get(act.worker)
+            gpus = gpu_names(worker, 1 << act.slot, state.seq) if worker is not None else []
+            verb = "cordon" if act.ailment else "uncordon"
+            return {"verb": verb, "worker": _worker(state, folded, act.worker), "what": ", ".join(gpus)}
         case acts.Window():
             times = {"from_ms": act.from_ms, "leave_ms": act.leave_ms, "until_ms": act.until_ms}
             about = {"verb": "drain" if act.leave_ms else "uncordon", "worker": _worker(state, folded, act.worker)}

@@ -10,7 +10,7 @@ from typing import Final
 from moorage.scheduler.core.ledger.records import MODE_OF, Mode
 from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
-from moorage.schemas.where import condition
+from moorage.schemas.where import condition, wish
 
 _ANY_NUMBER: Final = 1 << 30
 #: the table is emptied when it has this many shapes
@@ -62,6 +62,7 @@ class Shape:
         "ports",
         "preemptible",
         "prefer",
+        "prefers",
         "reached",
         "refusing",
         "requires",
@@ -102,6 +103,7 @@ class Shape:
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.where = tuple(map(condition, request.where))
+        self.prefers = tuple(map(wish, request.prefers))  # in their order
         self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
@@ -192,6 +194,7 @@ def shape_key(request: Request) -> ShapeKey:
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
         tuple(sorted(request.where)) if request.where else None,
         tuple(sorted(request.uses.items())) if request.uses else None,
+        tuple(request.prefers) if request.prefers else None,
     )
 
 

@@ -19,11 +19,14 @@ from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas import actors
 from moorage.schemas.frames import Renew, Unwell
 from moorage.schemas.printable import stripped
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
+#: the kind of a device that an operator has cordoned
+CORDONED: Final = "cordoned"
 #: the most jobs that one join lets try a worker again; further ones wait for the next join, or an operator
 LIFTED_MAX: Final = 500
 
@@ -56,11 +59,14 @@ class Health:
         failed = 0
         for slot, (kind, detail, ends) in sorted(shown.items()):
             was = worker.unwell.get(slot)
+            if was is not None and was[0] == CORDONED:
+                failed |= ends << slot
+                continue  # it is out as long as its operator says
             if was is None or (was[0], was[1], was[3]) != (kind, detail, ends):
                 draft.add(acts.Health(worker.num, slot, kind, detail, ends))
             failed |= ends << slot
         for slot in worker.unwell:
-            if slot not in shown:
+            if slot not in shown and worker.unwell[slot][0] != CORDONED:
                 draft.add(acts.Health(worker.num, slot, "", "", 0))
         self.lifecycle.fleet.out_changed(worker, before)
         if failed:
@@ -108,6 +114,20 @@ class Health:
             draft.add(acts.Unquarantine(worker.num, released, by, why))
         self.lifecycle.fleet.out_changed(worker, before)
         return released
+
+    def cordon(self, draft: Draft, worker: Worker, slots: int, by: str, why: str, *, opens: bool) -> int:
+        """Carry out an operator's order that devices are given to no job, or are again; return which changed."""
+        before, changed = worker.out, 0
+        for slot in range(slots.bit_length()):
+            was = worker.unwell.get(slot)
+            is_cordoned = was is not None and was[0] == CORDONED
+            if slots >> slot & 1 and is_cordoned == opens:
+                said = actors.split(by)[1] or actors.split(by)[0]
+                detail = f"by {said}: {why}" if why else f"by {said}"
+                draft.add(acts.Health(worker.num, slot, "" if opens else CORDONED, "" if opens else detail, 0, by))
+                changed |= 1 << slot
+        self.lifecycle.fleet.out_changed(worker, before)
+        return changed
 
     def _stuck(self, worker: Worker) -> int:
         """Return the devices of attempts that their worker cannot end: it says that these are in other use."""

@@ -18,7 +18,7 @@ from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct
+from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct, UncordonAct
 from moorage.schemas.units import many
 
 #: an unknown name is compared with at most this many names, as that holds up the leader
@@ -64,6 +64,8 @@ class WorkerOrders:
             self._windows.clear(draft, worker, "", "")
             self._forgetting.look_soon()
             return replace(done, changed=True)
+        if isinstance(act, CordonAct | UncordonAct) and act.slots is not None:
+            return self._devices(draft, worker, act, by, done)
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
         changed = self._windows.order(draft, worker, flag, by, act.why)
         if flag == "open":
@@ -71,6 +73,25 @@ class WorkerOrders:
             self._health.lifecycle.starts.left(worker)
             self._health.ask_anew(draft, worker)
         return replace(done, changed=changed)
+
+    def _devices(
+        self, draft: Draft, worker: Worker, act: CordonAct | UncordonAct, by: str, done: Done
+    ) -> Done | Problem:
+        """Cordon or open some devices of a worker."""
+        has = len(worker.hello.get("gpu_pool", ()))
+        if beyond := [slot for slot in act.slots or () if slot >= has]:
+            return problem(
+                "not-found",
+                f"worker {worker.id} has no GPU {beyond[0]}",
+                field="$.slots",
+                found=beyond[0],
+                allowed=f"0..{has - 1}" if has else "none: it has no GPUs",
+                next=f"moorage fleet {worker.id}",
+            )
+        named = sum(1 << slot for slot in set(act.slots or ()))
+        opens = isinstance(act, UncordonAct)
+        changed = self._health.cordon(draft, worker, named, by, act.why, opens=opens)
+        return replace(done, changed=changed != 0, slots=slots_of(changed))
 
     def _admit(self, draft: Draft, act: AdmitAct, worker: Worker | None, by: str) -> Done | Problem:
         """Record who gets a worker's key: the worker is known from then on, and listed once it joins."""

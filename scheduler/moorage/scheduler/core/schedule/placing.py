@@ -17,11 +17,14 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.schemas.memo import Memo
 
 #: how many groups can be skipped by their verdict in the time of one failed search
 A_LOOK: Final = 8
 #: how much `Ranker.work` takes as long as one choice
 WORK_A_CHOICE: Final = 640
+#: shapes with wishes of which it is known which hosts pass them
+UNLIKES_MAX: Final = 256
 _NO_PEERS: Final[dict[int, int]] = {}
 
 
@@ -35,6 +38,9 @@ class Placing:
         self.choices = 0  # successful choices in this pass
         self.in_vain = 0  # failed searches in this pass, see `cycle.IN_VAIN_MAX`
         self._preferring = Preferring()
+        self._inventory = -1  # that of `_unlikes`
+        #: by shape, the hosts that do not pass its wishes
+        self._unlikes: Memo[int, tuple[frozenset[int], ...]] = Memo(UNLIKES_MAX)
         self._fleet = fleet
         self._order = order
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -62,11 +68,37 @@ class Placing:
         self.num = num
         excluded |= self._order.kept_from(draft, num, shape) | shape.refusing | self._fleet.keeping_from(shape)
         failed = self._order.failed_of(num)
-        choice = self._where_allowed(draft, shape, num, excluded | failed) if failed else None
+        choice = self._where_wished(draft, shape, num, excluded | failed) if shape.prefers else None
+        if choice is None and failed:
+            choice = self._where_allowed(draft, shape, num, excluded | failed)
         if choice is None:
             choice = self._where_allowed(draft, shape, num, excluded)
         self.num = -1
         return choice
+
+    def _where_wished(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
+        """Return a choice on hosts that pass all wishes of a shape, or else all but its last ones; None for none."""
+        for others in self._unlike(shape):
+            choice = self._where_allowed(draft, shape, num, excluded | others)
+            if choice is not None:
+                return choice
+        return None
+
+    def _unlike(self, shape: Shape) -> tuple[frozenset[int], ...]:
+        """Return the hosts that do not pass all wishes of a shape, all but its last, and so on to the first alone."""
+        if self._inventory != self._fleet.inventory:
+            self._inventory = self._fleet.inventory
+            self._unlikes.clear()
+        found = self._unlikes.get(shape.index)
+        if found is None:
+            hosts, rows = self._fleet.hosts.items(), list[frozenset[int]]()
+            for count in range(len(shape.prefers), 0, -1):
+                some = shape.prefers[:count]
+                rows.append(
+                    frozenset(num for num, host in hosts if not all(w.holds(host.labels.get(w.label)) for w in some))
+                )
+            found = self._unlikes.put(shape.index, tuple(rows))
+        return found
 
     def _where_allowed(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         choice: Choice | None = None
