@@ -366,6 +366,7 @@ SCALED: Final = add(
     "scaled",
     "as many members of its service run as its calls need",
     "call it: more members start when calls wait; or submit it again with a higher replicas.min",
+    ends=Ends.BY_ACT,
 )
 LIMIT: Final = add(
     "limit",

@@ -177,6 +177,7 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("worker --timeout 1s", ("moorage worker --help",)),
         ("ls --context prod", ("moorage ls --nats prod", "moorage ls --help")),
         ("up --context prod", ("moorage up --help",)),
+        ("worker --secrets-dir d", ("moorage worker --secrets d", "moorage worker --help")),  # the setting's key
         ("submit --from-file lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
         ("submit --tasks 1-100 -- true", ("moorage submit --help",)),
         ("ls --all", ("moorage ls --help",)),

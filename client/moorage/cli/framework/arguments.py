@@ -327,7 +327,10 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
 
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
-    near = NATS_OPTIONS.get(option, _REASONS.get(option, "")).lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
+    key = option.lstrip("-").replace("-", "_")  # a setting's key, whose flag may have another name
+    of_key = next((one.names[0].lstrip("-") for one in arguments if one.is_option and one.field == key), "")
+    near = NATS_OPTIONS.get(option, _REASONS.get(option, "")).lstrip("-") or of_key
+    near = near or nearest(option.lstrip("-"), names, NEAR)
     if "--gpu" in known and not (near and option.startswith(f"--{near}")):
         from moorage.cli.habits import as_elsewhere
 

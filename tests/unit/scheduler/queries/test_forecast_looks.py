@@ -154,6 +154,21 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(found) == "1 running job has no time limit and no earlier run of the same command"
 
 
+def test_no_start_is_looked_for_where_a_call_decides_it() -> None:
+    """A service that was asleep was told with the jobs that run without a time limit."""
+    drive = Driving()
+    drive.worker("w0", 2, capabilities={"process": {"answers_calls": True, "reaches": True}})
+    submit(drive, "runs")
+    run = {"driver": "process", "argv": ["serve"], "ready": {"call": True}, "restart": "always"}
+    asleep = {"service": {"name": "embed"}, "replicas": {"min": 0, "max": 1}, "run": run}
+    assert drive.submit("asleep", **asleep)["kind"] == "accepted"
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
+    foresight._forecast = look_ahead(drive)
+    told = wire(foresight.explained("t", "asleep"))
+    assert told["reason"] == "scaled"
+    assert "starts_unknown" not in told
+
+
 def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_forecast() -> None:
     drive = Driving.with_hosts(1)
     submit(drive, "runs")
