@@ -381,7 +381,9 @@ class AsyncClient:
         return [job for job in jobs if job is not None]
 
     async def _bring(self, fields: Fields) -> None:
-        """Send the files among these fields, in place of which their address stands then."""
+        """Send the files and folders among these fields, in place of which their addresses stand then."""
+        if data := fields.get("data"):
+            fields["data"] = {name: await self._sent_data(source) for name, source in data.items()}
         if "files" not in fields or (isinstance(fields["files"], str) and is_files(fields["files"])):
             return
         from moorage.client.files_of import divided, files_of
@@ -391,6 +393,14 @@ class AsyncClient:
             fields["files_of"] = await files_of(self._wire, jobs)
         if paths:
             fields["files"] = await self.send_files(paths)
+
+    async def _sent_data(self, source: str | os.PathLike[str]) -> str:
+        """Return a source as a request has it: of a path here, as `./data` or a `Path`, the address once it is sent."""
+        from moorage.client.sources import is_here
+
+        if isinstance(source, str) and not is_here(source):
+            return source
+        return f"object:{await self.send_files([os.path.expanduser(source)])}"
 
     async def send_files(self, files: Paths) -> str:
         """Send files and folders into the tenant's bucket. Return their address, which a request can have as `files`.

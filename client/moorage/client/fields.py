@@ -30,6 +30,7 @@ class _RunFields(TypedDict, total=False):
     keep: Sequence[str]
     setup: str
     setup_s: float
+    data: Mapping[str, str | os.PathLike[str]]
     user: str
     limit: Duration
     grace_s: float

@@ -45,6 +45,14 @@ COUNTER_MAX: Final = 1_000_000
 KEEP_MAX: Final = 64
 #: parts of such a pattern with two stars: the time of a match multiplies with each
 KEEP_STARS_MAX: Final = 2
+#: sources of `run.data`; how one begins that is the address of sent files
+DATA_MAX: Final = 16
+DATA_OBJECT: Final = "object:"
+_DATA_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+_DATA_SOURCE: Final = re.compile(
+    r"(?!.{2049})(/[!-~]+|[a-z][a-z0-9+.-]{0,31}://[!-~]+|hf:(datasets/)?[\w.-]+/[\w.-]+(@[\w./-]+)?|object:[0-9a-f]{64})",
+    re.ASCII,
+)
 #: the variable that names the folder which `run.setup` fills
 SETUP_VARIABLE: Final = "MOORAGE_SETUP"
 #: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
@@ -166,6 +174,12 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: For processes and containers alone
     setup: str | None = None
     setup_s: float = 1800.0  # most seconds that it may run
+    #: what it reads and does not change, by name: `/path` below the worker's `data_dirs`; an `https://` or `http://`
+    #: address, or one that fsspec knows, as `s3://`, perhaps with `#sha256=` and the digest of the file behind it;
+    #: `hf:org/name@revision`; `object:` and the address of sent files. The variable `MOORAGE_DATA_` and the name in
+    #: capitals has its path. It is fetched once a worker as the job's user, with the job's secrets, and shared
+    #: read-only by jobs of the tenant with the same user, source and secrets. For processes and containers alone
+    data: dict[str, str] = {}
     user: str | None = None  # user that the job runs as; null is the agent's own user
     timeout_s: float | None = None  # most seconds that one attempt may run
     grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
@@ -303,6 +317,8 @@ def _command_trouble(run: Run) -> Trouble | None:
     if run.setup is not None and run.driver in KNOWN and not KNOWN[run.driver].sets_up:  # of the others workers say it
         message = f"jobs of the driver {run.driver} have no setup"
         return Trouble("run.setup", message, quoted(run.driver), "process, docker or podman; null for none")
+    if (trouble := _data_trouble(run)) is not None:
+        return trouble
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"
@@ -313,6 +329,32 @@ def _command_trouble(run: Run) -> Trouble | None:
                 f"run.env.{name}.secret", "secret must be the name of a secret", quoted(value.secret), SECRET_WORDS
             )
     return None
+
+
+def _data_trouble(run: Run) -> Trouble | None:
+    if len(run.data) > DATA_MAX:
+        return Trouble("run.data", f"data may list {DATA_MAX} sources", str(len(run.data)), f"0..{DATA_MAX}")
+    if run.data and run.driver in KNOWN and not KNOWN[run.driver].sets_up:  # of the others workers say it
+        message = f"jobs of the driver {run.driver} have no data"
+        return Trouble("run.data", message, quoted(run.driver), "process, docker or podman; none of it")
+    if len({name.upper() for name in run.data}) < len(run.data):
+        return Trouble("run.data", "two names differ by capitals alone", quoted(", ".join(run.data)[:80]), "others")
+    for name, source in run.data.items():
+        if _DATA_NAME.fullmatch(name) is None:
+            message = "data must have names for variables"
+            return Trouble("run.data", message, quoted(name[:80]), "a letter, then up to 31 letters, digits and _")
+        if _DATA_SOURCE.fullmatch(source) is None or "/../" in f"{source}/":
+            allowed = "/path, https://…, s3://…, hf:org/name@revision, object:ADDRESS; no blanks"
+            return Trouble(f"run.data.{name}", "data must name a source", quoted(source[:80]), allowed)
+        if "@" in source.partition("://")[2].partition("/")[0]:
+            message = "a source has no password in it, as requests are shown"
+            return Trouble(f"run.data.{name}", message, "user:…@", "the keys as --secret, as AWS_SECRET_ACCESS_KEY=aws")
+    return None
+
+
+def data_variable(name: str) -> str:
+    """Return the variable with the path of a job's data of this name."""
+    return f"MOORAGE_DATA_{name.upper()}"
 
 
 def _items_trouble(run: Run) -> Trouble | None:

@@ -453,6 +453,25 @@ FIELDS: Final = (
         {"run.checkpoint": "ck"},
     ),
     Field(
+        "run.data",
+        "data",
+        (
+            one({"set": "/data/set"}, "set=/data/set"),
+            one({"A_1": "https://x.org/a?b=c#sha256=" + ADDRESS}, "A_1=https://x.org/a?b=c#sha256=" + ADDRESS),
+            one({"m": "hf:org/name@v1", "s": "s3://b/k"}, "m=hf:org/name@v1", "s=s3://b/k"),
+            one({"o": "object:" + ADDRESS}, "o=object:" + ADDRESS),
+        ),
+        (
+            one({"a b": "/x"}, "a b=/x"),
+            one({"set": "/x/../y"}, "set=/x/../y"),
+            one({"set": "https://u:p@x.org/"}, "set=https://u:p@x.org/"),
+            one({"set": "nothing"}, "set=nothing"),
+            one({"set": "/a b"}, "set=/a b"),
+            one({"set": ""}, "set="),
+            *unsaid({"a": "/x", "A": "/y"}, {"set": 1}, ["set=/x"]),
+        ),
+    ),
+    Field(
         "run.setup",
         "setup",
         (one("make", "make"), one("a\nb 'c'", "a\nb 'c'")),

@@ -239,6 +239,7 @@ class MachineFolders(AttemptFolders):
         every_s: float = 0.0,
         step: str = "",
         gang: bool = False,
+        data: Sequence[str] = (),
     ) -> str:
         return self.path(name)
 

@@ -162,6 +162,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
         lambda text: 0.0 if "at the end alone" in text else part(r", every (\w+)", seconds)(text),
     ),
     "run.checkpoint_step": ("checkpoint", part(r"step by (.*)$")),
+    "run.data": ("data", pairs),
     "run.setup": ("setup", lambda text: split(text)[0] if text[0] == '"' else text),
     "run.setup_s": ("setup limit", seconds),
     "run.user": ("user", str),

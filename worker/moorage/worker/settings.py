@@ -59,6 +59,7 @@ FILES_CACHE_DEFAULT: Final = 4 * _GIB
 CHECKPOINT_BYTES_DEFAULT: Final = 10 * _GIB
 CHECKPOINT_RATE_DEFAULT: Final = 100 * _MIB
 SETUP_BYTES_DEFAULT: Final = 64 * _GIB
+DATA_BYTES_DEFAULT: Final = 256 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
@@ -383,6 +384,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 40,
         ),
     ] = CHECKPOINT_RATE_DEFAULT
+    data_dirs: Annotated[
+        tuple[str, ...],
+        setting("Folders of this host below which a job's --data may name a path."),
+    ] = ()
+    data_bytes: Annotated[
+        int,
+        setting(
+            "Size limit of the data that were fetched for jobs, for each driver; the least recently used go first.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 50,
+        ),
+    ] = DATA_BYTES_DEFAULT
     setup_bytes: Annotated[
         int,
         setting(

@@ -189,8 +189,8 @@ async def _answer(
 async def _with_its_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
     from moorage.client.again import keep_files
 
-    if flags.with_:
-        return await with_files(client, flags.with_, request)
+    if flags.with_ or flags.data:
+        return await with_files(client, flags.with_, request, data=flags.data)
     await keep_files(client._wire, request)
     return request
 

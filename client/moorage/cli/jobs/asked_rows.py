@@ -56,6 +56,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("files", brought or run.get("files")),
         ("keeps", words(run.get("keep") or ())),
         ("checkpoint", _checkpoint(run)),
+        ("data", words(f"{name}={each}" for name, each in (run.get("data") or {}).items())),
         ("setup limit", _time(run.get("setup_s"))),
         ("stall", _stall(run)),
         ("ready when", _ready(run.get("ready") or {})),

@@ -7,12 +7,14 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from moorage.cli.framework.console import is_live, print_err
+from moorage.cli.jobs.flag_values import pairs
 from moorage.cli.jobs.from_shell import warn_of_sbatch
 from moorage.client.errors import rejected
+from moorage.client.sources import is_here
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -27,12 +29,18 @@ async def with_files(
     request: Request,
     sweep: Sweep | None = None,
     *,
+    data: Sequence[str] | None = None,
     of_schedule: bool = False,
 ) -> Request:
-    """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`.
+    """Send the files, and those of `data`, and return the request that brings them. Say what may be meant otherwise.
 
-    Those `of_schedule` stay until the schedule is removed."""
+    Those `of_schedule` stay until the schedule is removed. Raises `Rejected`."""
     warn_of_sbatch(request)
+    sent = {
+        name: await send_files(client, [os.path.expanduser(path)], request.job or "", of_schedule=of_schedule)
+        for name, path in _data_here(data)
+    }
+    request = _with_data(request, sent)
     from moorage.client.files_of import divided, files_of
 
     plain, jobs = divided(with_ or ())
@@ -60,8 +68,28 @@ async def with_files(
         return _bringing(request, address, sweep)
 
 
-def with_packed(with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None) -> Request:
+def _data_here(data: Sequence[str] | None) -> list[tuple[str, str]]:
+    return [(name, path) for name, path in pairs("data", data or (), "SOURCE") if is_here(path)]
+
+
+def _with_data(request: Request, addresses: Mapping[str, str]) -> Request:
+    from moorage.client.request_builder import build_request
+
+    if not addresses:
+        return request
+    own = {name: f"object:{address}" for name, address in addresses.items()}
+    return build_request(request, fields={"data": {**request.workload.data, **own}})
+
+
+def with_packed(
+    with_: Sequence[str] | None,
+    request: Request,
+    sweep: Sweep | None = None,
+    *,
+    data: Sequence[str] | None = None,
+) -> Request:
     """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
+    request = _with_data(request, {name: packed_address([os.path.expanduser(at)]) for name, at in _data_here(data)})
     from moorage.client.files_of import divided
 
     plain, jobs = divided(with_ or ())

@@ -11,6 +11,7 @@ from moorage.cli.framework.arguments import lacks_unit
 from moorage.cli.framework.console import print_err
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
+from moorage.client.sources import is_here
 from moorage.schemas.units import size_bytes
 from moorage.schemas.where import HOST_NAME, is_condition
 
@@ -240,6 +241,13 @@ def after(texts: Sequence[str]) -> list[str | dict[str, str]]:
 def labels(texts: Sequence[str]) -> dict[str, str]:
     """Return the labels of --label. Raises `Rejected`."""
     return dict(pairs("label", texts))
+
+
+def data_sources(texts: Sequence[str]) -> dict[str, str]:
+    """Return the sources of --data, by name; of files here an address that stands for theirs. Raises `Rejected`."""
+    return {
+        name: f"object:{'0' * 64}" if is_here(source) else source for name, source in pairs("data", texts, "SOURCE")
+    }
 
 
 def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> dict[str, Any]:

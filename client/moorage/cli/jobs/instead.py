@@ -61,7 +61,9 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         if replaces and shown.state not in TERMINAL:
             own = {**fresh, "instead_of": name}
             request = changed(shown.asked, flags, command, dict(fields), together, own)
-            return "", await with_files(client, flags.with_, request) if flags.with_ else request
+            return "", await with_files(
+                client, flags.with_, request, data=flags.data
+            ) if flags.with_ or flags.data else request
         if states != {QUEUED}:
             raise rejected(
                 "failed-precondition",
@@ -72,8 +74,8 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 else "submit another job, or cancel this job first",
             )
         request = changed(shown.asked, flags, command, dict(fields), together, fresh)
-        if flags.with_:
-            request = await with_files(client, flags.with_, request)
+        if flags.with_ or flags.data:
+            request = await with_files(client, flags.with_, request, data=flags.data)
         planned = await client.plan(request)
         if planned.problem is not None:  # it may be the limit of jobs, in which the old one still counts
             body = msgspec.json.decode(msgspec.json.encode(request))

@@ -13,6 +13,7 @@ from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.flag_values import (
     after,
     array,
+    data_sources,
     labels,
     max_failed,
     mebibytes,
@@ -243,6 +244,15 @@ class JobFlags:
     keep: Annotated[
         list[str] | None,
         Flag(help="Files to keep of its folder, as 'out/**'; see moorage get.", value="PATTERN"),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        Flag(
+            help="What the job reads, fetched once a worker into $MOORAGE_DATA_NAME: /path of the worker, https://…, "
+            "s3://…, hf:org/name@rev, or ./folder of this machine.",
+            value="NAME=SOURCE",
+            reads=data_sources,
+        ),
     ] = None
     setup: Annotated[
         str | None,

@@ -134,7 +134,7 @@ def run(
             chosen = await offered(client.plan, wanted, words, asked, sweep)
             if terminal:
                 chosen = _with_terminal(chosen, options)
-            return await work(client, await with_files(client, flags.with_, chosen, sweep))
+            return await work(client, await with_files(client, flags.with_, chosen, sweep, data=flags.data))
 
         return with_client(options, follow, sends=True)
 

@@ -83,10 +83,10 @@ def add(
 
         async def work(client: AsyncClient) -> int | None:
             plain = await offered(client.plan, flags, words, request, sweep)
-            chosen = await with_files(client, flags.with_, plain, sweep, of_schedule=True)
+            chosen = await with_files(client, flags.with_, plain, sweep, data=flags.data, of_schedule=True)
             row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
             if await lacks_files(client._wire, chosen):
-                await with_files(client, flags.with_, plain, sweep, of_schedule=True)
+                await with_files(client, flags.with_, plain, sweep, data=flags.data, of_schedule=True)
             if not options.shown(_frame(row), [row]):
                 print_out(name)
                 word = f"{name}{here()}"

@@ -151,14 +151,14 @@ def _submit_request(said: Said, options: RowOptions, file: str | None, given: Jo
     with naming(file, given):
         request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:
-        emit(_of_file(with_packed(flags.with_, request, sweep)))
+        emit(_of_file(with_packed(flags.with_, request, sweep, data=flags.data)))
         return 0
 
     async def one(client: AsyncClient) -> int | None:
         wanted, asked = await with_newest(client, flags, command, request, sweep)
         chosen = await offered(client.plan, wanted, command, asked, sweep)
         print_unread_stdin()
-        return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
+        return await _one(client, await with_files(client, flags.with_, chosen, sweep, data=flags.data), options)
 
     return with_client(options, one, sends=True)
 
@@ -169,7 +169,7 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
     flags = of_one_trial(flags)
     request = request_of(flags if dry_run else with_any(flags), command)
     if dry_run:
-        for trial in trials_of(with_packed(flags.with_, request), items):
+        for trial in trials_of(with_packed(flags.with_, request, data=flags.data), items):
             emit(_of_file(trial))
         return 0
     trials_of(request, items)  # what is wrong with an item or an id is said before anything is sent
@@ -178,7 +178,7 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
         wanted, asked = await with_newest(client, flags, command, request, None)
         chosen = await offered(client.plan, wanted, command, asked)
         print_unread_stdin()
-        trials = trials_of(await with_files(client, flags.with_, chosen), items)
+        trials = trials_of(await with_files(client, flags.with_, chosen, data=flags.data), items)
         ids = [str(trial.job) for trial in trials]
         of_all = f"--label {LABEL}={trials[0].labels[LABEL]}"
         check = f"moorage ls {of_all}{here()}; submit again with --job {chosen.job}: no job is then created twice"

@@ -602,6 +602,10 @@ class Agent:
             if run.setup is not None and not driver.capabilities.sets_up:
                 message = f"jobs of the driver {driver.name} have no setup"
                 raise refuse("failed-precondition", message, field="$.run.setup")
+            if run.data and not driver.capabilities.sets_up:
+                raise refuse(
+                    "failed-precondition", f"jobs of the driver {driver.name} have no data", field="$.run.data"
+                )
             self._check_reach(driver, attempt)
             driver.check_block(attempt.request)
             attempt.config = driver.read_config(attempt.request)

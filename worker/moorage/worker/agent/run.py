@@ -47,6 +47,7 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.devices.readers.simulated_faults import FaultFile
 from moorage.worker.devices.refused_nodes import GpuNodes
+from moorage.worker.drivers.data import DATA
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
@@ -274,7 +275,7 @@ async def _start(
         await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
-        for folder in (FOLDERS, SETUPS):
+        for folder in (FOLDERS, SETUPS, DATA):
             await asyncio.to_thread(clear_unknown, settings.state_dir / folder, is_known)
     for agent in worker.agents:
         agent.where = where

@@ -79,6 +79,7 @@ class _Stored(msgspec.Struct):
     grace_s: float = _GRACE_S  # what storing may take once it was asked to end, at most
     calls: int = 0  # how many calls it holds at most, as a member of a service
     every_s: float = 0.0  # how often its checkpoint is stored while it runs; 0: never
+    data: list[str] = []  # the folders of its data, which it uses
     gang: bool = False  # it is a rank of a gang, whose checkpoints count only together
     step: str = ""  # the pattern that finds its step among the names in its checkpoint
 
@@ -169,8 +170,8 @@ class AttemptFolders:
         return 0 if stored is None else stored.calls
 
     def setups(self) -> set[str]:
-        """Return the folders of the setups that living attempts use."""
-        return {stored.setup for stored in self._stored.values()}
+        """Return the folders of the setups and data that living attempts use."""
+        return {folder for stored in self._stored.values() for folder in (stored.setup, *stored.data)}
 
     def accepted_ms(self, name: AttemptName) -> int:
         """Return when the attempt's job was accepted; 0 if nothing of the attempt is stored."""
@@ -195,6 +196,7 @@ class AttemptFolders:
         every_s: float = 0.0,
         step: str = "",
         gang: bool = False,
+        data: Sequence[str] = (),
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
@@ -202,7 +204,7 @@ class AttemptFolders:
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
         setup. `goes_on`: another attempt follows an end with code 0, too. `calls` is how many calls it holds at most.
         `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step. `gang`: its
-        checkpoints count only together with those of other ranks.
+        checkpoints count only together with those of other ranks. `data` are the paths of what it reads.
 
         Raises FolderUnavailable, NoFolder.
         """
@@ -212,9 +214,19 @@ class AttemptFolders:
         try:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
-            if keep or checkpoint or setup or calls:  # written for the next agent
+            if keep or checkpoint or setup or calls or data:  # written for the next agent
                 stored = self._stored[name] = _Stored(
-                    list(keep), checkpoint or "", accepted_ms, setup, goes_on, grace_s, calls, every_s, gang, step
+                    list(keep),
+                    checkpoint or "",
+                    accepted_ms,
+                    setup,
+                    goes_on,
+                    grace_s,
+                    calls,
+                    every_s,
+                    list(data),
+                    gang,
+                    step,
                 )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:

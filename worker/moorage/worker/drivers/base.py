@@ -158,7 +158,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     `checkpoints` and `untold` are those of its placement: which checkpoints the attempts before it have stored.
 
-    `setup` is the folder that the job's setup fills, or has filled; "" if it has none.
+    `setup` is the folder that the job's setup fills, or has filled; "" if it has none. `data` are the paths of what it
+    reads on this host.
 
     The attempt has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
@@ -179,6 +180,7 @@ class Assignment(msgspec.Struct, frozen=True):
     setup: str = ""
     checkpoints: list[tuple[int, str]] = []
     untold: int | None = None
+    data: dict[str, str] = {}
 
     @property
     def before(self) -> Before:

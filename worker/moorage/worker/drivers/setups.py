@@ -67,9 +67,19 @@ class _Setup:
 
 
 class Setups:
-    """The setups of one driver. `is_mounted`: its attempts are containers, which have the folders by a mount."""
+    """The setups of one driver. `is_mounted`: its attempts are containers, which have the folders by a mount. They lie
+    `below` the folder of the attempts' folders."""
 
-    def __init__(self, driver: Driver, kit: Kit, folders: AttemptFolders, *, is_mounted: bool = False) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        kit: Kit,
+        folders: AttemptFolders,
+        *,
+        is_mounted: bool = False,
+        below: str = SETUPS,
+        bytes_max: int | None = None,
+    ) -> None:
         settings = kit.settings
         self._driver = driver
         self._link: SupervisorLink = kit.supervisor
@@ -77,9 +87,10 @@ class Setups:
         self._policy = kit.policy
         self._folders = folders
         self._is_mounted = is_mounted
-        self._ours = settings.state_dir if settings.folder_dir is None else settings.folder_dir / SETUPS
-        self.root = (settings.folder_dir or settings.state_dir) / SETUPS / self._owner
-        self._bytes_max = settings.setup_bytes
+        self._ours = settings.state_dir if settings.folder_dir is None else settings.folder_dir / below
+        self.root = (settings.folder_dir or settings.state_dir) / below / self._owner
+        self._bytes_max = settings.setup_bytes if bytes_max is None else bytes_max
+        self._setting = "setup_bytes" if bytes_max is None else "data_bytes"
         self._notes = Notes(driver.publish if settings.stream_output else None)
         self._running: dict[str, _Setup] = {}  # by folder
         self._own: dict[AttemptName, _Setup] = {}  # until the end of each is heard
@@ -265,7 +276,7 @@ class Setups:
             await asyncio.to_thread(_seal, folder, self._ids(assignment))
         size = (await asyncio.to_thread(bytes_used, [folder])).get(folder, 0)
         if size > self._bytes_max:
-            raise LacksHere(f"the setup takes {size >> 20} MiB, setup_bytes is {self._bytes_max >> 20} MiB")
+            raise LacksHere(f"the setup takes {size >> 20} MiB, {self._setting} is {self._bytes_max >> 20} MiB")
         await asyncio.to_thread(_record, folder, size)
         with contextlib.suppress(OSError, RuntimeError):  # the next sweep removes them
             await self.sweep()
@@ -379,7 +390,7 @@ def _request_of(request: Request) -> Request:
         request.workload, argv=["/bin/sh", "-c", request.workload.setup or ""], setup=None,
         timeout_s=request.workload.setup_s, checkpoint_signal=None, checkpoint=None, keep=[], files_of=[], items=None,
         ready=None, ports=0, stdin="none", restart="never", max_restarts=None, stall_s=None, on_stall="warn",
-        restart_unready_s=None, calls=False,
+        restart_unready_s=None, calls=False, data={},
     )  # fmt: skip
     blocks = {
         name: {key: value for key, value in block.items() if key != "gpu_device_ids"}

@@ -17,7 +17,7 @@ from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
 from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE, REPORT_FILE, REPORT_VARIABLE
 from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
-from moorage.schemas.job import Request
+from moorage.schemas.job import Request, data_variable
 from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
@@ -47,6 +47,7 @@ TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
 FOLDER_AT: Final = "/work"
 #: where a container has the folder of its job's setup
 SETUP_AT: Final = "/setup"
+DATA_AT: Final = "/moorage/data"
 #: where a container that answers calls finds its key
 CALL_KEY_AT: Final = "/run/moorage-calls.key"
 #: -1 means no change of user
@@ -373,6 +374,10 @@ def config_of(
     if assignment.setup:
         source, is_job = os.path.abspath(assignment.setup), not assignment.is_setup
         host["Mounts"].append({"Type": "bind", "Source": source, "Target": SETUP_AT, "ReadOnly": is_job})
+    for name, source in assignment.data.items():
+        at = f"{DATA_AT}/{name}"
+        host["Mounts"].append({"Type": "bind", "Source": os.path.abspath(source), "Target": at, "ReadOnly": True})
+        ours[data_variable(name)] = at
     if path := _time_slicing(request):
         host["Mounts"].append({"Type": "bind", "Source": path, "Target": TIME_SLICING_AT, "ReadOnly": True})
     if assignment.mode == MPS and not simulated:

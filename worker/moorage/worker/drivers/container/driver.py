@@ -47,6 +47,7 @@ from moorage.worker.drivers.container.output import LiveOutput, clear_marks
 from moorage.worker.drivers.container.ports import Ports
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.start import ENDED_FIRST, Starter
+from moorage.worker.drivers.data import Data
 from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit, keep_to
@@ -120,6 +121,7 @@ class ContainerDriver(Driver):
         self._folders = AttemptFolders(kit.settings, owner_of(kit.worker, self.name), is_mounted=True)
         self._files = AttemptFiles(self._folders, kit.files, self.report)
         self._setups = Setups(self, kit, self._folders, is_mounted=True)
+        self._data = Data(self, kit, self._folders, is_mounted=True)
         self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
         streams = kit.settings.stream_output
         self._notes = Notes(self.publish if streams else None)
@@ -172,10 +174,11 @@ class ContainerDriver(Driver):
         self._starter.entries.clear()
         self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
-        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._setups.sweep)))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._sweep)))
         if self.limits is not None:
             self.limits.begin(each.name for each in known)
         self._setups.begin()
+        self._data.setups.begin()
         self._removal.begin(self._removal.sweep())
         self._look_after.append(asyncio.get_running_loop().create_task(self._removal.sweep_again()))
         for attempt in known:
@@ -197,6 +200,7 @@ class ContainerDriver(Driver):
         if self.limits is not None:
             self.limits.close()
         await self._setups.close()
+        await self._data.setups.close()
         self._host.close_terminals()
         await self._files.close()
         await self._host.engine.close()
@@ -209,11 +213,12 @@ class ContainerDriver(Driver):
         return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
 
     def report(self, event: DriverEvent) -> None:
-        if (left := self._setups.take(event)) is not None:
+        left = self._setups.take(event)
+        if left is not None and (left := self._data.setups.take(left)) is not None:
             super().report(left)
 
     def publish(self, name: AttemptName, payload: bytes) -> None:
-        if not self._setups.takes(name, payload):
+        if not (self._setups.takes(name, payload) or self._data.setups.takes(name, payload)):
             super().publish(name, payload)
 
     def folder_of(self, name: AttemptName) -> str:
@@ -407,7 +412,7 @@ class ContainerDriver(Driver):
         try:
             if attempt.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
-            if assignment.run.setup is not None:
+            if assignment.run.setup is not None or assignment.run.data:
                 assignment = await self._set_up(attempt, assignment)
             await self._starter.start(attempt, assignment)
         except asyncio.CancelledError:
@@ -432,12 +437,19 @@ class ContainerDriver(Driver):
             self._notes.started(name, self._ports.of(self._host.key(name)))
             await self._follow(attempt)
 
+    async def _sweep(self) -> None:
+        await self._setups.sweep()
+        await self._data.setups.sweep()
+
     async def _set_up(self, attempt: Attempt, assignment: Assignment) -> Assignment:
         """Wait until the job's setup has run here, in its image as it is now. Raises as the start does."""
         began_s = asyncio.get_running_loop().time()
         image_id = await self._starter.image_id(attempt, assignment)
         assignment = until_deadline(assignment, began_s)
         try:
+            assignment = await self._data.ready(self._data.placed(assignment))
+            if assignment.run.setup is None:
+                return assignment
             return await self._setups.ready(self._setups.placed(assignment, image_id))
         except MoorageError as error:
             raise fault_of(error) from None

@@ -34,7 +34,7 @@ from moorage.schemas.frames import (
 from moorage.schemas.gpu import Share
 from moorage.schemas.handler import CHECKPOINT_NOW_FILE, CHECKPOINT_NOW_VARIABLE, REPORT_FILE, REPORT_VARIABLE
 from moorage.schemas.held_calls import HELD_FILE, HELD_VARIABLE
-from moorage.schemas.job import Request
+from moorage.schemas.job import Request, data_variable
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
 from moorage.system.descriptors import trouble_with_descriptors
@@ -61,6 +61,7 @@ from moorage.worker.drivers.base import (
     never_ran,
 )
 from moorage.worker.drivers.call_access import answer_orphans, call_access, calls_of
+from moorage.worker.drivers.data import Data
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
@@ -168,6 +169,7 @@ class ProcessDriver(Driver):
         self._is_fenced = False
         self._files = AttemptFiles(self._folders, kit.files, self.report)
         self._setups = Setups(self, kit, self._folders)
+        self._data = Data(self, kit, self._folders)
         self._bringing: dict[AttemptName, asyncio.Task[None]] = {}
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
@@ -220,8 +222,9 @@ class ProcessDriver(Driver):
                     self._files.watch(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
-        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._setups.sweep)))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._sweep)))
         self._setups.begin()
+        self._data.setups.begin()
         return living
 
     async def close(self) -> None:
@@ -235,17 +238,19 @@ class ProcessDriver(Driver):
         if self._freezing is not None:
             await self._freezing.close()
         await self._setups.close()
+        await self._data.setups.close()
         await self._files.close()
         if self.limits is not None:
             self.limits.close()
         await self._link.close(self._owner)
 
     def report(self, event: DriverEvent) -> None:
-        if (left := self._setups.take(event)) is not None:
+        left = self._setups.take(event)
+        if left is not None and (left := self._data.setups.take(left)) is not None:
             super().report(left)
 
     def publish(self, name: AttemptName, payload: bytes) -> None:
-        if not self._setups.takes(name, payload):
+        if not (self._setups.takes(name, payload) or self._data.setups.takes(name, payload)):
             super().publish(name, payload)
 
     def can(self) -> Capabilities:
@@ -270,6 +275,7 @@ class ProcessDriver(Driver):
         attempts: list[StartAttempt] = []
         for assignment in map(self._setups.placed, assignments):
             try:
+                assignment = self._data.placed(assignment)
                 attempt = self._start_attempt(assignment)
                 if self._is_ready(assignment):
                     self._known.add(assignment.name)
@@ -281,6 +287,10 @@ class ProcessDriver(Driver):
                 self.report(never_ran(assignment.name, error))
         if attempts:
             self._link.start(attempts)
+
+    async def _sweep(self) -> None:
+        await self._setups.sweep()
+        await self._data.setups.sweep()
 
     def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
@@ -459,7 +469,7 @@ class ProcessDriver(Driver):
 
     def _is_ready(self, assignment: Assignment) -> bool:
         """Return whether the attempt can start at once; if not, `_made_ready` is awaited first."""
-        is_set_up = assignment.run.setup is None
+        is_set_up = assignment.run.setup is None and not assignment.run.data
         return is_set_up and not brings(assignment.name, assignment.run) and not self._shares_by_mps(assignment)
 
     def _shares_by_mps(self, assignment: Assignment) -> bool:
@@ -473,6 +483,8 @@ class ProcessDriver(Driver):
         """
         name = assignment.name
         user = None if attempt.user is None else str(attempt.user)
+        if assignment.data:
+            await self._data.ready(assignment)
         if assignment.run.setup is not None:
             await self._setups.ready(assignment)
         if brings(name, assignment.run):
@@ -594,6 +606,7 @@ class ProcessDriver(Driver):
             assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
             goes_on=run.restart == "always", calls=calls_of(request),
             every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", gang=request.is_gang,
+            data=list(assignment.data.values()),
         )  # fmt: skip
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
@@ -615,6 +628,7 @@ class ProcessDriver(Driver):
         limit = self.limits and self.limits.of_process(assignment.name, *assignment.part, user)
         if limit and self._mps is None:
             ours.pop(MPS_MEMORY_LIMIT, None)  # the limiter's can be changed while the job runs
+        ours |= {data_variable(name): path for name, path in assignment.data.items()}
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
         env = assignment.with_setup(env, assignment.setup, PATH_DEFAULT)
         if limit:
