@@ -37,6 +37,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Replica,
     State,
+    Worker,
 )
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on
@@ -64,6 +65,17 @@ class Leaves(NamedTuple):
     why: str
     by_ms: int | None
     is_awaited: bool = False
+
+
+def must_leave(fleet: Fleet, worker: Worker) -> tuple[str, int | None] | None:
+    """Return why all that runs has to leave a worker, and the ledger ms at which it ends all the same, None for none.
+
+    None where all may stay.
+    """
+    host = fleet.hosts.get(worker.num)
+    if host is not None and host.leaves_ms is not None:
+        return f"{worker.id} was told to end", host.leaves_ms - AHEAD_MS
+    return (f"{worker.id} is drained", None) if worker.flag == "draining" else None
 
 
 def staying_for(state: State, job: Job) -> Iterator[tuple[Attempt, int]]:
@@ -151,13 +163,9 @@ class Relocating:
     def _leaves(self) -> Iterator[Leaves]:
         """Yield the members that have to leave their workers."""
         for worker in self._state.workers.values():
-            host = self._fleet.hosts.get(worker.num)
-            by_ms = host.leaves_ms if host is not None else None
-            if by_ms is not None or worker.flag == "draining":
-                why = f"{worker.id} is drained" if by_ms is None else f"{worker.id} was told to end"
-                by_ms = None if by_ms is None else by_ms - AHEAD_MS
+            if (cause := must_leave(self._fleet, worker)) is not None:
                 current = (member for member in worker.attempts.values() if member.replica.attempt is member)
-                yield from (Leaves(member, why, by_ms) for member in current)
+                yield from (Leaves(member, *cause) for member in current)
         for job in self._state.preempting.values():
             for member, by_ms in staying_for(self._state, job):
                 whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"

@@ -14,6 +14,7 @@ from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import RUNNING, Attempt, Job, State
+from moorage.scheduler.core.lifecycle.relocating import must_leave
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import Request
@@ -71,5 +72,5 @@ class Unready:
                     yield attempt, limit_ms
 
     def _leaves(self, attempt: Attempt) -> bool:
-        host = self._fleet.hosts.get(attempt.worker.num)
-        return attempt.worker.flag == "draining" or host is None or host.leaves_ms is not None
+        worker = attempt.worker
+        return worker.num not in self._fleet.hosts or must_leave(self._fleet, worker) is not None
