@@ -34,7 +34,7 @@ class CachedRequest:
     `later` is the first field that only a later release knows, "" for none; `request` lacks all of these.
     """
 
-    __slots__ = ("_before", "_behind", "later", "request", "run", "shape", "workload")
+    __slots__ = ("_before", "_behind", "later", "request", "run", "shape", "twice", "workload")
 
     def __init__(self, request: Request, later: str = "") -> None:
         self.request = request
@@ -42,6 +42,7 @@ class CachedRequest:
         self.shape: Any = None  # for the owner of the cache: what it has derived from this request
         self.workload = ""  # the same
         self.run = b""  # the same
+        self.twice: str | None = None  # the same: a key that an object of its body has twice, once it was looked for
         self._before = self._behind = b""
 
     def identity(self, name: str | None) -> bytes:

@@ -74,9 +74,11 @@ def _imported(stamp: str) -> str:
 
 def person_of(came: str, tenant: str) -> str:
     """Return the name of the person of this tenant who sent what came so; "" where nats-server proves none."""
-    kind, *sent = came.split(" ")
-    whose, _, name = sent[-1].partition("/") if len(sent) == len(("account", "key", "person")) else ("", "", "")
-    return name if kind == IMPORT and whose == tenant else ""
+    if not came.startswith(f"{IMPORT} "):
+        return ""
+    sent = came.split(" ")
+    whose, _, name = sent[-1].partition("/") if len(sent) == len((IMPORT, "account", "key", "person")) else ("", "", "")
+    return name if whose == tenant else ""
 
 
 def proves(came: str) -> bool:

@@ -203,11 +203,6 @@ class Draft:
         return not (self.accepts or self.steps or self.reports or self.acts)
 
     @property
-    def accepted(self) -> int:
-        """How many jobs this record accepts."""
-        return self.state.next_num - self._first
-
-    @property
     def full(self) -> bool:
         """Whether the record takes no more events: it is near its size limit (ledger-rules H5), or slow to fold."""
         ceilings = self._ceilings
@@ -298,14 +293,14 @@ class Draft:
 
     def mark(self) -> tuple[int, int, int]:
         """Return how many jobs, acts and steps the record has so far: for `came`."""
-        return self.accepted, len(self.acts), len(self.steps)
+        return self.state.next_num - self._first, len(self.acts), len(self.steps)
 
     def came(self, way: str, mark: tuple[int, int, int]) -> None:
         """Write how the request or order came for which all since `mark` was written; "" is not known."""
-        if not way:
+        now = self.mark()
+        if not way or now == mark:
             return
         accepts, acts, steps = mark
-        now = self.mark()
         if accepts < now[0]:
             self._came(ACCEPTS, accepts, now[0], way)
         if acts < now[1]:

@@ -96,8 +96,8 @@ from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas import signed
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained, Woken
-from moorage.schemas.codec import encode, named_twice
-from moorage.schemas.errors import Problem, Refused, refuse
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
 from moorage.schemas.service import MemberLoad
@@ -267,15 +267,8 @@ class Engine:
         it has. Raises Refused if it is not a valid request, has a key twice, names a person itself, or asks for TFLOPS:
         `tflops.resolved` puts percent in their place.
         """
-        person = person_of(came, tenant)
-        body = signed.signed(body, person)
-        if key := named_twice(body):
-            if key == signed.FIELD:
-                raise signed.named_itself(None)
-            raise refuse(
-                "invalid-argument", f"the request has {key[:80]} twice in one object", field=f"$.{key[:80]}",
-                next="put both into one",
-            )  # fmt: skip
+        if person := person_of(came, tenant) if came else "":
+            body = signed.signed(body, person)
         name, request, shape = self.reader.read(body)
         if came and request.person != (person or None):
             raise signed.named_itself(request.person)
@@ -690,7 +683,7 @@ class Engine:
         if tenant in self.fleet.named:
             event.shape = self.reader.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
-        if shape.requires or shape.where or shape.device_ids:
+        if shape.by_name:
             self.fleet.distinguish(shape)
         outcome = self.admission.submit(draft, event, flight.new.values())
         if not isinstance(outcome, NewJob):

@@ -17,8 +17,9 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.state import Job
-from moorage.schemas.codec import decode_accepted
-from moorage.schemas.errors import Problem, problem, refuse
+from moorage.schemas import signed
+from moorage.schemas.codec import decode_accepted, named_twice
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.job import Request
 from moorage.schemas.release import RELEASE
 from moorage.schemas.request_cache import CachedRequest, RequestCache
@@ -59,6 +60,13 @@ def asked_now(job: Job) -> Request:
     return request if job.priority < 0 else msgspec.structs.replace(request, priority=job.priority)
 
 
+def _twice(key: str) -> Refused:
+    if key == signed.FIELD:
+        return signed.named_itself(None)
+    told = f"the request has {key[:80]} twice in one object"
+    return refuse("invalid-argument", told, field=f"$.{key[:80]}", next="put both into one")
+
+
 def later_words(field: str) -> str:
     """Return what is so with a job that has this field, which only a later release knows."""
     name = field.removeprefix("$.")
@@ -79,9 +87,13 @@ class RequestReader:
     def read(self, body: bytes) -> tuple[str | None, Request, Shape]:
         """Return the job id in a request's body (None if it has none), the request, and its shape for any tenant.
 
-        Raises Refused if the body is not a valid request, or asks for TFLOPS.
+        Raises Refused if the body is not a valid request, has a key twice, or asks for TFLOPS.
         """
         name, asked = self.requests.read(body)
+        if asked.twice is None:
+            asked.twice = named_twice(body)
+        if asked.twice:
+            raise _twice(asked.twice)
         return name, asked.request, asked.shape or self.shape_of_asked(asked)
 
     def request_of(self, job: Job) -> Request:

@@ -76,7 +76,7 @@ def in_state(name: str) -> State:
         state.digest += attempt.row
     replica.state = STATE_NUMBER[name]
     if name in TERMINAL:
-        job.end(0, 0, STATE_NUMBER[name])
+        job.end(0, 0, STATE_NUMBER[name], 0, 0)
     else:
         job.rows[0] = replica
         job.back = name == "QUEUED"

@@ -268,7 +268,7 @@ async def test_what_does_not_fit_into_one_request_is_run_again_in_parts(drive: W
     drive.submit("many", replicas=100_000, gpu={}, max_failed=None)
     job = drive.job("many")
     for index in range(0, 100_000, 5):  # as if every fifth had failed, which would take very many records
-        job.end(index, index, 9)
+        job.end(index, index, 9, 0, 0)
     refused = await again(drive, "many", failed=True)
     assert (refused.code, refused.found) == ("too-large", "20000")
     found = 0

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import new_job
 from moorage.scheduler.core.queue.queue import Waiting
 from moorage.scheduler.core.schedule import verdicts
-from moorage.scheduler.core.schedule.plan import NOTHING, SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
+from moorage.scheduler.core.schedule.plan import SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.soonest import soonest
 from tests.turns import turns
@@ -218,9 +219,9 @@ def plans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ledger ms of each plan from now on."""
     found = list[int]()
 
-    def counted(known: Known, draft: Draft, last: Answer) -> Answer:
+    def counted(known: Known, draft: Draft, *last: Any) -> Answer:
         found.append(draft.time_ms)
-        return plan(known, draft, last)
+        return plan(known, draft, *last)
 
     monkeypatch.setattr(verdicts, "plan", counted)
     return found
@@ -352,7 +353,7 @@ def told(found: Reservation | None) -> tuple[object, ...]:
     return (found.num, found.tenant, found.priority, tuple(sorted(found.hosts)), found.start_ms)
 
 
-def planned(drive: Driving, last: Answer = NOTHING, *, after_ms: int = 0) -> Reservation | None:
+def planned(drive: Driving, last: Reservation | None = None, *, after_ms: int = 0) -> Reservation | None:
     """A plan of this leader, made so long after its last record."""
     planner, began_ms = drive.engine.planner, drive.state.time_ms
     drive.state.time_ms += after_ms
@@ -363,7 +364,7 @@ def planned(drive: Driving, last: Answer = NOTHING, *, after_ms: int = 0) -> Res
         int(config.reserve_after * 1000),
     )  # fmt: skip
     planner.order.begin()
-    found = plan(known, draft, last).reservation
+    found = plan(known, draft, last, {}).reservation
     drive.state.time_ms = began_ms
     return found
 
@@ -425,7 +426,7 @@ def test_a_plan_is_the_same_twice_with_the_last_answer_or_without_and_by_a_new_l
         assert told(planned(drive)) == told(first)
         # hosts that cannot hold their job are kept for a minute, and a gang over several hosts keeps them
         if held is None or not (held.short_ms or held.is_wide):
-            again = planned(drive, NOTHING._replace(reservation=held))
+            again = planned(drive, held)
             assert told(again) == told(first) or (again is not None and again.short_ms)
         if number % 4 == 0:
             # its first record is a millisecond later

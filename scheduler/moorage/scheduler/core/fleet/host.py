@@ -137,7 +137,10 @@ class HostClass:
         found = self.fits.get(shape.index)
         if found is None:
             found = self.fits.put(shape.index, self._fit(shape))
-        if (shape.requires or shape.where) and not has_labels(self, shape):
+        return self._fit_by_name(shape, found) if shape.by_name else found
+
+    def _fit_by_name(self, shape: Shape, found: Fit) -> Fit:
+        if not has_labels(self, shape):
             return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
 
@@ -408,7 +411,8 @@ class Host:
     @property
     def shut(self) -> int:
         """The slots that take no job even if moorage's jobs leave them: in other use, unhealthy, or in quarantine."""
-        return self.busy | self.sick | self.worker.out
+        worker = self.worker
+        return self.busy | self.sick | worker.quarantined | worker.unwell_mask
 
     @property
     def open(self) -> int:

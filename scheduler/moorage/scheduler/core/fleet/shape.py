@@ -39,6 +39,7 @@ class Shape:
         "answers_calls",
         "as_user",
         "avoid",
+        "by_name",
         "compute_percent",
         "count",
         "cpu_milli",
@@ -103,6 +104,8 @@ class Shape:
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.where = tuple(map(condition, request.where))
+        #: it names labels or devices, in which hosts with equal hardware may differ
+        self.by_name = bool(request.requires or request.where or (gpu and request.device_ids))
         self.prefers = tuple(map(wish, request.prefers))  # in their order
         self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
         self.count = gpu.count if gpu else 0

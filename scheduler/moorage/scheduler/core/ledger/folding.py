@@ -407,10 +407,11 @@ class Folding:
         replica.attempt_no = no = replica.attempt_no + 1
         if no > job.attempt_no:
             job.attempt_no = no
-        job.back -= no > 1
+        if no > 1:
+            job.back -= 1
+            replica.not_before, replica.ended = 0, None
         job.placed_ms = self.time
         replica.fence = seq
-        replica.not_before = 0
         replica.state = PLACED
         name = (job.tenant, job.name, index, no, seq)
         attempt = Attempt(replica, worker, no, seq, b, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
@@ -420,7 +421,6 @@ class Folding:
         attempt.began_ms = self.time
         if job.gang and state.level >= STORED_LEVEL:
             attempt.begun = common_of(job) or NO_SET
-        replica.ended = None
         replica.attempt = worker.attempts[name] = attempt
         if c > _MODE_MASK:
             attempt.rate_milli = c >> MODE_BITS
@@ -429,7 +429,7 @@ class Folding:
             job.preempts = None
         tenant = state.tenants[job.tenant]
         tenant.waits -= 1
-        if tenant.limits is not None or holding.uses_any(job):
+        if tenant.limits is not None or state.counters or state.used:
             self._count(tenant, attempt, 1)
         if state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt))
@@ -438,7 +438,8 @@ class Folding:
         job.held += 1
         job.rev = rev = job.rev + 1
         tenant.gpus += b.bit_count()
-        job.placed_many, job.left_ms = len(job.rows) - job.back, 0
+        job.placed_many = len(job.rows) - job.back
+        job.left_ms = 0
         history.append((rev, self.time, index, no, PLACED, a, b, 0, "", seq, by))
         self.attempts[attempt] = None
         self.out.placed.append(attempt)
@@ -469,8 +470,12 @@ class Folding:
         self._did_well(job, attempt)
         replica.state = to
         del job.rows[index]
-        job.left_ms = job.left_ms or self.time
-        self._end_replicas(job, index, index, to, 0)
+        if not job.left_ms:
+            job.left_ms = self.time
+        if job.wants is None:
+            job.end(index, index, to, 0, self.time)
+        else:
+            self._end_replicas(job, index, index, to, 0)
         self.state.transitions += 2
 
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -744,11 +749,11 @@ class Folding:
             job.wants = job.wants._replace(leaving=without(job.wants.leaving, gone))
             self.renumber(job, without(job.numbers, gone))
             for first_left, last_left in without(((first, last),), gone):
-                job.end(first_left, last_left, to, code)
+                job.end(first_left, last_left, to, code, self.time)
+            if not job.live:  # all that were left may be taken away
+                job.ended_ms = self.time
         else:
-            job.end(first, last, to, code)
-        if not job.live:
-            job.ended_ms = self.time
+            job.end(first, last, to, code, self.time)
 
     def _note(self, number: int) -> str:
         """Return a note of the record by its number; empty for 0."""
@@ -789,15 +794,15 @@ class Folding:
         job.held -= 1
         if job.lingering:
             job.lingering.pop((attempt.replica.index, attempt.fence), None)
-        tenant = self.state.tenants[job.tenant]
-        if tenant.limits is not None or holding.uses_any(job):
+        state, tenant = self.state, self.state.tenants[job.tenant]
+        if tenant.limits is not None or state.counters or state.used:
             self._count(tenant, attempt, -1)
         tenant.gpus -= attempt.mask.bit_count()
-        if self.state.half_life_ms:
+        if state.half_life_ms:
             self._use(tenant, -fairshare.rate_of(attempt))
         if tenant.keys is not None:
-            fairkeys.use(self.state, tenant, job, -fairshare.rate_of(attempt), -1)
-        self.state.digest -= attempt.row
+            fairkeys.use(state, tenant, job, -fairshare.rate_of(attempt), -1)
+        state.digest -= attempt.row
         self.attempts.pop(attempt, None)
         attempt.row = 0
 

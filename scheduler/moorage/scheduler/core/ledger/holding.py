@@ -21,7 +21,7 @@ _USES: Final = b"uses"
 
 def uses_any(job: Job) -> bool:
     """Return whether a job may use counters: if not, it does not."""
-    return _USES in job.body
+    return job.body.find(_USES) >= 0
 
 
 def needs_of(job: Job) -> Needs:

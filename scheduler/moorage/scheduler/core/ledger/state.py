@@ -623,10 +623,13 @@ class Job:
         """The numbers of replicas that are taken away as they end."""
         return NOTHING if self.wants is None else self.wants.leaving
 
-    def end(self, first: int, last: int, state: int, code: int = 0) -> None:
-        """Count the ends of the replicas from `first` to `last`, which are neither rows nor `fresh` any more."""
+    def end(self, first: int, last: int, state: int, code: int, time_ms: int) -> None:
+        """Count the ends, at this ledger ms, of the replicas from `first` to `last`, which are neither rows nor `fresh`
+        any more."""
         count = last - first + 1
         self.live -= count
+        if not self.live:
+            self.ended_ms = time_ms
         self.ends = number_of((self.ends, first, last, state))
         if state == SUCCEEDED:
             self.well += count

@@ -237,7 +237,8 @@ class Lifecycle:
             if report.checkpoint is not None:
                 note_running(draft, attempt, report)
         elif kind == "ran":
-            note_checkpoint(draft, attempt, report)
+            if report.checkpoint is not None or report.detail not in _WELL:
+                note_checkpoint(draft, attempt, report)
             self._ran(draft, replica, attempt, state, report)
         elif kind == "idle":
             if state == RUNNING:

@@ -325,7 +325,7 @@ def changes_since(
         by, said = actors.split(actor) if " " in actor else (actor, "")
         if worker_num >= 0:
             worker = workers[worker_num]
-            address, why = start_of(why) if to == RUNNING else ("", why)
+            address, why = start_of(why) if why and to == RUNNING else ("", why)
             changes.append(
                 Change(
                     number,

@@ -47,6 +47,8 @@ def is_limited(tenant: Tenant) -> bool:
 def room(state: State, tenant: Tenant, shape: Shape) -> float:
     """Return how many more placements of a shape a tenant's limits allow now; infinity without a limit of it."""
     if tenant.limits is None:
+        if not tenant.gpus_max and not shape.uses:
+            return math.inf
         gpus = shape.gpus
         found = max(0, tenant.gpus_max - tenant.gpus) // gpus if tenant.gpus_max and gpus else math.inf
         return min(found, _counted(state, tenant, shape)) if shape.uses else found

@@ -140,19 +140,20 @@ class Claim(NamedTuple):
 NOTHING: Final = Answer(None, math.inf)
 
 
-def plan(known: Known, draft: Draft, last: Answer = NOTHING) -> Answer:
+def plan(known: Known, draft: Draft, last: Reservation | None, last_had: Mapping[int, Reservation]) -> Answer:
     """Return the reservation for the first overdue job, in order, that some hosts will hold at a known time.
 
-    `last` is the answer before. `QueueOrder` has begun the pass.
+    `last` is the reservation now, and `last_had` what the answer before had. `QueueOrder` has begun the pass.
     """
     now_ms = draft.time_ms
-    claims, until_ms = _claims(known, draft, last.reservation)
-    claims, later_ms = _alike(known, claims, last, now_ms)
+    keeps = last.num if last is not None and last.is_wide else -1
+    claims, until_ms = _claims(known, draft, last, keeps)
+    claims, later_ms = _alike(known, claims, last_had, keeps, now_ms)
     until_ms = min(until_ms, later_ms)
-    searched, in_turns = _searched(known, claims, last.reservation, now_ms)
+    searched, in_turns = _searched(known, claims, last, now_ms)
     if draft.state.windows or in_turns:
         until_ms = min(until_ms, now_ms + STEP_MS)
-    had = {claim.num: last.had[claim.num] for claim in claims if claim.num in last.had}
+    had = {claim.num: last_had[claim.num] for claim in claims if claim.num in last_had}
     short = set[Key]()  # of claims that fit nowhere, and have their minute
     over_ms = math.inf  # when the first of these minutes is over
     for at, claim in enumerate(searched):
@@ -192,15 +193,15 @@ def _next(claims: list[Claim], first: Claim, had: Mapping[int, Reservation], now
     return None
 
 
-def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[Claim], float]:
+def _claims(known: Known, draft: Draft, last: Reservation | None, keeps: int) -> tuple[list[Claim], float]:
     """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue.
 
-    `last` is the last reservation: a gang over several hosts goes before those of its class that are owed more.
+    `last` is the last reservation. The job `keeps`, a gang over several hosts that has it, goes before those of its
+    class that are owed more.
     """
     order, found, next_ms = known.order, list[Claim](), math.inf
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
     needing: dict[int, bool] = {}  # by shape, whether it needs whole hosts
-    keeps = last.num if last is not None and last.is_wide else -1
     least = _smallest_host(known.fleet)
     for group in _likely(known, last):
         job = draft.state.jobs.get(group.jobs[0]) if order.prune(group) else None
@@ -226,7 +227,9 @@ def _claims(known: Known, draft: Draft, last: Reservation | None) -> tuple[list[
     return sorted(found), next_ms
 
 
-def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tuple[list[Claim], float]:
+def _alike(
+    known: Known, claims: list[Claim], last_had: Mapping[int, Reservation], keeps: int, now_ms: int
+) -> tuple[list[Claim], float]:
     """Return the claims but those that have not waited `ALIKE` as long as others, and when the first of these has.
 
     Others are of the same class, and need whole hosts alike. Those that are passed over do not count, nor those of a
@@ -236,16 +239,13 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
         return claims, math.inf
     since = dict[tuple[int, ...], int]()
     for claim in claims:
-        had, tenant = last.had.get(claim.num), known.order.state.read_tenant(claim.group.tenant)
-        is_passed = had is not None and had.short_ms and now_ms - had.short_ms >= SHORT_MS
-        if not is_passed and not is_limited(tenant) and known.could_ever(claim.group.shape):
-            kind = (*claim.key[:2], claim.later)
-            since[kind] = min(since.get(kind, claim.since_ms), claim.since_ms)
+        kind, since_ms = (*claim.key[:2], claim.later), claim.since_ms
+        if since_ms < since.get(kind, math.inf) and _counts(known, claim, last_had.get(claim.num), now_ms):
+            since[kind] = since_ms
     found, next_ms = list[Claim](), math.inf
-    keeps = last.reservation.num if last.reservation is not None and last.reservation.is_wide else -1
     for claim in claims:
-        first_ms = since.get((*claim.key[:2], claim.later), claim.since_ms)
         alike_ms = claim.since_ms
+        first_ms = since.get((*claim.key[:2], claim.later), alike_ms)
         if first_ms < alike_ms:
             alike_ms += (alike_ms - first_ms) * ALIKE[0] // (ALIKE[1] - ALIKE[0])
         if alike_ms <= now_ms or claim.num == keeps:
@@ -253,6 +253,13 @@ def _alike(known: Known, claims: list[Claim], last: Answer, now_ms: int) -> tupl
         else:
             next_ms = min(next_ms, alike_ms)
     return found, next_ms
+
+
+def _counts(known: Known, claim: Claim, had: Reservation | None, now_ms: int) -> bool:
+    """Return whether others are passed over for a claim that has waited longer."""
+    is_passed = had is not None and had.short_ms and now_ms - had.short_ms >= SHORT_MS
+    tenant = known.order.state.read_tenant(claim.group.tenant)
+    return not is_passed and not is_limited(tenant) and known.could_ever(claim.group.shape)
 
 
 def _has_been_passed(known: Known, claim: Claim, whole_ms: int | None, now_ms: int) -> bool:

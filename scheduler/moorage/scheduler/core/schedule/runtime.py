@@ -233,7 +233,9 @@ class Estimates:
 
     def end_ms(self, attempt: Attempt, now_ms: int) -> int | None:
         """Return the ledger ms at which an attempt is expected to end; None if unknown."""
-        runs_as = self.runs_as(attempt)
+        return self._end_ms(attempt, self.runs_as(attempt), now_ms)
+
+    def _end_ms(self, attempt: Attempt, runs_as: RunsAs, now_ms: int) -> int | None:
         elapsed = max(0, now_ms - attempt.began_ms)
         accepted_ms = attempt.replica.job.accepted_ms
         found = self.durations.left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
@@ -243,7 +245,8 @@ class Estimates:
         """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each attempt; `FOREVER_MS` for an unknown end."""
         found: list[tuple[int, int, int, int]] = []
         for attempt in attempts:
-            end_ms, asked = self.end_ms(attempt, now_ms), self.runs_as(attempt).shape
+            runs_as = self.runs_as(attempt)
+            end_ms, asked = self._end_ms(attempt, runs_as, now_ms), runs_as.shape
             found.append((FOREVER_MS if end_ms is None else end_ms, attempt.mask, asked.cpu_milli, asked.memory_mib))
         return found
 

@@ -71,7 +71,6 @@ class Verdicts:
     def __init__(self, known: Known, preempting: Preempting) -> None:
         self.reservation: Reservation | None = None  # of the last plan, while its job may start
         self._answer = NOTHING  # the last plan
-        self._is_later = False  # whether the reserved job needs no whole hosts, as of the last plan
         self._usable = 0  # how many of the reserved hosts were usable at the last plan
         self._changes = 0  # the change of the fleet up to which openings were looked at
         self._number = 0  # of the last plan from which on more may pass than before; the first is 1
@@ -109,19 +108,15 @@ class Verdicts:
             self._become(None)
         step_ms = self._known.step_ms
         is_due = draft.time_ms - self._planned_ms >= step_ms and not self._is_settled(draft)
-        is_near = 0 < self._until_ms - draft.time_ms < step_ms
-        self._awaits_moment = is_due and is_near and self._planned_ms > -math.inf
+        self._awaits_moment = is_due and self._planned_ms > -math.inf and 0 < self._until_ms - draft.time_ms < step_ms
         if self._has_changed() or (is_due and not self._awaits_moment):
             self._awaits_moment = False
             before = self.reservation if self._turn else self._told(draft)
-            last = self._answer._replace(reservation=before)
-            answer = self._answer = plan(self._known, draft, last)
+            answer = self._answer = plan(self._known, draft, before, self._answer.had)
             self._turn += 1
             self._number += self._lets_more_pass(answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
-            held = answer.reservation
-            self._is_later = held is not None and not needs_whole_hosts(self._fleet, held.shape)
             self._usable = self._count_usable()
             # else the plan saw changes that are in no digest yet
             self._seen = self._view() if draft.empty else None
@@ -339,7 +334,7 @@ class Verdicts:
             return False
         if then is None or group is None or first is None:
             return then is None
-        return (order.key(group), self._is_later, first) < then[:3]
+        return (order.key(group), not needs_whole_hosts(self._fleet, held.shape), first) < then[:3]
 
     def _let_in(self, group: Group) -> list[Host]:
         """Return the reserved hosts that a queue group may use all the same."""
