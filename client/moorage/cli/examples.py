@@ -238,6 +238,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin feature-level",
         "moorage admin feature-level --to 2 --schedulers 3 --why 'all are 0.3'",
     ),
+    "admin trace": (
+        "moorage admin trace week.jsonl --since 7d",
+        "moorage admin trace - --anonymous",
+    ),
     "admin backup": (
         "moorage admin backup /var/backups",
         "moorage admin backup ledger.backup --settings prod.toml --json",

@@ -77,6 +77,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "moorage.cli.fleet.ledger:feature_level",
             "Show the leader and the standbys; raise the feature level.",
         ),
+        Verb("admin trace", "moorage.cli.fleet.ledger:trace", "Write a trace of jobs and hosts from the ledger."),
         Verb("admin backup", "moorage.cli.fleet.ledger:backup", "Write the ledger as it is now to one file."),
         Verb(
             "admin restore",

@@ -23,7 +23,7 @@ from tests.system.cli.node import Ran, moorage
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
 ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
 #: verbs that read the ledger themselves, or serve
-OF_LEDGER = {"replay", "admin backup", "admin restore", "scheduler", "worker", "serve"}
+OF_LEDGER = {"replay", "admin trace", "admin backup", "admin restore", "scheduler", "worker", "serve"}
 #: verbs that talk to no scheduler
 ALONE = {
     "demo",

@@ -12,7 +12,7 @@ import pytest
 
 from moorage.cli.study.simulate import whole
 from moorage.schemas.reasons import REASONS
-from tests.system.cli.node import moorage, on_a_terminal, read_all
+from tests.system.cli.node import Node, moorage, on_a_terminal, read_all
 
 LINES = '{"at_s": 0, "runs_s": 60, "request": {"job": "a", "gpu": {}}}\n{"at_s": 1, "runs_s": 60}\n'
 
@@ -204,3 +204,24 @@ def test_a_file_that_is_not_written_to_its_end_is_not_there(tmp_path: Path) -> N
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.csv"]
     assert file.read_text() == "as it was"
+
+
+@pytest.mark.slow
+async def test_a_trace_of_a_running_ledger_is_proven_and_changed(node: Node, unique: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "t.jsonl")
+    for name in ("a", "b"):
+        assert (await node.run("run", "--gpu", "1xH100", "--job", name, "--", "true", tenant=unique)).code == 0
+    written = await node.run("admin", "trace", file)
+    assert written.code == 0, written.err
+    assert " records from record " in written.err
+    proven = (await node.run("simulate", file, "--prove", "--json")).out.splitlines()[0]
+    told = json.loads(proven)
+    assert told["kind"] == "proof"
+    assert told["placements"] >= 2
+    unknown = await node.run("simulate", file, "--without", "nobody")
+    assert (unknown.code, "no host nobody joins" in unknown.err) == (2, True)
+    again = await node.run("admin", "trace", file)
+    assert (again.code, "File exists" in again.err) == (1, True)
+    text = (await node.run("admin", "trace", "-", "--anonymous")).out
+    assert unique not in text
+    assert '"placed"' in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -55,6 +57,50 @@ def backup(
         else:
             jobs, workers = many(header.jobs, "job"), many(header.workers, "worker")
             print_out(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
+        return 0
+
+    return ledger_guarded(options, act)
+
+
+def trace(
+    to: Annotated[Path, Parameter(help="A new file, or - for the standard output.")],
+    /,
+    *,
+    since: Annotated[
+        str | None, Parameter(help="Only what came since; by default all that the ledger has.", value="DURATION")
+    ] = None,
+    anonymous: Annotated[
+        bool, Parameter(help="Other names for tenants, jobs, hosts and workloads, and no labels.")
+    ] = False,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Write a trace from the ledger: arrivals, hosts, operators' orders, how long each attempt ran, and where.
+
+    It has what decides, of a command the workload's name alone, and no environment or user's label. `moorage
+    simulate FILE --prove` plays it. The ledger goes back to the older of its two snapshots; what stood there comes
+    first. Like a scheduler, this needs the ledger's own account, and only reads.
+    """
+
+    def act() -> int:
+        from moorage.client.durations import seconds
+        from moorage.scheduler.ledger.traced import read_trace
+        from moorage.scheduler.settings import ledger_url
+        from moorage.testing.simulate.from_ledger import TraceWriter
+
+        held, target = scheduler_of(settings, options)
+        since_ms = None if since is None else int(seconds(since) * 1000)
+        make = partial(TraceWriter, anonymous=anonymous)
+        url = ledger_url(held.ledger_url_file) or target or held.nats
+        written = run(read_trace(url, held.prefix, make, since_ms))
+        if str(to) == "-":
+            sys.stdout.buffer.writelines(written.lines())
+        else:
+            with to.open("xb") as file:
+                file.writelines(written.lines())
+        told = ", ".join(f"{count} {what}" for what, count in written.untold.items())
+        said = f"{many(written.jobs, 'job')} of {many(written.records, 'record')} from {written.since}"
+        print_err(said + (f"; not told: {told}" if told else ""))
         return 0
 
     return ledger_guarded(options, act)

@@ -35,7 +35,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     EXIT_TIMED_OUT: "what was waited for did not happen in time; the job goes on",
     EXIT_NOT_NOW: "plan says: not now",
     EXIT_NEVER: "plan says: never on this fleet",
-    EXIT_DRIFT: "audit found drift between the ledger, workers or devices; replay: a record came out otherwise",
+    EXIT_DRIFT: "audit found drift between the ledger, workers or devices; replay, simulate --prove: otherwise",
     EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on; of run after a second Ctrl-C: it is cancelled",
     EXIT_PIPE_CLOSED: "the reader of the output is gone",
 }

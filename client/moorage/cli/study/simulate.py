@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, print_err, print_out
-from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.framework.exit_codes import EXIT_DRIFT, EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.framework.render import table
@@ -24,12 +27,14 @@ from moorage.client.errors import rejected
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
     from moorage.testing.simulate.run import Simulated
-    from moorage.testing.simulate.trace import SimHost, TraceJob
+    from moorage.testing.simulate.trace import SimHost, Trace, TraceEvent, TraceJob
 
 PROGRESS_S: Final = 0.5
 ERASED: Final = "\r\x1b[K"
 #: combinations of rankers and settings in one call: as many as the picture has colours
 RUNS_MAX: Final = 7
+#: hosts of a trace that an error names
+HOSTS_NAMED_MAX: Final = 8
 
 Format = Literal["own", "csv", "philly", "openb"]
 #: the first columns that tell a format, in the order in which they are looked for
@@ -62,12 +67,23 @@ def simulate(
         Parameter(help="A setting of the scheduler: key=value, or key=a,b for one run each.", value="KEY=VALUE"),
     ] = None,
     quota: Annotated[
-        list[str] | None, Parameter(help="A tenant's limit of GPUs: acme=16.", value="TENANT=GPUS")
+        list[str] | None,
+        Parameter(help="A tenant's limit of GPUs: acme=16; of a ledger's trace also acme=16@3d.", value="TENANT=GPUS"),
     ] = None,
     share: Annotated[
         list[str] | None,
         Parameter(help="A tenant's weight and, after a colon, guaranteed GPUs: acme=3:16.", value="TENANT=WEIGHT"),
     ] = None,
+    add: Annotated[
+        str | None, Parameter(help="Of a ledger's trace: hosts besides, from the beginning: 2x8xH100.", value="HOSTS")
+    ] = None,
+    without: Annotated[
+        list[str] | None, Parameter(help="Of a ledger's trace: as if this host had never come.", value="HOST")
+    ] = None,
+    prove: Annotated[
+        bool,
+        Parameter(help="Of a ledger's trace: compare each placement with the ledger's; exit code 10 if one differs."),
+    ] = False,
     until: Annotated[str | None, Parameter(help="Stop after this much virtual time.", value="DURATION")] = None,
     jobs_csv: Annotated[
         Path | None, Parameter(help="Write one line for each job; with several runs FILE-1 and so on.", value="FILE")
@@ -87,17 +103,81 @@ def simulate(
     """
 
     def act() -> int:
-        hosts = _hosts(fleet)
         jobs = _jobs(trace, format, cluster)
+        own = _events(trace, format) if fleet is None or add or without or prove else None
+        events = [] if own is None else own.events
+        limits: dict[str, tuple[int, int | None]] = {}
+        if events:
+            from moorage.testing.simulate.proof import edited
+
+            names = {event.data.get("name") for event in events if event.kind == "join"}
+            for host in without or []:
+                if host not in names:
+                    raise rejected(
+                        "invalid-argument", f"no host {host} joins in {trace}", found=host,
+                        allowed=", ".join(sorted(map(str, names))[:HOSTS_NAMED_MAX]), next="name one of them",
+                    )  # fmt: skip
+            limits, quota_now = _timed_quotas(quota or []), list[str]()
+            added = [] if add is None else [replace(host, name=f"added-{host.name}") for host in _hosts(add)]
+            events, hosts = edited(events, add=added, without=without or [], quotas=limits), []
+        elif add or without or prove:
+            raise rejected(
+                "invalid-argument",
+                f"{trace} says nothing of hosts and orders, to which --add, --without and --prove could refer",
+                next="moorage admin trace FILE writes a trace from the ledger",
+            )
+        else:
+            hosts, quota_now = _hosts(fleet), quota or []
         until_ms = None if until is None else int(seconds(until) * 1000)
+        if until_ms is None and own is not None and "until_s" in own.head:  # what runs on then has no known end
+            until_ms = int(own.head["until_s"] * 1000)
         runs = _runs(ranker or [], set or [])
-        rights = _rights(quota or [], share or [])
+        rights = _rights(quota_now, share or [])
+        if limits:
+            rights.said["quota"] = " ".join(quota or [])
         files = (jobs_csv, timeline_csv, plot)
         _check_writable([file for file in files if file is not None])
         title = trace.name if cluster is None else f"{trace.name}, cluster {cluster}"
-        return _simulate(trace.name, title, hosts, jobs, runs, rights, until_ms, files, options)
+        played = Played(hosts, jobs, events, prove)
+        return _simulate(trace.name, title, played, runs, rights, until_ms, files, options)
 
     return guarded(options, act)
+
+
+class Played(NamedTuple):
+    """What is simulated: hosts from the beginning, jobs, and what happens beside; whether that is to be proven."""
+
+    hosts: list[SimHost]
+    jobs: list[TraceJob]
+    events: list[TraceEvent]
+    prove: bool
+
+
+def _events(path: Path, format: Format | None) -> Trace | None:
+    """Return a trace in JSON lines with what it says beside its jobs; None for one in another format."""
+    from moorage.testing.simulate.trace import read_whole
+
+    try:
+        with path.open("rb") as file:
+            head = file.readline(256).decode("utf-8-sig", errors="replace").lstrip()
+        return read_whole(path) if format in (None, "own") and head.startswith("{") else None
+    except OSError as error:
+        raise cannot_read(path, error.strerror, "name a trace") from None
+
+
+def _timed_quotas(quota: list[str]) -> dict[str, tuple[int, int | None]]:
+    """Return the limits of tenants with the ms from which they hold, as in `acme=16@3d`."""
+    from moorage.cli.jobs.plan import quotas_of
+
+    found: dict[str, tuple[int, int | None]] = {}
+    for text in quota:
+        asked, _, since = text.partition("@")
+        told = quotas_of([asked]) or {}
+        if isinstance(told, int):
+            raise rejected("invalid-argument", f"--quota {text} names no tenant", found=text, next="--quota acme=16@3d")
+        for tenant, gpus in told.items():
+            found[tenant] = (int(seconds(since) * 1000) if since else 0, gpus)
+    return found
 
 
 def _check_writable(files: list[Path]) -> None:
@@ -229,8 +309,7 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
 def _simulate(
     name: str,
     title: str,
-    hosts: list[SimHost],
-    jobs: list[TraceJob],
+    played: Played,
     runs: list[dict[str, str]],
     rights: _Rights,
     until_ms: int | None,
@@ -249,23 +328,26 @@ def _simulate(
     # all are checked before the first is run
     configs = [scheduler_settings(run, env={}, flags_named=flags)[0] for run in runs]
     series: list[Series] = []
+    is_proven = True
     raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         label = " ".join(run.values()) or config.ranker
         progress = _progress(label)
         done = run_one(
             name,
-            hosts,
-            jobs,
+            played.hosts,
+            played.jobs,
             config,
             {**run, **rights.said},
             orders=rights.orders,
+            events=played.events,
             until_ms=until_ms,
             progress=progress,
         )
         if progress is not None:
             sys.stderr.write(ERASED)
         series.append(Series(label, done.report, done.points))
+        is_proven = (not played.prove or _prove(played.jobs, done, as_json=options.json)) and is_proven
         suffix = f"-{number + 1}" if len(runs) > 1 else ""
         if options.json:
             emit(done.report)
@@ -282,7 +364,29 @@ def _simulate(
     if files[2] is not None:
         with whole(files[2]) as file:
             file.write_text(chart(title, series), encoding="utf-8")
+    if not is_proven:
+        return EXIT_DRIFT
     return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
+
+
+def _prove(jobs: list[TraceJob], done: Simulated, *, as_json: bool) -> bool:
+    """Print how many placements came out as the ledger has them, and the first that did not; return whether all did."""
+    from moorage.testing.simulate.proof import prove
+
+    proof = prove(jobs, done.placed)
+    if as_json:
+        emit({"kind": "proof", **msgspec.to_builtins(proof)})
+        return not proof.kinds
+    print_err(
+        f"{proof.same:,} of {proof.placements:,} placements are the ledger's: the same ms, host and GPUs; "
+        f"{proof.within_2s:,} are within 2 s"
+    )
+    if (first := proof.first) is not None:
+        print_err(f"others: {', '.join(f'{count:,} {kind}' for kind, count in proof.kinds.items())}")
+        print_err(f"the first: {first.tenant}/{first.job} {first.attempt}, {first.kind}")
+        for word, place in (("then", first.then), ("now", first.now)):
+            print_err(f"  {word}: " + (f"{place[0] / 1000:.3f}s on {place[1]}, slots {place[2]}" if place else "-"))
+    return not proof.kinds
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
 from moorage.testing.simulate.measures import Report, Timeline, report_of
-from moorage.testing.simulate.trace import SimHost, TraceJob
+from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob
 from moorage.testing.simulate.world import Moment, Run, World
 
 #: moments between two progress reports; one moment may take a tenth of a second if many jobs wait
@@ -21,6 +21,7 @@ class Simulated(NamedTuple):
     report: Report
     runs: list[Run]
     points: list[Moment]
+    placed: dict[tuple[str, str], dict[str, tuple[int, str, list[int]]]]
 
 
 def simulate(
@@ -31,6 +32,7 @@ def simulate(
     settings: Mapping[str, Any],
     *,
     orders: Sequence[Order] = (),
+    events: Sequence[TraceEvent] = (),
     until_ms: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Simulated:
@@ -41,7 +43,7 @@ def simulate(
     arrival. `progress` is called with the part of the jobs that have ended, 0..1.
     """
     timeline = Timeline()
-    world = World(hosts, jobs, config, timeline.add, orders)
+    world = World(hosts, jobs, config, timeline.add, orders, events)
     cut_ms: int | None = None
     moments = 0
     try:
@@ -58,7 +60,7 @@ def simulate(
     report = report_of(
         trace,
         dict(settings),
-        len(hosts),
+        len(hosts) + sum(event.kind == "join" for event in events),
         world.gpus,
         runs,
         timeline,
@@ -67,4 +69,4 @@ def simulate(
         cut_at_ms=cut_ms,
         never=world.never() if cut_ms is None else {},
     )
-    return Simulated(report, runs, timeline.points)
+    return Simulated(report, runs, timeline.points, world.placed)

@@ -7,6 +7,7 @@ Moorage's own format is JSON lines, one line for each job:
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
 `default` where it is left out. `request` is the request as it would be submitted; `run` may be left out, and `job`,
 which is then `job-` and the number of the line.
+A line without `runs_s` is an event: `join`, `leave`, `order`, `cancel` or `look` (`from_ledger` writes them).
 A CSV file can describe simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
@@ -21,14 +22,16 @@ import itertools
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, Request, Resources, Run
 from moorage.schemas.names import JOB, SIMULATED_UUID, TENANT, is_job, is_tenant
+from moorage.schemas.operate import act_of
 from moorage.testing.simulate.rows import DURATION_MS_MAX, LINE_MAX, Row, read_rows, too_long, trouble
 
 #: the most jobs of one trace; each is in memory while it waits or runs
@@ -40,12 +43,34 @@ _NOOP: Final = Run(driver="noop")
 
 
 class TraceJob(msgspec.Struct, frozen=True, gc=False):
-    """One job: its arrival and the run time of an attempt, in ms, and its request (`request.job` names it)."""
+    """One job: its arrival and the run time of an attempt, in ms, and its request (`request.job` names it).
+
+    Of a trace from a ledger, `attempts` has the run times and exit codes of those attempts that there were, and
+    `placed` when and where each began: ms, host and slots. Keys are as `0/1`: replica and attempt.
+    """
 
     at_ms: int
     runs_ms: int
     tenant: str
     request: Request
+    attempts: dict[str, tuple[int, int]] = {}
+    placed: dict[str, tuple[int, str, list[int]]] = {}
+
+
+class TraceEvent(msgspec.Struct, frozen=True, gc=False):
+    """What happened beside arrivals: a host joined or left, an operator's order, a cancel."""
+
+    at_ms: int
+    kind: str  # join, leave, order, cancel, or look: the core is to look for room
+    data: dict[str, Any]
+
+
+class Trace(NamedTuple):
+    """A trace in JSON lines: its jobs, what happened beside, and what its head says."""
+
+    jobs: list[TraceJob]
+    events: list[TraceEvent]
+    head: dict[str, Any]
 
 
 class SimHost(msgspec.Struct, frozen=True, gc=False):
@@ -55,12 +80,13 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
     devices: tuple[Device, ...]
     cpu_milli: int = 0
     memory_mib: int = 0
+    labels: dict[str, str] = {}
 
 
-def uniform_host(name: str, gpus: int, model: str, **host: int) -> SimHost:
-    """Return a host with `gpus` equal GPUs of unknown memory; `host` are its own `cpu_milli` and `memory_mib`."""
+def uniform_host(name: str, gpus: int, model: str, cpu_milli: int = 0, memory_mib: int = 0) -> SimHost:
+    """Return a host with `gpus` equal GPUs of unknown memory; with its CPU and memory."""
     devices = tuple(Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", 0) for index in range(gpus))
-    return SimHost(name, devices, **host)
+    return SimHost(name, devices, cpu_milli, memory_mib)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -68,6 +94,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     runs_s: float
     request: dict[str, Any] = {}
     tenant: str = "default"
+    attempts: dict[str, tuple[float, int]] = {}
+    placed: dict[str, tuple[float, str, list[int]]] = {}
 
 
 _COLUMNS: Final = (
@@ -119,13 +147,40 @@ def read_own(path: Path) -> Iterator[TraceJob]:
     return once(path, _of_lines(path))
 
 
+#: what a line that is no job may say besides `at_s`
+EVENTS: Final = ("join", "leave", "order", "cancel", "look")
+
+
+def _beside(text: bytes) -> dict[str, Any] | None:
+    """Return what a line says that is no job: an event, or the trace's head; else None."""
+    if b'"runs_s"' in text:
+        return None
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return said if "runs_s" not in said and not {"trace", *EVENTS}.isdisjoint(said) else None
+
+
+def _check(kind: str, data: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError, ValidationError or Refused for an event that cannot happen."""
+    if kind == "join":
+        msgspec.convert(data, SimHost)
+    elif kind == "order":
+        act_of(data["verb"], {"by": "trace", **{name: value for name, value in data.items() if name != "verb"}})
+    elif kind in ("leave", "cancel"):
+        for name in ("host",) if kind == "leave" else ("tenant", "job"):
+            if not isinstance(data[name], str):
+                raise TypeError(f"{name} must be a name")
+
+
 def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_MAX + 1), b""), 1):
             if len(line) > LINE_MAX:
                 raise too_long(path, number, "bytes")
             text = line.removeprefix(BOM_UTF8) if number == 1 else line
-            if not text.strip():
+            if not text.strip() or _beside(text) is not None:
                 continue
             try:
                 said = _read_line(text)
@@ -141,7 +196,42 @@ def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
             if not is_tenant(said.tenant):
                 raise trouble(path, number, f"a tenant must match {TENANT.pattern}", found=said.tenant)
             at_ms = milliseconds(path, number, "at_s", said.at_s)
-            yield number, TraceJob(at_ms, milliseconds(path, number, "runs_s", said.runs_s), said.tenant, request)
+            runs_ms = milliseconds(path, number, "runs_s", said.runs_s)
+            attempts = {
+                key: (milliseconds(path, number, "attempts", runs_s), code)
+                for key, (runs_s, code) in said.attempts.items()
+            }
+            placed = {key: (round(at_s * 1000), host, slots) for key, (at_s, host, slots) in said.placed.items()}
+            yield number, TraceJob(at_ms, runs_ms, said.tenant, request, attempts, placed)
+
+
+def read_whole(path: Path) -> Trace:
+    """Return a trace in JSON lines with what happened beside its jobs. Raises Refused, which names the line, and
+    OSError."""
+    events: list[TraceEvent] = []
+    head: dict[str, Any] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_MAX + 1), b""), 1):
+            text = line.removeprefix(BOM_UTF8) if number == 1 else line
+            said = _beside(text)
+            if said is None:
+                continue
+            if "trace" in said:
+                head = said
+                continue
+            kind = next((kind for kind in EVENTS if isinstance(said.get(kind), dict)), None)
+            at_s = said.get("at_s")
+            if kind is None or isinstance(at_s, bool) or not isinstance(at_s, int | float):
+                found = text[:60].decode(errors="replace").strip()
+                allowed = f"at_s with runs_s, or with one of {', '.join(EVENTS)}"
+                raise trouble(path, number, "a line that is neither a job nor an event", found=found, allowed=allowed)
+            try:
+                _check(kind, said[kind])
+            except (KeyError, TypeError, msgspec.ValidationError, Refused) as error:
+                raise trouble(path, number, f"{kind}: {error}", found=text[:60].decode(errors="replace")) from None
+            events.append(TraceEvent(milliseconds(path, number, "at_s", at_s), kind, said[kind]))
+    events.sort(key=lambda event: event.at_ms)
+    return Trace(in_order(path, read_own(path)), events, head)
 
 
 def read_csv(path: Path) -> Iterator[TraceJob]:

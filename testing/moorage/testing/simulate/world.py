@@ -10,7 +10,7 @@ import msgspec
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Order
+from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record
@@ -19,10 +19,11 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Hello, Join
+from moorage.schemas.frames import Goodbye, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.operate import act_of
 from moorage.schemas.subjects import Subjects
-from moorage.testing.simulate.trace import SimHost, TraceJob
+from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob
 
 #: ledger time at which a simulation begins
 BEGIN_MS: Final = 1_000_000
@@ -74,6 +75,7 @@ class World(Play):
         config: Config,
         on_moment: Callable[[Moment], None] | None = None,
         orders: Sequence[Order] = (),
+        events: Sequence[TraceEvent] = (),
     ) -> None:
         config = msgspec.structs.replace(
             config, ended_max=min(config.ended_max, ENDED_MAX), finished_rows=min(config.finished_rows, FINISHED_MAX)
@@ -91,6 +93,10 @@ class World(Play):
         self._leased_milli = 0
         self._waiting = 0
         self._next = 0
+        self._events, self._next_event = events, 0
+        #: by tenant and job: when and where each attempt was placed, as `TraceJob.placed` has it
+        self.placed: dict[tuple[str, str], dict[str, tuple[int, str, list[int]]]] = {}
+        self._joins = 0
         self._join(hosts)
         for order in orders:
             self.engine.offer(order)
@@ -103,16 +109,23 @@ class World(Play):
 
     def _join(self, hosts: Sequence[SimHost]) -> None:
         for at in range(0, len(hosts), JOINS_MAX):
-            for number, host in enumerate(hosts[at : at + JOINS_MAX], at):
-                frame = Join(f"machine-{host.name}", "boot", 1, hello_of(host))
-                self.engine.offer(FromWorker(host.name, frame, "", False, f"{number + 1:032x}"))
+            for host in hosts[at : at + JOINS_MAX]:
+                self._offer_join(host)
             self.record()
+
+    def _offer_join(self, host: SimHost) -> None:
+        self._joins += 1
+        frame = Join(f"machine-{host.name}", "boot", self._joins, hello_of(host))
+        self.engine.offer(FromWorker(host.name, frame, "", False, f"{self._joins:032x}"))
 
     def step(self) -> bool:
         """Go on to the next event; return False if nothing more will happen."""
         at = self.next_ms()
         if at is None:
             return False
+        while self._next_event < len(self._events) and BEGIN_MS + self._events[self._next_event].at_ms <= at:
+            self._happen(self._events[self._next_event])
+            self._next_event += 1
         while self._next < len(self.jobs) and BEGIN_MS + self.jobs[self._next].at_ms <= at:
             self._submit(self.jobs[self._next])
             self._next += 1
@@ -124,12 +137,35 @@ class World(Play):
 
     def next_ms(self) -> int | None:
         at = super().next_ms()
-        if self._next < len(self.jobs):
-            comes = BEGIN_MS + self.jobs[self._next].at_ms
-            at = comes if at is None else min(at, comes)
+        comes = [BEGIN_MS + self.jobs[self._next].at_ms] if self._next < len(self.jobs) else []
+        if self._next_event < len(self._events):
+            comes.append(BEGIN_MS + self._events[self._next_event].at_ms)
+        if comes:
+            at = min(comes) if at is None else min(at, *comes)
         if at is None:
             return None  # the jobs that still wait can never start
         return int(min(at, self.next_pass_ms()))
+
+    def _happen(self, event: TraceEvent) -> None:
+        """Let what a trace says beside its jobs happen now."""
+        data = dict(event.data)
+        if event.kind == "order":
+            verb = data.pop("verb", "")
+            self.engine.offer(Order(verb, act_of(verb, {"by": "trace", **data}), "", True))
+        elif event.kind == "cancel":
+            self.engine.offer(Cancel(data["tenant"], data["job"], "cancelled"))
+        elif event.kind == "look":
+            self.engine.look_at_once()
+        elif event.kind == "join":
+            host = msgspec.convert(data, SimHost)
+            self.gpus += len(host.devices)
+            self._offer_join(host)
+        elif (worker := self.engine.state.workers.get(data["host"])) is not None and worker.session:
+            for name, held in list(self.held.items()):
+                if held.worker == worker.id:
+                    del self.held[name]
+                    self.on_left(held)
+            self.engine.offer(FromWorker(worker.id, Goodbye(worker.session), "", False))
 
     def _submit(self, job: TraceJob) -> None:
         self.engine.offer(self.engine.submitted(job.tenant, _encode(job.request), lambda: _name(job)))
@@ -140,15 +176,20 @@ class World(Play):
     def runs_ms(self, held: Held) -> int:
         job = self.runs[held.name[:2]].job
         limit_s = job.request.workload.timeout_s
+        if (known := job.attempts.get(_key(held))) is not None:
+            return known[0]
         return job.runs_ms if limit_s is None else min(job.runs_ms, int(limit_s * 1000))
 
     def ends(self, held: Held) -> tuple[int, str]:
         job = self.runs[held.name[:2]].job
         limit_s = job.request.workload.timeout_s
+        if (known := job.attempts.get(_key(held))) is not None:
+            return known[1], "exit"
         return (-15, "timeout") if limit_s is not None and job.runs_ms > limit_s * 1000 else (0, "exit")
 
     def on_placed(self, held: Held) -> None:
         self.decided += 1
+        self.placed.setdefault(held.name[:2], {})[_key(held)] = self.now_ms, held.worker, held.slots
         milli = self._milli(held)
         self._leased_milli += milli
         self.runs[held.name[:2]].leased -= milli * self.now_ms
@@ -194,6 +235,10 @@ class World(Play):
         return len(held.slots) * percent * 10
 
 
+def _key(held: Held) -> str:
+    return f"{held.replica}/{held.attempt}"
+
+
 def _name(job: TraceJob) -> str:
     name = job.request.job
     assert name is not None, "a trace names its jobs"
@@ -207,6 +252,7 @@ def hello_of(host: SimHost) -> Hello:
         "boot",
         drivers=["docker", "handler", "noop", "process"],
         modes=["exclusive", "mps", "time-slice"],
+        labels=host.labels,
         sharers_max=dict(SHARERS_MAX),
         cpu_milli=host.cpu_milli,
         memory_mib=host.memory_mib,

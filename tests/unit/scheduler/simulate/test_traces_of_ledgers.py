@@ -1,0 +1,165 @@
+"""A trace from a ledger plays again as it was: each placement at the same ms, on the same host and GPUs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.acts import Epoch
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import Record, decode_record
+from moorage.scheduler.core.ledger.records import FORMAT
+from moorage.scheduler.core.ledger.state import State
+from moorage.schemas.errors import Refused
+from moorage.schemas.job import Request
+from moorage.testing.simulate.from_ledger import TraceWriter
+from moorage.testing.simulate.proof import edited, prove
+from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob, read_whole, uniform_host
+from moorage.testing.simulate.world import BEGIN_MS, World
+
+HOSTS = [uniform_host(f"n{number}", 8, "NVIDIA V100") for number in range(4)]
+
+
+class Kept(World):
+    """A world that keeps the bytes of its ledger."""
+
+    payloads: list[bytes]
+
+    def record(self) -> bool:
+        if not hasattr(self, "payloads"):
+            self.payloads = []
+        self.payloads.append(self.engine.build(self.time_ms, self._mono_ms))
+        return self.commit()
+
+
+def week(seed: int, jobs: int = 150) -> tuple[list[TraceJob], list[TraceEvent]]:
+    """Jobs of three tenants, gangs, limits and failures among them; limits, shares, cordons, cancels and hosts."""
+    rng = random.Random(seed)
+    found, events = list[TraceJob](), list[TraceEvent]()
+    at_ms = 0
+    for number in range(jobs):
+        at_ms += rng.randrange(120_000)
+        tenant, runs_ms = f"t{rng.randrange(3)}", rng.randrange(1_000, 3_600_000)
+        run: dict[str, Any] = {"driver": "noop"}
+        if rng.random() < 0.3:
+            run["timeout_s"] = rng.choice((600.0, 1800.0, runs_ms / 1000 * 2))
+        gpu: dict[str, Any] = {"count": rng.choice((1, 1, 2, 4, 8))}
+        fields: dict[str, Any] = {"job": f"j{number}", "gpu": gpu, "run": run, "retries": rng.choice((0, 0, 2))}
+        fields |= {"priority": rng.choice((50, 50, 50, 70)), "labels": {"workload": f"w{rng.randrange(5)}"}}
+        if rng.random() < 0.2:
+            fields["replicas"] = rng.randrange(2, 5)
+            if rng.random() < 0.5:
+                fields["gpu"] = {"count": 4, "scheduling": "gang"}
+        request = msgspec.convert(fields, Request)
+        attempts = {"0/1": (runs_ms // 2, 1)} if fields["retries"] and rng.random() < 0.5 else {}
+        found.append(TraceJob(at_ms, runs_ms, tenant, request, attempts))
+        if rng.random() < 0.05:
+            events.append(TraceEvent(at_ms + rng.randrange(600_000), "cancel", {"tenant": tenant, "job": f"j{number}"}))
+    late = msgspec.to_builtins(uniform_host("late", 8, "NVIDIA V100"))
+    events += [
+        TraceEvent(1_000, "order", {"verb": "limit", "tenant": "t0", "gpus": 12}),
+        TraceEvent(1_000, "order", {"verb": "share", "tenant": "t1", "weight": 3, "gpus": 8}),
+        TraceEvent(at_ms // 4, "order", {"verb": "cordon", "worker": "n1"}),
+        TraceEvent(at_ms // 2, "order", {"verb": "uncordon", "worker": "n1"}),
+        TraceEvent(at_ms // 3, "join", late),
+        TraceEvent(at_ms * 2 // 3, "leave", {"host": "late"}),
+        TraceEvent(at_ms // 2, "order", {"verb": "limit", "tenant": "t0", "gpus": 20}),
+        TraceEvent(at_ms // 2, "order", {"verb": "hold", "tenant": "t2"}),
+        TraceEvent(at_ms // 2 + 600_000, "order", {"verb": "release", "tenant": "t2"}),
+    ]
+    return found, sorted(events, key=lambda event: event.at_ms)
+
+
+def played(jobs: list[TraceJob], events: list[TraceEvent], hosts: list[SimHost] | None = None, **config: Any) -> Kept:
+    world = Kept(HOSTS if hosts is None else hosts, jobs, Config(**config), events=events)
+    while world.step():
+        pass
+    return world
+
+
+def written(world: Kept, path: Path, *, anonymous: bool = False) -> TraceWriter:
+    state = State()
+    fold(state, Record(FORMAT, 1, 1, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)]), 1)
+    writer = TraceWriter(state, anonymous=anonymous)
+    for seq, payload in enumerate(world.payloads, 2):
+        record = decode_record(payload)
+        writer.follow(record, fold(state, record, seq))
+    path.write_bytes(b"".join(writer.lines()))
+    return writer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_trace_of_a_ledger_plays_again_to_the_millisecond(seed: int, tmp_path: Path) -> None:
+    jobs, events = week(seed)
+    world = played(jobs, events)
+    writer = written(world, tmp_path / "t.jsonl")
+    trace = read_whole(tmp_path / "t.jsonl")
+    assert len(trace.jobs) == world.engine.state.next_num - 1 > len(jobs) * 0.9, "others were refused"
+    assert writer.untold == trace.head["untold"] == {}
+    again = played(trace.jobs, trace.events, hosts=[])
+    proof = prove(trace.jobs, again.placed)
+    assert proof.placements == sum(map(len, world.placed.values())) > len(jobs)
+    assert proof.kinds == {}, proof
+    assert {name: run.state for name, run in again.runs.items()} == {
+        name: world.runs[name].state for name in again.runs
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"at_s": 1, "cancel": {"tenant": "t"}}',
+        '{"at_s": 1, "order": {"verb": "unknown"}}',
+        '{"at_s": 1, "join": {"name": 3}}',
+        '{"at_s": "x", "look": {}}',
+        '{"at_s": -1, "look": {}}',
+        '{"at_s": 1, "leave": {}}',
+    ],
+)
+def test_an_event_that_cannot_be_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"at_s": 0, "runs_s": 1}\n' + line + "\n")
+    with pytest.raises(Refused, match=r"t\.jsonl:2|line 2"):
+        read_whole(tmp_path / "t.jsonl")
+
+
+def test_an_anonymous_trace_names_nobody_and_plays_the_same(tmp_path: Path) -> None:
+    jobs, events = week(7, jobs=30)
+    world = played(jobs, events)
+    written(world, tmp_path / "t.jsonl", anonymous=True)
+    text = (tmp_path / "t.jsonl").read_text()
+    for name in ('"t0"', '"j1"', '"n1"', '"w1"', "late"):
+        assert name not in text
+    trace = read_whole(tmp_path / "t.jsonl")
+    again = played(trace.jobs, trace.events, hosts=[])
+    proof = prove(trace.jobs, again.placed)
+    assert proof.placements == sum(map(len, world.placed.values()))
+    assert proof.kinds == {}
+    starts = sorted(run.started_ms for run in world.runs.values() if run.started_ms >= 0)
+    assert sorted(run.started_ms for run in again.runs.values() if run.started_ms >= 0) == starts
+
+
+def test_what_is_changed_changes_placements_and_nothing_changed_none(tmp_path: Path) -> None:
+    jobs, events = week(3, jobs=60)
+    written(played(jobs, events), tmp_path / "t.jsonl")
+    trace = read_whole(tmp_path / "t.jsonl")
+
+    def differs(**config: Any) -> bool:
+        again = played(trace.jobs, changed, hosts=[], **config)
+        return bool(prove(trace.jobs, again.placed).kinds)
+
+    changed = edited(trace.events)
+    assert not differs()
+    changed = edited(trace.events, add=[uniform_host("more", 8, "NVIDIA V100")])
+    assert differs()
+    changed = edited(trace.events, without=["n2"])
+    assert differs()
+    changed = edited(trace.events, quotas={"t0": (0, 4)})
+    assert differs()
+    changed = edited(trace.events)
+    assert differs(ranker="headroom")
