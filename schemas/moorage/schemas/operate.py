@@ -337,7 +337,8 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     #: GPU-hours that it may lease in a day, week (from Monday) or month, in UTC. What runs then goes on
     gpu_hours: float | msgspec.UnsetType | None = msgspec.UNSET
     period: Period = "month"  # of `gpu_hours`
-    on_spent: Literal["wait", "refuse"] = "wait"  # jobs with GPUs once these are spent
+    #: jobs with GPUs once these are spent. As preemptible they start, but what may not be preemptible waits
+    on_spent: Literal["wait", "refuse", "preemptible"] = "wait"
 
     def __post_init__(self) -> None:
         super().__post_init__()

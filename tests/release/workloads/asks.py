@@ -237,7 +237,7 @@ class Asks(Driving):
         dice, tenant = self.dice, self.dice.choice(TENANTS)
         name, values = dice.choice(LIMITS)
         value = dice.choice([0, *values])
-        more = {"period": "day", "on_spent": "wait"} if name == "gpu_hours" else {}
+        more = {"period": "day", "on_spent": dice.choice(("wait", "preemptible"))} if name == "gpu_hours" else {}
         assert self.order("limit", tenant=tenant, **{name: value}, **more)["kind"] == "done"
         self.limits.setdefault(tenant, {})[name] = value
         self.had = {each: self.has(each) for each in TENANTS}

@@ -320,8 +320,8 @@ def limit(
         str | None,
         Parameter(
             help="A budget of GPU-hours, as 5000/month. Once it is spent, jobs with GPUs wait for the next one; with "
-            ",refuse they are refused.",
-            value="HOURS/day|week|month[,refuse]",
+            ",refuse they are refused, with ,preemptible they start as preemptible ones.",
+            value="HOURS/day|week|month[,refuse|,preemptible]",
         ),
     ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
@@ -731,6 +731,9 @@ def _longest(word: str | None) -> float | None:
     return seconds(word)
 
 
+ON_SPENT: Final = ("wait", "refuse", "preemptible")
+
+
 def _budget(word: str | None) -> dict[str, Any]:
     """Return the fields of --gpu-hours. Raises `Rejected`."""
     if word in (None, "none"):
@@ -741,10 +744,10 @@ def _budget(word: str | None) -> dict[str, Any]:
         number = float(hours)
     except ValueError:
         number = 0
-    if not 0 < number <= 1e9 or period not in ("day", "week", "month") or (comma and how not in ("wait", "refuse")):
+    if not 0 < number <= 1e9 or period not in ("day", "week", "month") or (comma and how not in ON_SPENT):
         raise rejected(
             "invalid-argument", f"--gpu-hours {word} is not a budget", found=word,
-            allowed="HOURS/day, HOURS/week or HOURS/month, and behind it ,refuse; or none",
+            allowed="HOURS/day, HOURS/week or HOURS/month, and behind it ,refuse or ,preemptible; or none",
             next="for example --gpu-hours 5000/month",
         )  # fmt: skip
     return {"gpu_hours": number, "period": period, "on_spent": how or "wait"}

@@ -174,6 +174,28 @@ def test_a_change_gives_no_longer_time_limit_than_its_tenant_may() -> None:
     assert drive.answers["in time"]["kind"] == "answer"
 
 
+def test_what_starts_beyond_a_budget_gives_way_if_it_says_so() -> None:
+    drive = site(1, gpu_hours=4, period="day", on_spent="preemptible")
+    drive.submit("a", gpu={"count": 4})
+    drive.settle()
+    drive.pass_time(3_700_000, step=100_000)
+    drive.submit("more", gpu={"count": 4})
+    drive.submit("gang", gpu={"scheduling": "gang"}, replicas=2)
+    drive.run_out("w0")
+    drive.settle()
+    assert (drive.states("more"), drive.attempt("more").preemptible) == (["RUNNING"], True)
+    assert drive.explained("gang")["reason"] == "budget"
+    drive.submit("other", tenant="u", gpu={"count": 4})
+    drive.pass_time(1_000)
+    drive.settle()
+    assert drive.states("other", "u") == ["RUNNING"]
+    assert drive.states("more") == ["QUEUED"]
+    drive.order("limit", gpu_hours=100, period="day")
+    drive.run_out("w0")
+    drive.settle()
+    assert not drive.attempt("more").preemptible
+
+
 def test_a_spent_budget_refuses_if_it_says_so() -> None:
     drive = site(gpu_hours=1, period="week", on_spent="refuse")
     drive.submit("a", gpu={"count": 4})

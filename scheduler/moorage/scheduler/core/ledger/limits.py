@@ -10,6 +10,8 @@ from moorage.scheduler.core.ledger.digests import number_of
 Held = tuple[int, int, int]
 NOTHING_HELD: Final[Held] = (0, 0, 0)
 PERIODS: Final = ("day", "week", "month")
+ON_SPENT: Final = ("wait", "refuse", "preemptible")
+WAIT, REFUSE, AS_PREEMPTIBLE = range(len(ON_SPENT))
 
 
 class Limits(NamedTuple):
@@ -22,7 +24,7 @@ class Limits(NamedTuple):
     time_limit_ms: int = 0  # the longest of a job, which has to name one
     budget_ms: int = 0  # milliseconds of a leased GPU in a period
     period: int = 0  # in `PERIODS`
-    refuses: int = 0  # 1: once the budget is spent, jobs with GPUs are refused; else they wait
+    refuses: int = 0  # what becomes of jobs with GPUs once the budget is spent, in `ON_SPENT`
     running_key: int = 0  # replicas on workers of each fair key
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at
-from moorage.scheduler.core.ledger.limits import PERIODS
+from moorage.scheduler.core.ledger.limits import PERIODS, REFUSE
 from moorage.scheduler.core.ledger.state import State, Tenant
 from moorage.scheduler.core.queue import limits
 from moorage.schemas.errors import Problem, problem
@@ -28,7 +28,7 @@ def beyond(state: State, tenant: Tenant, request: Request, shape: Shape, job: st
             return _refused(tenant, job, field, limits.words(part, needs[part]), limits.words(part, most[part]))
     if (time_limit := beyond_time(tenant, request.workload.timeout_s, job)) is not None:
         return time_limit
-    if shape.gpus and found.refuses and is_spent(state, tenant):
+    if shape.gpus and found.refuses == REFUSE and is_spent(state, tenant):
         anew_s = (ends_ms(state.time_ms, found.period) - state.time_ms) // 1000
         return problem(
             "failed-precondition",

@@ -18,7 +18,7 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.holding import spent_at
-from moorage.scheduler.core.ledger.limits import PERIODS, Limits
+from moorage.scheduler.core.ledger.limits import ON_SPENT, PERIODS, Limits
 from moorage.scheduler.core.ledger.limits import Counter as CounterRow
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
@@ -353,7 +353,7 @@ def limits_asked(asked: LimitAct, now: Limits) -> Limits:
     budget_ms = given(asked.gpu_hours, _HOUR_MS, now.budget_ms)
     of_budget = (now.period, now.refuses)
     if asked.gpu_hours is not msgspec.UNSET:
-        of_budget = (PERIODS.index(asked.period), int(asked.on_spent == "refuse")) if budget_ms else (0, 0)
+        of_budget = (PERIODS.index(asked.period), ON_SPENT.index(asked.on_spent)) if budget_ms else (0, 0)
     return Limits(
         given(asked.cores, 1000, now.cores_milli),
         given(asked.memory_mib, 1, now.memory_mib),
@@ -400,6 +400,6 @@ def limit_of(state: State, tenant: Tenant) -> Limit | None:
         found,
         gpu_hours=more.budget_ms / _HOUR_MS,
         period=PERIODS[more.period],
-        on_spent="refuse" if more.refuses else "wait",
+        on_spent=ON_SPENT[more.refuses],
         spent_hours=round(spent_at(tenant, state.time_ms).gpu_ms / _HOUR_MS, 3),
     )

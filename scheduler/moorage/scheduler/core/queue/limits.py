@@ -11,6 +11,8 @@ from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent
+from moorage.scheduler.core.ledger.limits import AS_PREEMPTIBLE
+from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import State, Tenant
 
 #: what limits are of: the parts of the vectors here
@@ -52,13 +54,30 @@ def room(state: State, tenant: Tenant, shape: Shape) -> float:
         gpus = shape.gpus
         found = max(0, tenant.gpus_max - tenant.gpus) // gpus if tenant.gpus_max and gpus else math.inf
         return min(found, _counted(state, tenant, shape)) if shape.uses else found
-    if shape.gpus and is_spent(state, tenant):
+    if shape.gpus and is_spent(state, tenant) and not goes_on(tenant, shape):
         return 0
     found = _counted(state, tenant, shape)
     for bound, held, need in zip(most(tenant), has(tenant), needs(shape), strict=True):
         if bound and need:
             found = min(found, max(0, bound - held) // need)
     return found
+
+
+def goes_on(tenant: Tenant, shape: Shape) -> bool:
+    """Return whether jobs of a shape start as preemptible ones once their tenant's budget is spent.
+
+    As such a request may ask for it: a gang, and what shares a GPU, cannot be preemptible.
+    """
+    is_set = tenant.limits is not None and tenant.limits.refuses == AS_PREEMPTIBLE
+    return is_set and shape.together == 1 and shape.mode <= Mode.EXCLUSIVE
+
+
+def is_beyond(state: State, tenant: str, shape: Shape) -> bool:
+    """Return whether what a tenant starts of a shape is preemptible, as its budget is spent."""
+    if tenant not in state.budgeted or not shape.gpus:
+        return False
+    row = state.read_tenant(tenant)
+    return goes_on(row, shape) and is_spent(state, row)
 
 
 def _counted(state: State, tenant: Tenant, shape: Shape) -> float:
@@ -88,7 +107,7 @@ def short(state: State, tenant: Tenant, shape: Shape) -> list[int]:
     """Return of which parts a tenant's limits leave too little for a placement of a shape now, `BUDGET` among them."""
     rows = enumerate(zip(most(tenant), has(tenant), needs(shape), strict=True))
     found = [part for part, (bound, held, need) in rows if bound and need > bound - held]
-    return [*found, BUDGET] if shape.gpus and is_spent(state, tenant) else found
+    return [*found, BUDGET] if shape.gpus and is_spent(state, tenant) and not goes_on(tenant, shape) else found
 
 
 def anew_ms(state: State) -> float:

@@ -13,6 +13,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import PREEMPTIBLE, GangPhase
+from moorage.scheduler.core.queue.limits import is_beyond
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.prefer import Preferring
@@ -161,11 +162,14 @@ class Placing:
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
             number = self._order.queue.first(num)
-            draft.placed(num, number, choice.host.worker.num, choice.mask, self._mode(shape))
+            draft.placed(num, number, choice.host.worker.num, choice.mask, self._mode(shape, num))
         return choice
 
-    def _mode(self, shape: Shape) -> int:
-        return self._order.rates.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.rates.mode(shape)
+    def _mode(self, shape: Shape, num: int) -> int:
+        mode, state = self._order.rates.mode(shape), self._order.state
+        if shape.preemptible or (state.budgeted and is_beyond(state, state.jobs[num].tenant, shape)):
+            return mode | PREEMPTIBLE
+        return mode
 
     def _where_frozen_wait(self, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         """Return a choice on devices that frozen jobs wait for, for a job that gives them back; None if none has room.
@@ -190,7 +194,7 @@ class Placing:
         first job it is of, until others come first. Return how many were placed, and the last choice.
         """
         host, order = choice.host, self._order
-        taken, mode = 0, self._mode(shape)
+        taken, mode = 0, -1
         if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
@@ -201,6 +205,8 @@ class Placing:
         self.choices += bool(masks)
         for mask, group in zip(masks, turns, strict=False):
             self.num = num = group.jobs[0]
+            if mode < 0 or order.state.budgeted:  # of several tenants, some may have spent their budgets
+                mode = self._mode(shape, num)
             draft.placed(num, order.queue.first(num), host.worker.num, mask, mode)
             order.queue.placed(group, num, draft.time_ms)
             taken += 1
