@@ -242,6 +242,11 @@ def nats_config(
             _print_written(site, out, written, is_first=is_first, needs_restart=changes or switches or leaves_change)
             _print_monitoring(site, asked=monitor, changes=changes)
             _print_leaves(site, out.absolute(), changes=leaves_change)
+            for name, count in site.pools.items():
+                print_err(
+                    f"pool {name}: {many(count, 'key')} for new machines; moorage admin joiner {out} hands them out,"
+                    f" by moorage admin token {out} pool={name} --uses NUMBER --until WHEN > FILE"
+                )
             site_tls.print_tls(site, out.absolute(), tls_before if switches else None, is_meant=plaintext)
         return 0
 
@@ -288,7 +293,7 @@ def write(site: Site, folder: Path, store: Path | None = None, own: OwnCertifica
     With several servers, `configuration` has the schedulers' settings if there were none. Raises OSError, MoorageError.
     """
     from moorage.bus import certificates, identities, issued_keys
-    from moorage.bus.site import accounts, server, server_name
+    from moorage.bus.site import accounts, pool_workers, server, server_name
     from moorage.bus.target import UP_CONTEXTS
     from moorage.system.private_files import replace_private
 
@@ -320,7 +325,10 @@ def write(site: Site, folder: Path, store: Path | None = None, own: OwnCertifica
     for name, text in configuration.items():
         replace_private(folder / name, text)
     issued_keys.keep(folder, accounts_before)
-    people = [each for each in users if each.role != "leaf"]
+    of_pools = {
+        name for pool, count in site.pools.items() for name in pool_workers(pool, count)
+    }  # by join tokens alone
+    people = [each for each in users if each.role != "leaf" and not (each.role == "worker" and each.name in of_pools)]
     contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in people}
     for name, fields in contexts.items():
         _write_context(folder, name, fields)

@@ -249,7 +249,7 @@ def _list(known: dict[str, Token], options: LocalRowOptions) -> int:
             [row.token, row.pool, row.state, f"{row.used}/{row.uses}", _left(row, now_s), ", ".join(row.workers) or "-"]
             for row in rows
         ]
-        print_out(table(["token", "pool", "state", "used", "left", "workers"], cells, numbers=["left"]))
+        print_out(table(["TOKEN", "POOL", "STATE", "USED", "LEFT", "WORKERS"], cells, numbers=["LEFT"]))
     return 0
 
 
