@@ -215,6 +215,15 @@ def set_objects(checkpoint: str) -> list[str]:
     return [f"{checkpoint}.{place}" for place in ("a", "b", "c", "end")]
 
 
+def over_object(checkpoint: str) -> str:
+    """Return the name of the object that says that a rank of a gang has ended well, beside its `checkpoint_object`."""
+    return f"{checkpoint}.over"
+
+
+#: header of an `over_object`: the ranks of the gang. Once all of one attempt have such an object, no set is needed
+RANKS_HEADER: Final = "Moorage-Ranks"
+
+
 def result_object(job: str, replica: int, fence: int) -> str:
     """Return the object's name; `fence` is in the event that made the replica RUNNING and SUCCEEDED."""
     return f"{job}.{replica}.{fence}"

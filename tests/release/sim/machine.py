@@ -238,7 +238,7 @@ class MachineFolders(AttemptFolders):
         calls: int = 0,
         every_s: float = 0.0,
         step: str = "",
-        gang: bool = False,
+        ranks: int = 0,
         data: Sequence[str] = (),
     ) -> str:
         return self.path(name)

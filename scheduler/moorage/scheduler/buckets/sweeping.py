@@ -15,8 +15,10 @@ from moorage.bus.checkpoint_manifest import read_manifest
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream, wall_seconds
-from moorage.bus.object_store import checkpoints_store
+from moorage.bus.object_store import ObjectInfo, checkpoints_store
 from moorage.scheduler.durable.queue_streams import user_info
+from moorage.schemas.handler import RANKS_HEADER
+from moorage.schemas.passed_on import CHECKPOINT
 from moorage.schemas.subjects import Subjects
 
 #: between two sweeps of all buckets, on average
@@ -35,10 +37,33 @@ async def keep_sweeping(world: Connection, subjects: Subjects) -> None:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))  # every scheduler does
         try:
             for tenant in sorted((await user_info(world)).own_buckets(subjects)):
+                await drop_of_gangs(JetStream(world), subjects, tenant)
                 if count := await sweep(JetStream(world), subjects, tenant):
                     log.info("removed %d parts of checkpoints of tenant %s that no checkpoint has", count, tenant)
         except BusError as error:  # the bucket is not there yet, or its server is away
             log.debug("checkpoints are not swept now: %s", error)
+
+
+async def drop_of_gangs(jetstream: JetStream, subjects: Subjects, tenant: str) -> int:
+    """Remove the names of all checkpoints of gangs whose ranks have all ended well in one attempt; `sweep` removes
+    their contents. Return how many. Raises BusError."""
+    store = checkpoints_store(jetstream, subjects, tenant)
+    of_job: dict[str, list[ObjectInfo]] = {}
+    over: dict[tuple[str, str], int] = {}
+    for name, info in await store.stored():
+        words = name.removeprefix(CHECKPOINT).split(".")
+        if len(words) < 4 or not name.startswith(CHECKPOINT):
+            continue
+        job, attempt = ".".join(words[:2]), words[3]
+        of_job.setdefault(job, []).append(info)
+        ranks = info.headers.get(RANKS_HEADER, [""])[0]
+        if words[4:] == ["over"] and ranks.isascii() and ranks.isdigit():
+            over[job, attempt] = over.get((job, attempt), int(ranks)) - 1
+    done = {job for (job, _), left in over.items() if not left}
+    doomed = [info for job in done for info in of_job[job]]
+    for info in doomed:
+        await store.forget(store.subject(info.nuid))
+    return len(doomed)
 
 
 async def sweep(jetstream: JetStream, subjects: Subjects, tenant: str, unnamed_s: float = UNNAMED_S) -> int:

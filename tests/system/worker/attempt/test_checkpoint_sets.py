@@ -14,7 +14,7 @@ import pytest
 
 from moorage.bus.checkpoint_manifest import Manifest
 from moorage.bus.object_store import ObjectStore
-from moorage.scheduler.buckets.sweeping import sweep
+from moorage.scheduler.buckets.sweeping import drop_of_gangs, sweep
 from moorage.schemas.frames import End, GangSets, Place
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import BadArchive
@@ -536,3 +536,23 @@ async def test_a_rank_of_a_gang_tells_the_step_of_its_end_and_refuses_a_folder_w
         exited = await leader.await_report("w1", "exited", ("acme", "a", 0, 2, 12))
         assert exited.checkpoint == ""
         assert "checkpoint-not-stored: files: no name in ck has a step, by checkpoint_step" in exited.detail
+
+
+async def test_once_all_ranks_of_a_gang_have_ended_well_a_sweep_removes_what_they_stored(
+    nats_url: str, unique: str
+) -> None:
+    async with (
+        bucket(nats_url, unique, checkpoints=True) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        jetstream, subjects = store._jetstream, Subjects(unique)
+        for rank in (0, 1):
+            for number, code in ((1, 75), (2, 0)):
+                of = gang(number, f"mkdir -p ck; : > ck/step-{number}; exit {code}")
+                fence = 20 + 2 * rank + number
+                await leader.want("w1", msgspec.structs.replace(of, replica=rank, fence=fence))
+                await leader.await_report("w1", "exited", ("acme", "a", rank, number, fence))
+            assert await drop_of_gangs(jetstream, subjects, "acme") == (0 if rank == 0 else 4)
+        assert await sweep(jetstream, subjects, "acme", -1.0) >= 0
+        assert [name for name, _ in await store.stored() if await store.find(name) is not None] == []

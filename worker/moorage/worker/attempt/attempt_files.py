@@ -153,7 +153,7 @@ class AttemptFiles:
         """Return the watch over an attempt's checkpoint; None if it is not stored while it runs."""
         _, job, replica, attempt, _ = name
         every_s, report = self._folders.every_s(name), self._report
-        gang = self._folders.is_gang(name)
+        gang = self._folders.ranks(name) > 0
         if self._files is None or report is None or not (every_s or gang) or not self._folders.checkpoint(name):
             return None
         accepted_ms = self._folders.accepted_ms(name)
@@ -239,9 +239,12 @@ class AttemptFiles:
         self._kept.add(name)
         if is_good and self._folders.goes_on(name):
             await self._keep_checkpoint(self._files, name)
-        elif is_good and self._folders.checkpoint(name) and not self._folders.is_gang(name):
+        elif is_good and self._folders.checkpoint(name) and not self._folders.ranks(name):
             until = attempt + (name in self._watches)  # its own, too
             self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, until)
+        elif is_good and (ranks := self._folders.ranks(name)) and self._folders.checkpoint(name):
+            own = checkpoint_object(job, self._folders.accepted_ms(name), replica, attempt)
+            await self._files.say_over(tenant, own, ranks)
 
     async def _keep_reports(self, name: AttemptName) -> None:
         """Store what the attempt reported of itself: its newest values, for its end, and its last rows."""
@@ -269,7 +272,7 @@ class AttemptFiles:
         self._unstored[name] = ""
         watch, live = self._watches.get(name), list[Manifest]()
         try:
-            if self._folders.is_gang(name):
+            if self._folders.ranks(name):
                 if watch is None:
                     raise NotKept("this worker stores no sets")
                 self._checkpoints[name] = await watch.end()

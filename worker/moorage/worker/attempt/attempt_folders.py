@@ -80,7 +80,7 @@ class _Stored(msgspec.Struct):
     calls: int = 0  # how many calls it holds at most, as a member of a service
     every_s: float = 0.0  # how often its checkpoint is stored while it runs; 0: never
     data: list[str] = []  # the folders of its data, which it uses
-    gang: bool = False  # it is a rank of a gang, whose checkpoints count only together
+    ranks: int = 0  # those of the gang of which it is one, whose checkpoints count only together; 0 for none
     step: str = ""  # the pattern that finds its step among the names in its checkpoint
 
 
@@ -154,10 +154,10 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.step
 
-    def is_gang(self, name: AttemptName) -> bool:
-        """Return whether the attempt is a rank of a gang, whose checkpoints count only together."""
+    def ranks(self, name: AttemptName) -> int:
+        """Return how many ranks the gang of this attempt has, whose checkpoints count only together; 0 for none."""
         stored = self._stored.get(name)
-        return stored is not None and stored.gang
+        return 0 if stored is None else stored.ranks
 
     def goes_on(self, name: AttemptName) -> bool:
         """Return whether the attempt's checkpoint may be needed after an end with code 0."""
@@ -195,7 +195,7 @@ class AttemptFolders:
         calls: int = 0,
         every_s: float = 0.0,
         step: str = "",
-        gang: bool = False,
+        ranks: int = 0,
         data: Sequence[str] = (),
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
@@ -203,8 +203,8 @@ class AttemptFolders:
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
         setup. `goes_on`: another attempt follows an end with code 0, too. `calls` is how many calls it holds at most.
-        `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step. `gang`: its
-        checkpoints count only together with those of other ranks. `data` are the paths of what it reads.
+        `every_s` is how often the checkpoint is stored while the attempt runs, `step` finds its step. `ranks`: its
+        checkpoints count only together with those of so many ranks. `data` are the paths of what it reads.
 
         Raises FolderUnavailable, NoFolder.
         """
@@ -225,7 +225,7 @@ class AttemptFolders:
                     calls,
                     every_s,
                     list(data),
-                    gang,
+                    ranks,
                     step,
                 )
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))

@@ -28,7 +28,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import Values
-from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier, set_objects
+from moorage.schemas.handler import ACCEPTED_HEADER, RANKS_HEADER, is_earlier, over_object, set_objects
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.subjects import Subjects
@@ -375,6 +375,14 @@ class JobFiles:
         NotKept. No process may write to the folder any more.
         """
         await self._keep(self.bucket(tenant), name, folder, patterns, also, accepted_ms)
+
+    async def say_over(self, tenant: str, checkpoint: str, ranks: int) -> None:
+        """Store that a rank has ended well, of a gang of so many: the sets of all go once all have. Raises nothing."""
+        store, headers = self._checkpoints(tenant), {RANKS_HEADER: str(ranks)}
+        try:
+            await store.put(over_object(checkpoint), [b"1"], headers, lambda _: None)
+        except BusError as error:
+            log.warning("the checkpoints of a gang stay until the bucket drops them: %s", error)
 
     async def keep_rows(self, tenant: str, name: str, rows: Sequence[Values]) -> None:
         """Store what an attempt reported of itself as an object of the tenant's bucket. Raises BusError."""

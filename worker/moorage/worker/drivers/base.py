@@ -187,6 +187,11 @@ class Assignment(msgspec.Struct, frozen=True):
         return Before(self.accepted_ms, dict(self.checkpoints), self.untold, self.request.is_gang)
 
     @property
+    def ranks(self) -> int:
+        """How many ranks its gang has; 0 if it is in none."""
+        return self.request.copies if self.request.is_gang else 0
+
+    @property
     def is_setup(self) -> bool:
         """Whether it is the setup of a job, which fills that folder."""
         return bool(self.setup) and self.run.setup is None

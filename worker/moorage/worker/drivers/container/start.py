@@ -283,7 +283,7 @@ class Starter:
             folder = self._folders.make(
                 assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
                 goes_on=run.restart == "always", calls=calls_of(assignment.request),
-                every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", gang=assignment.request.is_gang,
+                every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", ranks=assignment.ranks,
                 data=list(assignment.data.values()),
             )  # fmt: skip
             key, published = self._host.key(assignment.name), None

@@ -605,7 +605,7 @@ class ProcessDriver(Driver):
         folder = self._folders.make(
             assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
             goes_on=run.restart == "always", calls=calls_of(request),
-            every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", gang=request.is_gang,
+            every_s=run.checkpoint_every_s, step=run.checkpoint_step or "", ranks=assignment.ranks,
             data=list(assignment.data.values()),
         )  # fmt: skip
         if not brings(assignment.name, run):
