@@ -57,7 +57,7 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "jwt-shared": {"shared": True, "persons": ()},
 }
 #: everybody but the tenants, workers, operators and observers of each site
-OTHERS: Final[dict[str, Any]] = {"callers": ("acme.door",), "persons": ("acme.lena",)}
+OTHERS: Final[dict[str, Any]] = {"callers": ("acme.door",), "persons": ("acme.lena",), "pools": {"spot": 1}}
 #: by role: what the owner of a key may say, given the tenant or else the name, so that it is heard behind all questions
 LAST: Final = {
     "submitter": "moorage.api.{}.ls",
@@ -65,6 +65,8 @@ LAST: Final = {
     "caller": "moorage.api.{}.services",
     "worker": "moorage.load.{}",
     "operator": "moorage.admin.{}.fleet",
+    "pool": "moorage.join.{}",
+    "joiner": "moorage.admin.joiner.admit",
 }
 #: by kind of bucket
 BUCKETS: Final = ("FILES", "RESULT", "SCHEDULES", "CHECKPOINTS")

@@ -17,11 +17,12 @@ from moorage.bus.connection import connect
 from moorage.bus.contexts import load_context
 from moorage.bus.errors import PermissionRefused
 from moorage.bus.join_tokens import JoinToken, new_key, public_of, read_token
+from moorage.bus.transport import Delivery
 from moorage.schemas.joining import JoinAsk
 from moorage.schemas.subjects import Subjects
 from tests.jwt_sites import running_jwt
 from tests.leftover import ends_with_the_test
-from tests.sites import RunningSite, running
+from tests.sites import RunningSite, running, settled
 from tests.system.cli.node import COMMAND, Ran, environment, moorage
 from tests.system.deploy.test_queue_of_tenants import leads
 from tests.waiting import until
@@ -240,3 +241,24 @@ async def test_a_token_that_goes_into_a_file_is_its_owners_alone(tmp_path: Path)
         for line in (["pool=rest"], ["spot"], ["pool=spot", "--uses", "0"], ["pool=spot", "--until", "never"]):
             refused = await ran(site, "admin", "token", str(site.folder), *line)
             assert (refused.code != 0, refused.out) == (True, ""), line
+
+
+@pytest.mark.slow
+async def test_no_answer_to_a_machine_is_an_order_or_comes_to_another_pool() -> None:
+    """Whatever reply subject it names: the joiner may publish its one order, and in the inbox of each pool."""
+    replies = (SUBJECTS.admin("admit", "joiner"), "_INBOX.pool.other.x", "_INBOX.joiner.main.x")
+    async with (
+        running(pools={"spot": 1, "other": 1}) as site,
+        joiner(site),
+        await site.witness("MOORAGE") as users,
+        await site.connect("pool.spot") as spot,
+    ):
+        heard: list[Delivery] = []
+        for reply in replies:
+            await users.subscribe(reply, heard.append)
+        await settled(users)
+        await spot.send([(SUBJECTS.join("spot"), b"{}", reply) for reply in replies])
+        answer = await spot.request(SUBJECTS.join("spot"), b"{}", 10.0)  # behind all of these
+        assert b"invalid-argument" in answer.data
+        await settled(users)
+        assert heard == []

@@ -426,10 +426,17 @@ async def _serve(issuer: _Issuer, where: Any) -> None:
 
 
 async def _answer_all(issuer: _Issuer, connection: Connection, asks: asyncio.Queue[Delivery]) -> None:
+    from moorage.schemas.roles import pool_inbox
+
     while True:
         asked = await asks.get()
-        if asked.reply:
+        # elsewhere an answer could be an order of this key, or be taken for that of another pool
+        if asked.reply.startswith(f"{pool_inbox(_pool_of(asked))}."):
             await connection.send([(asked.reply, await _answered(issuer, connection, asked), "")])
+
+
+def _pool_of(asked: Delivery) -> str:
+    return asked.subject.rpartition(".")[2]
 
 
 async def _answered(issuer: _Issuer, connection: Connection, asked: Delivery) -> bytes:
@@ -439,7 +446,7 @@ async def _answered(issuer: _Issuer, connection: Connection, asked: Delivery) ->
     from moorage.schemas.errors import MoorageError, Problem, problem
     from moorage.schemas.joining import decode_ask
 
-    pool = asked.subject.rpartition(".")[2]
+    pool = _pool_of(asked)
     answer: JoinGiven | Problem
     try:
         ask = decode_ask(asked.data)
