@@ -696,7 +696,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             self._check_labels()
         if self.uses:
             check_uses(self.uses)
-        if len(self.fair_key) > FAIR_KEY_CHARS_MAX or not self.fair_key.isprintable():
+        if self.fair_key and (len(self.fair_key) > FAIR_KEY_CHARS_MAX or not self.fair_key.isprintable()):
             raise ValueError(
                 f"fair_key must be 1..{FAIR_KEY_CHARS_MAX} printable characters, found {self.fair_key[:80]!r}"
             )

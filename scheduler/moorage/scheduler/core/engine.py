@@ -719,7 +719,7 @@ class Engine:
                 return outcome
         if request.hold:
             return outcome
-        self.queue.enter(num, (request.priority, shape, owner_of(job)))
+        self.queue.enter(num, (request.priority, shape, owner_of(job) if job.fair else tenant))
         return outcome
 
     def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | SignalOrder | Execute]) -> None:

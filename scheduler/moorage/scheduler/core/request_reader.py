@@ -132,7 +132,7 @@ class RequestReader:
 
     def kind_of(self, job: Job) -> tuple[int, Shape, str]:
         """Return the kind of a job's queue group: its priority, its shape and its owner (see `fairkeys`)."""
-        return self.priority_of(job), self.shape_of(job), owner_of(job)
+        return self.priority_of(job), self.shape_of(job), owner_of(job) if job.fair else job.tenant
 
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
