@@ -83,6 +83,12 @@ class Ready(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
         return round((default_s if self.for_s is None else self.for_s) * 1000)
 
     @property
+    def words(self) -> str:
+        """The check, as --ready has it."""
+        found = (("tcp", self.tcp), ("http", self.http), ("file", self.file))
+        return next((f"{name}:{value}" for name, value in found if value is not None), "call")
+
+    @property
     def port(self) -> str:
         """The word for the port that is looked at; "" if none is."""
         if self.tcp is not None:

@@ -449,7 +449,7 @@ def stored_words(shown: ShownJob) -> str:
             stored = (
                 "" if each.stored_ms is None else f"the checkpoint of {utc(each.stored_ms)}{_step_words(each.step)}"
             )
-            failed = f"none since: {each.not_stored}" if each.not_stored else ""
+            failed = f"none{' since' if stored else ''}: {each.not_stored}" if each.not_stored else ""
             if words := "; ".join(filter(None, (stored, failed))):
                 found[row.replica] = words
     return _by_replica(found, shown)

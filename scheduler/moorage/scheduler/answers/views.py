@@ -27,6 +27,7 @@ from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_MS,
     AT_PLACED,
+    AT_RUNNING,
     ATTEMPT,
     BY,
     CHANGED,
@@ -133,6 +134,8 @@ FLEET_BYTES: Final = 512 * 1024
 #: ranges of replicas in each state that an answer names
 RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
+#: a running attempt that has stored no checkpoint so many ms after the first was due is told to have none
+LATE_MS: Final = 5_000
 RUNS: Final = STATES[RUNNING]
 #: the revision of the first row behind ACCEPTED, which histories in memory do not have
 _FIRST_REV: Final = 2
@@ -596,11 +599,11 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
         reported={} if told is None else told.values,
         report_refused="" if told is None else told.refused,
         stopped=host.stopped.get(attempt.name, 0) if host is not None and replica.state == RUNNING else 0,
-        checkpoint=None if request.workload.checkpoint is None else _checkpoint(attempt),
+        checkpoint=None if request.workload.checkpoint is None else _checkpoint(engine, attempt, request),
     )
 
 
-def _checkpoint(attempt: Attempt) -> CheckpointInfo | None:
+def _checkpoint(engine: Engine, attempt: Attempt, request: Request) -> CheckpointInfo | None:
     """Return what is known of the checkpoints of an attempt; None for nothing."""
     saved = {no: (ms, step if step >= 0 else None) for no, ms, step in attempt.replica.saved}
     before = max((no for no in saved if no < attempt.no), default=0)
@@ -611,9 +614,17 @@ def _checkpoint(attempt: Attempt) -> CheckpointInfo | None:
     stored_ms, step = saved.get(attempt.no, (None, None))
     info = CheckpointInfo(
         from_ms=from_ms, from_step=from_step, from_attempt=before or None, stored_ms=stored_ms, step=step,
-        not_stored=attempt.unstored,
+        not_stored=attempt.unstored or ("" if stored_ms else _none_found(engine, attempt, request)),
     )  # fmt: skip
     return info if info != CheckpointInfo() else None
+
+
+def _none_found(engine: Engine, attempt: Attempt, request: Request) -> str:
+    """Return that an attempt has stored no checkpoint though one has been due for long; "" if it need not have."""
+    run, ran_ms = request.workload, engine.state.time_ms - attempt.began_ms
+    if attempt.phase != AT_RUNNING or not run.checkpoint_every_s or ran_ms < run.checkpoint_every_s * 1000 + LATE_MS:
+        return ""
+    return f"it runs for {ran_ms // 1000}s, and no {run.checkpoint} was seen in its folder"
 
 
 def held_by(hold: StandingOrder) -> str:

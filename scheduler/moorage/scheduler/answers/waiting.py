@@ -39,6 +39,7 @@ from moorage.scheduler.core.ledger.state import (
     PLACED,
     QUEUED,
     REPLICA,
+    RUNNING,
     STATE,
     WHY,
     WORKER,
@@ -182,9 +183,8 @@ def _not_waiting(engine: Engine, job: Job) -> Explained:
     )
     if not job.live:
         return _ended(engine, job, told)
-    return sent(
-        told, why=_why_silent(engine, job) or _why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job)
-    )
+    why = _why_silent(engine, job) or _why_frozen(engine, job) or _why_awake(engine, job) or _why_unready(engine, job)
+    return sent(told, why=why or _last_why(job))
 
 
 def _why_silent(engine: Engine, job: Job) -> str:
@@ -225,6 +225,17 @@ def _why_frozen(engine: Engine, job: Job) -> str:
             if not is_shut and any(other.mask & member.home for other in member.worker.attempts.values()):
                 return "it is to run on, and waits for the end of the job on its GPUs"
             return "it is to run on, and waits until its worker gives its GPUs"
+    return ""
+
+
+def _why_unready(engine: Engine, job: Job) -> str:
+    """Return which check an attempt that runs has not met since its start, and when it ends for that; "" for none."""
+    ready = engine.reader.request_of(job).workload.ready
+    for member in job.attempts if ready is not None else ():
+        if member.is_current and member.replica.state == RUNNING and not member.ever_ready and ready is not None:
+            ran_s = (engine.state.time_ms - member.began_ms) / 1000
+            ends = f"at {ready.within_s:g} s it ends as not-ready" if ran_s < ready.within_s else "it ends as not-ready"
+            return f"not ready since its start {ran_s:.0f} s ago: its check is {ready.words}; {ends}"
     return ""
 
 
