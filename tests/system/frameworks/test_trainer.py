@@ -20,7 +20,11 @@ TRAIN: Final = from_page("train-with-hugging-face", "train.py")
 
 async def test_an_attempt_that_is_asked_to_end_loses_no_step(node: Node, unique: str, tmp_path: Path) -> None:
     trains = tmp_path / "trains"
-    slow = f"__import__('time').sleep(0.05) or Path({str(trains)!r}).touch()\n        if asked:"
+    slow = (
+        f"Path({str(trains)!r}).touch()\n"
+        "        __import__('time').sleep(0.3 if os.environ['MOORAGE_ATTEMPT'] == '1' else 0)\n"
+        "        if asked:"
+    )
     assert TRAIN.count("if asked:") == 1
     (tmp_path / "train.py").write_text(TRAIN.replace("if asked:", slow))
     async with AsyncClient(node.url, tenant=unique) as client:
@@ -29,13 +33,19 @@ async def test_an_attempt_that_is_asked_to_end_loses_no_step(node: Node, unique:
                 **variables("torch"), "STEPS": "300", "HF_HUB_OFFLINE": "1",
             }, checkpoint="checkpoints", checkpoint_signal="SIGUSR1", checkpoint_before_s=30, grace_s=60,
         )  # fmt: skip
+
+        async def has_left() -> bool:
+            shown = await job.show()
+            return shown.state == "QUEUED" or shown.changes[-1].attempt > 1
+
         await until(trains.exists, 180, "it trains")
         worker = (await job.show()).changes[-1].worker
-        await client.fleet.drain(worker, within="120s")
+        await client.fleet.drain(worker, within="60s")
         try:
-            result = await job.result(300)
+            await until(has_left, 180, "the attempt has left")
         finally:
             await client.fleet.uncordon(worker)
+        result = await job.result(300)
         said = ["".join([piece.text async for piece in job.logs(follow=False, attempt=attempt)]) for attempt in (1, 2)]
     assert result.state == "SUCCEEDED", said
     first, last = (re.findall(r"^(?:from|step) (\S+)", text, re.MULTILINE) for text in said)
