@@ -26,6 +26,7 @@ from moorage.schemas.http_service import (
     PORT,
     PORT_VARIABLE,
     HttpSpec,
+    engine_load,
     is_http,
     passed_on,
     path_refused,
@@ -43,6 +44,8 @@ HEALTH_S_MAX: Final = 10.0
 #: between two of these questions once it has been ready, and so many in a row that it fails end that
 LOOK_S: Final = 2.0
 LOOKS: Final = 3
+#: where engines tell how many requests they run
+METRICS: Final = "/metrics"
 #: a part has at most so many bytes: half of what servers of NATS take by default
 PART_BYTES_MAX: Final = 512 * 1024
 #: an idle connection is closed sooner than servers do, which may then not be asked over it
@@ -61,7 +64,8 @@ log = logging.getLogger("moorage.calls")
 
 class HttpProgram(Child):
     """A started server. `on_frame` gets the frames of its answers as those of a program, `on_failed` the status of each
-    answer of 500 or more, `on_well` whether it is healthy, whenever that changes once it has been ready."""
+    answer of 500 or more, `on_well` whether it is healthy, whenever that changes once it has been ready, and `on_load`
+    how many requests run in it and how many wait, if it has metrics."""
 
     def __init__(
         self,
@@ -71,12 +75,14 @@ class HttpProgram(Child):
         before_kill: BeforeKill | None = None,
         on_failed: Callable[[int, str], None] = lambda status, why: None,
         on_well: Callable[[bool], None] = lambda is_well: None,
+        on_load: Callable[[int, int], None] = lambda running, waiting: None,
     ) -> None:
         super().__init__(on_over, before_kill)
         self._spec = spec
         self._on_frame = on_frame
         self._on_failed = on_failed
         self._on_well = on_well
+        self._on_load = on_load
         self._heard_s = 0.0  # when it has sent a part of an answer last
         self._session: aiohttp.ClientSession | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -163,6 +169,9 @@ class HttpProgram(Child):
                     "the server is healthy%s", " again" if is_well else f" no longer: {self._spec.health} says so"
                 )
                 self._on_well(is_well)
+            if engine := self._spec.metrics:
+                told = engine_load((await self._text(METRICS)).decode(errors="replace"), engine)
+                self._on_load(*(told or (0, 0)))
 
     async def _ready(self) -> None:
         """Return once the server is healthy, and has answered the request that warms it."""
@@ -179,6 +188,14 @@ class HttpProgram(Child):
 
     async def _status(self, path: str, body: bytes, within_s: float | None) -> int:
         """Return the status of an answer; 0 if there is none."""
+        return (await self._asked(path, body, within_s))[0]
+
+    async def _text(self, path: str) -> bytes:
+        """Return the body of an answer; b"" if there is none."""
+        status, body = await self._asked(path, b"", HEALTH_S_MAX)
+        return body if status == 200 else b""
+
+    async def _asked(self, path: str, body: bytes, within_s: float | None) -> tuple[int, bytes]:
         import aiohttp
 
         assert self._session is not None
@@ -187,10 +204,9 @@ class HttpProgram(Child):
         asking = self._session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
         try:
             async with asyncio.timeout(within_s), asking as answer:
-                await answer.read()
-                return answer.status
+                return answer.status, await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError):
-            return 0
+            return 0, b""
 
     # -- the way of the calls
 

@@ -189,6 +189,9 @@ class Member:
         self._rests_s = 0.0  # since when it rests, or is to end meanwhile
         self._called_s: float | None = None  # since when, behind that, a caller has asked for its GPUs
         self.meter = Meter()
+        self._engine_places: int | None = None  # how many requests its engine runs at once, once some have waited there
+        self._engine_waiting = 0
+        self._engine_full_s: float | None = None  # since when some wait there
 
     def run_in_batches(self, batches: Batches) -> None:
         """Run calls in these batches from now on; `places` counts calls all the same."""
@@ -268,13 +271,29 @@ class Member:
         """How many calls the program has ahead."""
         return max(0, len(self.running) - self.places) if self._ahead_max else 0
 
+    def engine_has(self, running: int, waiting: int, now_s: float) -> None:
+        """What runs here is work of an engine, in which so many requests run, and so many wait: it has fewer places."""
+        if waiting:
+            self._engine_places = max(1, running)
+            self._engine_full_s = now_s if self._engine_full_s is None else self._engine_full_s
+        else:
+            self._engine_full_s = None
+            if self._engine_places is not None:  # it has shown that it runs as many
+                self._engine_places = max(self._engine_places, running)
+        self._engine_waiting = waiting
+
     def load(self, now_s: float) -> MemberLoad:
-        """Return what this member says of itself."""
+        """Return what this member says of itself. Calls that wait in its engine wait."""
         oldest_ms = max((call.waited(now_s) for call in self.room), default=0)
         meter, ahead = self.meter, self._ahead
+        waits = min(self._engine_waiting, len(self.running) - ahead)
+        places = self.places if self._engine_places is None else min(self.places, self._engine_places)
+        if self._engine_full_s is not None:
+            oldest_ms = max(oldest_ms, round((now_s - self._engine_full_s) * 1000))
+        ahead += waits
         _, job, replica, attempt, fence = self._attempt
         return MemberLoad(
-            self.name, self.places, len(self.running) - ahead, len(self.room) + ahead, oldest_ms, self.draining,
+            self.name, places, len(self.running) - ahead, len(self.room) + ahead, oldest_ms, self.draining,
             meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
             job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(), rests=self.rests,
             last_error=meter.last_error[:ERROR_CHARS_MAX],

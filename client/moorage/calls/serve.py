@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -141,6 +142,9 @@ async def serve(
             else:
                 answered(head, body)
 
+        def on_load(running: int, waiting: int) -> None:
+            messenger.member.engine_has(running, waiting, time.monotonic())
+
         def on_over(why: str) -> None:
             said.append(why)
             over.set()
@@ -151,7 +155,7 @@ async def serve(
         else:
             failed = messenger.member.meter.failed
             program = messenger.program = HttpProgram(
-                serving.http, on_frame, on_over, before_kill, failed, ready_file.show
+                serving.http, on_frame, on_over, before_kill, failed, ready_file.show, on_load
             )
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:

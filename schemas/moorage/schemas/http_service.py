@@ -6,6 +6,7 @@ part. What is here is the same for who sends such calls and for the member that 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -35,6 +36,12 @@ IDLE_S_MAX: Final = 86_400.0
 TARGET_BYTES_MAX: Final = 8192
 MODELS_MAX: Final = 64
 MODEL_CHARS_MAX: Final = 256
+#: of engines that tell it at /metrics: which gauges say how many requests run there, and how many wait
+ENGINE_GAUGES: Final = {
+    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    "llama.cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+}
 #: headers of one connection alone (RFC 9110 §7.6.1), and those that the next connection has of its own
 HOP_BY_HOP: Final = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -62,6 +69,9 @@ class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     paths: tuple[str, ...] = PATHS_DEFAULT  # what callers reach: paths, or beginnings of them with a final *
     warm: HttpRequest | None = None  # a request that has to be answered before the member is ready
     idle_s: float = IDLE_S_DEFAULT  # an unhealthy one with calls is ready as long as an answer goes on within this time
+    #: whose metrics the program has at /metrics: vllm, sglang or llama.cpp. Calls that wait in it count as waiting; ""
+    #: looks at none
+    metrics: str = ""
 
     @property
     def trouble(self) -> Trouble | None:
@@ -80,6 +90,9 @@ class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
         if not 1 <= self.idle_s <= IDLE_S_MAX:
             message = "idle_s must be a number of seconds"
             return Trouble("service.http.idle_s", message, f"{self.idle_s:g}", f"1..{IDLE_S_MAX:g}")
+        if self.metrics and self.metrics not in ENGINE_GAUGES:
+            names = ", ".join(ENGINE_GAUGES)
+            return Trouble("service.http.metrics", "metrics names an engine", quoted(self.metrics), f"{names} or none")
         return None
 
 
@@ -145,3 +158,20 @@ def http_of(variable: str) -> HttpSpec | None:
 def is_http(headers: Mapping[str, str]) -> bool:
     """Return whether a call carries a request of HTTP whole, and so wants its status and headers back."""
     return any(name.lower() in (HTTP_METHOD.lower(), HTTP_PATH.lower()) for name in headers)
+
+
+def engine_load(metrics: str, engine: str) -> tuple[int, int] | None:
+    """Return how many requests run in an engine and how many wait, by the text of its metrics; None if it does not
+    say."""
+    sums: list[float | None] = [None, None]
+    for line in metrics.splitlines():
+        name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
+        value = (rest.rpartition("}")[2] if "{" in line else rest).split()
+        for at, gauge in enumerate(ENGINE_GAUGES[engine]):
+            if name == gauge and value:
+                with contextlib.suppress(ValueError):
+                    sums[at] = (sums[at] or 0.0) + float(value[0])
+    running, waiting = sums
+    if running is None or waiting is None or not (0 <= running < 1e6 and 0 <= waiting < 1e6):
+        return None
+    return round(running), round(waiting)

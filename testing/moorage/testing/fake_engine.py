@@ -47,13 +47,16 @@ LIKE: Final[dict[str, Habits]] = {
 class FakeEngine:
     """One engine: `app` is what it answers. It is ready `load_s` after it was made."""
 
-    def __init__(self, model: str = "tiny", like: str = "vllm", load_s: float = 0.0, version: str = "1") -> None:
+    def __init__(
+        self, model: str = "tiny", like: str = "vllm", load_s: float = 0.0, version: str = "1", places: int = 4096
+    ) -> None:
         self.model = model
         self.habits = LIKE[like]
         self.version = version
         self.counts: Counter[str] = Counter()
         self.ids: Counter[str] = Counter()
         self.prompts: dict[str, int] = {}
+        self._places = asyncio.Semaphore(places)
         self._ready_s = time.monotonic() + load_s
         self._load_s = load_s
         self._is_loaded = False
@@ -95,14 +98,19 @@ class FakeEngine:
         if self.habits.loads_late and not self._is_loaded:
             await asyncio.sleep(self._load_s)
             self._is_loaded = True
-        self.counts["running"] += 1
+        self.counts["waiting"] += 1
+        state = "waiting"
         try:
-            answer = await (self._stream(request, body) if body.get("stream") else self._whole(body))
+            async with self._places:
+                self.counts[state] -= 1
+                state = "running"
+                self.counts[state] += 1
+                answer = await (self._stream(request, body) if body.get("stream") else self._whole(body))
         except (asyncio.CancelledError, ConnectionResetError):
             self.counts["aborted"] += 1
             raise
         finally:
-            self.counts["running"] -= 1
+            self.counts[state] -= 1
         self.counts["done"] += 1
         return answer
 
@@ -163,8 +171,9 @@ class FakeEngine:
         return web.json_response({**counts, "pid": os.getpid(), "version": self.version, "ran_twice": twice})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        waiting = f'vllm:num_requests_running{{model_name="{self.model}"}} {self.counts["running"]}\n'
-        return web.Response(text=waiting + f'vllm:num_requests_waiting{{model_name="{self.model}"}} 0\n')
+        of = f'{{model_name="{self.model}"}}'
+        running = f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{of} {self.counts['running']}.0\n"
+        return web.Response(text=f"{running}vllm:num_requests_waiting{of} {self.counts['waiting']}.0\n")
 
     async def _echo(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -248,8 +257,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--load", type=float, default=0.0, metavar="SECONDS", help="until it is ready")
     parser.add_argument("--version", default="1")
+    parser.add_argument("--places", type=int, default=4096, metavar="N", help="requests that it runs at once")
     asked = parser.parse_args(argv)
-    engine = FakeEngine(asked.model, asked.like, asked.load, asked.version)
+    engine = FakeEngine(asked.model, asked.like, asked.load, asked.version, asked.places)
     try:
         asyncio.run(serve(engine, asked.port, asked.load if engine.habits.is_closed else 0.0))
     except KeyboardInterrupt:

@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 
 from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
 from moorage.client import CallFailed
 from moorage.client.services import AsyncService
+from moorage.schemas.codec import Decoder
+from moorage.schemas.service import MemberLoad
 from tests.system.services.members import MemberProcess, error_of, member
 from tests.system.services.test_calling import client
 from tests.waiting import until
 
+decode_load = Decoder[MemberLoad](MemberLoad)
 ENGINE = (sys.executable, "-m", "moorage.testing.fake_engine")
 GET = {"Http-Method": "GET", "Http-Path": "/v1/stat"}
 PATHS = ("--paths", "/v1/*", "--paths", "/stat")
@@ -179,3 +183,24 @@ async def test_a_server_that_cannot_start_ends_the_member(nats_url: str, unique:
     async with member(nats_url, tmp_path, *words, prefix=unique) as one:
         assert await one.ended() == 3
         assert "the server ended with code 3 before it was ready" in one.said
+
+
+async def test_calls_that_wait_in_an_engine_are_told_as_such(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """They ran, so that a service whose engines were full got no further member."""
+    options, loads = ("--http", "/health", "--metrics", "vllm"), list[MemberLoad]()
+    async with (
+        await connect(Context(url=nats_url), "test") as hears,
+        engine(nats_url, unique, tmp_path, "--places", "1", options=options) as (_, chat),
+    ):
+        await hears.subscribe(f"{unique}.calls.default.chat.load", lambda told: loads.append(decode_load(told.data)))
+        streams = [
+            asyncio.create_task(_read(chat.stream({"max_tokens": 100_000, "stream": True}, timeout=600)))
+            for _ in range(3)
+        ]
+        await until(
+            lambda: any((each.places, each.running, each.waiting) == (1, 1, 2) for each in loads), 30,
+            "one runs, and two wait in the engine",
+        )  # fmt: skip
+        for stream in streams:
+            stream.cancel()
+        await asyncio.wait(streams)

@@ -8,6 +8,7 @@ from moorage.schemas.http_service import (
     TARGET_BYTES_MAX,
     HttpRequest,
     HttpSpec,
+    engine_load,
     models_trouble,
     passed_on,
     path_refused,
@@ -91,6 +92,7 @@ def test_headers_of_one_connection_and_moorages_own_stay_here() -> None:
         HttpSpec("/health", paths=("/v*/x",)),
         HttpSpec("/health", warm=HttpRequest("x")),
         HttpSpec("/health", idle_s=0.5),
+        HttpSpec("/health", metrics="vLLM"),
         HttpSpec("/health", idle_s=float("nan")),
     ],
 )
@@ -106,3 +108,17 @@ def test_models_have_names() -> None:
         assert trouble is not None
         assert trouble.field == "service.models"
     assert target_trouble("/v1/x") == ""
+
+
+def test_an_engines_load_is_the_sum_of_its_gauges_and_none_where_it_says_none() -> None:
+    vllm = (
+        "# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
+        '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="a b"} 3.0\n'
+        'vllm:num_requests_running{engine="1",model_name="a b"} 4.0 1712345678\n'
+        'vllm:num_requests_waiting{engine="0",model_name="a b"} 5.0\nvllm:num_requests_waiting_for{x="1"} 9\n'
+    )
+    assert engine_load(vllm, "vllm") == (7, 5)
+    assert engine_load("llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n", "llama.cpp") == (2, 1)
+    for text in ("", vllm.replace("waiting", "other"), "vllm:num_requests_running{} x\nvllm:num_requests_waiting{} 1"):
+        assert engine_load(text, "vllm") is None
+    assert engine_load(vllm.replace(" 5.0", " NaN"), "vllm") is None

@@ -852,3 +852,21 @@ def test_a_call_that_waited_until_a_run_takes_longer_than_its_time_does_not_begi
     assert outside.take()[0][:3] == ("refuse", "again", EXPIRED), "sent again with what is left of its time"
     m.on_call(call("brief", 2.0, time_ms=300, whole_ms=310), 2.0)
     assert ran(outside) == ["brief"]
+
+
+def test_calls_that_wait_in_an_engine_count_as_waiting_and_what_it_runs_as_its_places() -> None:
+    m, _ = member(places=8)
+    for number in range(6):
+        m.on_call(call(f"{number}"), 0.0)
+    assert _told(m, 1.0) == (8, 6, 0, 0)
+    m.engine_has(2, 4, 1.0)
+    assert _told(m, 3.0) == (2, 2, 4, 2000), "for as long as some wait, one may have waited"
+    m.engine_has(2, 9, 4.0)
+    assert _told(m, 4.0)[:3] == (2, 0, 6), "others ask it as well"
+    m.engine_has(3, 0, 5.0)
+    assert _told(m, 5.0) == (3, 6, 0, 0), "it runs three, and nothing waits"
+
+
+def _told(m: Member, now_s: float) -> tuple[int, int, int, int]:
+    load = m.load(now_s)
+    return load.places, load.running, load.waiting, load.oldest_ms

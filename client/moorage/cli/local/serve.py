@@ -76,6 +76,14 @@ def serve(
             value="DURATION",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        Parameter(
+            help="With --http: whose metrics the server has at /metrics, vllm, sglang or llama.cpp. Calls that wait in "
+            "it then ask for more members.",
+            value="ENGINE",
+        ),
+    ] = None,
     queue: Annotated[
         str | None,
         Parameter(
@@ -114,7 +122,7 @@ def serve(
         made = serving_of(
             os.environ, function, command, name=name, concurrency=concurrency, batch=batch, queue=queue, grace=grace,
             tenant=tenant, prefix=prefix, nats=options.settled().nats, http=http, path=path, paths=paths, warm=warm,
-            idle=idle,
+            idle=idle, metrics=metrics,
         )  # fmt: skip
         begin_log("INFO", "text")
 
@@ -152,6 +160,7 @@ def serving_of(
     paths: Sequence[str] | None = None,
     warm: str | None = None,
     idle: str | None = None,
+    metrics: str | None = None,
 ) -> Serving:
     """Return what is to be served: what the options say, else what the variables of a job do. Raises `Rejected`,
     BadContext."""
@@ -201,7 +210,7 @@ def serving_of(
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
             output_bytes=int(environment.get(OUTPUT_VARIABLE, OUTPUT_BYTES_DEFAULT)),
             queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
-            http=None if function else _http_of(environment, http, path, paths, warm, idle),
+            http=None if function else _http_of(environment, http, path, paths, warm, idle, metrics),
         )
     except ValueError as error:
         raise rejected("invalid-argument", str(error), next="moorage serve --help") from None
@@ -214,14 +223,15 @@ def _http_of(
     paths: Sequence[str] | None,
     warm: str | None,
     idle: str | None,
+    metrics: str | None,
 ) -> HttpSpec | None:
     """Return how the program speaks HTTP: what the options say, else the request. Raises ValueError."""
     from moorage.schemas.http_service import HTTP_VARIABLE, HttpRequest, HttpSpec, http_of
 
     of_request = http_of(environment.get(HTTP_VARIABLE, ""))
     if http is None and of_request is None:
-        if path is not None or paths or warm is not None or idle is not None:
-            options = "--path, --paths, --warm and --idle"
+        if path is not None or paths or any(each is not None for each in (warm, idle, metrics)):
+            options = "--path, --paths, --warm, --idle and --metrics"
             raise ValueError(f"{options} are of an HTTP server: name its health with --http /health")
         return None
     spec = of_request or HttpSpec(http or "")
@@ -238,6 +248,8 @@ def _http_of(
         said["warm"] = HttpRequest(at, body)
     if idle is not None:
         said["idle_s"] = seconds(idle)
+    if metrics is not None:
+        said["metrics"] = metrics
     return msgspec.structs.replace(spec, **said)
 
 
