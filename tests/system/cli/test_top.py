@@ -69,6 +69,17 @@ def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> Non
     assert "n00 _▄█2··!#" in text
 
 
+def test_a_tenants_key_has_its_jobs_first_and_a_line_has_the_last_hour() -> None:
+    hour: dict[str, list[float | None]] = {"granted": [None] * 90 + [0.0] * 30 + [8.0] * 60, "waiting": [2.0] * 180}
+    view = structs.replace(a_view(), own="t0", hour=hour)
+    lines = texts(draw(view, 80, 40, Wishes()).lines)
+    (said,) = [line for line in lines if line.startswith("last hour")]
+    assert said == "last hour  granted       ▁▁████ 8 of 8  waiting ████████████ 2 of 2"
+    at = {word: next(at for at, line in enumerate(lines) if word in line) for word in ("5 jobs", "1 wrong", "2 waits")}
+    assert min(at, key=at.__getitem__) == "5 jobs"
+    assert not any(line.startswith("last hour") for line in texts(draw(a_view(), 80, 24, Wishes()).lines))
+
+
 def test_a_line_has_what_failed_lately_and_one_the_calls_of_as_many_services_as_have_room() -> None:
     rows = [ServiceLately("acme", f"s{at}", 2, 8, 1, 0, 740, 0, 5, 20) for at in range(5)]
     failing = structs.replace(rows[0], service="embed", errors=3)

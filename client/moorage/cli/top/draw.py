@@ -6,7 +6,7 @@ a word or a sign, too, so that nothing is told by colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
@@ -42,6 +42,8 @@ COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
 _GAP: Final = "  "
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+#: parts of the last hour
+HOUR_CELLS: Final = 12
 #: readings of a job's use in its row
 SPARK_CELLS: Final = 10
 #: a GPU that is leased and does nothing
@@ -123,6 +125,8 @@ def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
     foot = _cut(_foot(wishes), columns)
     room = rows - len(head) - 1
     numbers = sorted(wishes.panes)
+    if view.own and (JOBS in wishes.panes or wishes.panes == AT_FIRST):  # the jobs of one tenant come first
+        numbers = [JOBS, *(number for number in numbers if number != JOBS)]
     left = [number for number in numbers if number in (FLEET, JOBS)]
     right = [number for number in numbers if number not in left]
     targets: list[Target] = []
@@ -164,7 +168,7 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     if view.past:
         return _head_of_past(view, tag)
     if not view.sees_fleet:
-        return [[*first[:1], *tag, (f"{clock} UTC", "")], *_unseen(view, columns)]
+        return [[*first[:1], *tag, (f"{clock} UTC", "")], *_hour(view.hour, columns), *_unseen(view, columns)]
     if view.heard_ms_ago is None:
         return [first, [("no frame of the leader was heard so far; two come a second", "")], *_verdict(view)]
     counts = view.counts
@@ -179,7 +183,7 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     calls = [f"{each.tenant}/{each.service} {service_words(each)}" for each in view.services]
     ill = "yellow" if view.services and view.services[0].errors else ""
     lately = [*_in_a_line("failed", failed, columns, "yellow"), *_in_a_line("calls/min", calls, columns, ill)]
-    lines = [first, second, *_fits(view.fits, columns), *lately, *verdict]
+    lines = [first, second, *_hour(view.hour, columns), *_fits(view.fits, columns), *lately, *verdict]
     return lines + _unseen(view, columns)
 
 
@@ -200,6 +204,23 @@ def _head_of_past(view: View, tag: Line) -> list[Line]:
         [(f"ended in the hour before: {view.ended_words}", "")],
         [("from the history alone: use and health of then are not known", "dim")],
     ]
+
+
+def _hour(hour: Mapping[str, Sequence[float | None]], columns: int) -> list[Line]:
+    """Return a line with the last hour of GPUs and of what waited, each up to its highest number; none without any."""
+    words = []
+    for what, row in hour.items():
+        if known := [each for each in row if each is not None]:
+            words.append(f"{what} {trend(row)} {known[-1]:.3g} of {max(known):.3g}")
+    return _in_a_line("last hour", words, columns, "")
+
+
+def trend(row: Sequence[float | None], cells: int = HOUR_CELLS) -> str:
+    """Return numbers as blocks, the means of equal parts of the time; a blank where nothing is known."""
+    most, each = max((value for value in row if value is not None), default=0) or 1, max(1, -(-len(row) // cells))
+    parts = [[value for value in row[at : at + each] if value is not None] for at in range(0, len(row), each)]
+    means = [sum(part) / len(part) if part else None for part in parts]
+    return "".join(" " if mean is None else _BLOCKS[min(int(mean / most * 8), 7)] for mean in means)
 
 
 def _fits(fits: Sequence[Fit], columns: int) -> list[Line]:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from moorage.cli.jobs.selectors import HELD, LIVE
 from moorage.client.answers import Explanation, FleetInfo, JobList
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
@@ -22,6 +24,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
+from moorage.schemas.waited import SeriesAnswer
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -45,6 +48,11 @@ FRAME_S: Final = 5.0
 #: how long a right that was taken away is not tried again: each try is a line in two logs
 TAKEN_S: Final = 30.0
 
+#: the numbers of the last hour: how far back, how often they are asked for, and how long an answer may take
+HOUR_S: Final = 3_600
+HOUR_EVERY_S: Final = 60.0
+HOUR_WAIT_S: Final = 1.5
+
 _Heard = FleetFrame | Hello | Load | Standing | FleetDetail
 _decode: Final[Decoder[_Heard]] = Decoder(_Heard)
 
@@ -67,6 +75,7 @@ class Feed:
         self._refused: NotPermitted | None = None
         self._taken: tuple[float, NotPermitted] | None = None
         self._explained: dict[tuple[str, str], float] = {}
+        self._hour_s = float("-inf")
 
     async def open(self) -> None:
         """Subscribe to the frames that this key may hear: an operator's all, a tenant's none."""
@@ -158,9 +167,26 @@ class Feed:
         if self._refused is not None and not self.lists:
             raise self._refused
         model.unseen = self._unseen()
+        model.own = self._client.tenant if self.lists and not self.operates else ""
+        await self._hour()
         if whys and (self.operates or self.lists):
             await self._explain()
         self.heard.set()
+
+    async def _hour(self) -> None:
+        """Ask for the numbers of the last hour, once a minute; the follower that has them may be behind."""
+        now_s = time.monotonic()
+        if not (self.operates or self.lists) or now_s - self._hour_s < HOUR_EVERY_S:
+            return
+        self._hour_s = now_s
+        wire, asked = self._wire, {"series": True, "since_s": HOUR_S}
+        with contextlib.suppress(MoorageError, TimeoutError):
+            async with asyncio.timeout(HOUR_WAIT_S):
+                answer = await (wire.operate("usage", asked) if self.operates else wire.answer("usage", asked))
+            of = "fleet/" if self.operates else f"tenant/{self._client.tenant}"
+            series = msgspec.convert(answer.data, SeriesAnswer).series
+            names = {what: series.get(f"{of}/{what}", []) for what in ("granted", "used", "waiting")}
+            self.model.hour = {what: row for what, row in names.items() if any(each is not None for each in row)}
 
     def _unseen(self) -> list[str]:
         if self.operates:

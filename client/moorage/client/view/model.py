@@ -80,6 +80,8 @@ class Model:
         self._detail: FleetDetail | None = None
         self._sparks: dict[str, deque[int]] = {}
         self.unseen: list[str] = []
+        self.own = ""
+        self.hour: dict[str, list[float | None]] = {}
         #: why nothing can be heard now: the server is away, or refuses the key; "" if it can
         self.unheard = ""
         self.sees_fleet = True  # whether the leader's frames may be heard
@@ -209,6 +211,8 @@ class Model:
             failed=[] if self._detail is None else self._detail.failed,
             services=[] if self._detail is None else self._detail.services,
             unseen=list(self.unseen),
+            own=self.own,
+            hour=self.hour,
             sees_fleet=self.sees_fleet,
         )
 

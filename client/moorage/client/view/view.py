@@ -164,6 +164,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="vie
     past: bool = False
     ended: dict[str, int] = {}
     unseen: list[str]
+    own: str = ""  # the tenant whose jobs alone the key shows
+    #: numbers of the last hour, oldest first, null where unknown: `granted` and `used` GPUs, `waiting` replicas
+    hour: dict[str, list[float | None]] = {}
     sees_fleet: bool = True
 
     @property
