@@ -168,6 +168,10 @@ def _argument(name: str, hint: Any, default: Any, *, is_word: bool) -> Argument:
     return Argument(name, names, type(choices[0]) if choices else kind, many, False, default, choices, parameter)
 
 
+#: what is a value and no option though it begins with a dash: -1, and a time as -30m
+_BELOW_ZERO: Final = re.compile(r"-\.?[0-9][0-9.]*[a-z]*([0-9.]+[a-z]+)*")
+
+
 class _Reader(argparse.ArgumentParser):
     #: by the word that stands for it in the help: the verb that lists what may be there
     lists: dict[str, str]
@@ -198,6 +202,7 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
         at = before.index("--")
         before, behind = before[:at], before[at + 1 :]
     reader = _Reader(prog=f"moorage {verb}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    reader._negative_number_matcher = _BELOW_ZERO
     reader.lists = {one.value: one.parameter.lists.partition(" --")[0] for one in arguments if one.value}
     reader.helps = {"/".join(one.names): one.parameter.help for one in arguments if one.names}
     for one in arguments:

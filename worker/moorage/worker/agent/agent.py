@@ -773,7 +773,7 @@ class Agent:
                 share = gpu.share if driver.limits is None else limited(gpu.share, attempt.place.mode)
                 self.call_driver(driver, partial(driver.resize, attempt.name, share))
             limit_s = attempt.request.workload.timeout_s
-            if limit_s is not None and attempt.phase != "claimed" and driver.capabilities.relimits:
+            if limit_s is not None and attempt.phase != "claimed" and driver.can().relimits:
                 self.call_driver(driver, partial(driver.relimit, attempt.name, limit_s))
 
     def _freeze_attempt(self, command: FreezeAttempt) -> None:
