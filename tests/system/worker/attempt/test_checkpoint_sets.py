@@ -556,3 +556,28 @@ async def test_once_all_ranks_of_a_gang_have_ended_well_a_sweep_removes_what_the
             assert await drop_of_gangs(jetstream, subjects, "acme") == (0 if rank == 0 else 4)
         assert await sweep(jetstream, subjects, "acme", -1.0) >= 0
         assert [name for name, _ in await store.stored() if await store.find(name) is not None] == []
+
+
+async def test_what_an_earlier_attempts_set_has_stays_while_that_set_counts(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_watch, "LOOK_S", 0.02)
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = ("acme", "a", 0, 2, 12)
+        await leader.want("w1", gang(1, "mkdir ck; echo one > ck/step-1; exit 75"))
+        first = (await leader.await_report("w1", "exited", ("acme", "a", 0, 1, 11))).checkpoint
+        assert first
+        steps = f"for n in 2 3 4 5; do echo $n > ck/step-$n; rm -f ck/step-$((n - 2)); {ASKS} done; sleep 600"
+        await leader.want("w1", gang(2, steps, [(1, first)]))
+        await until(lambda: len(set(told(leader, name))) == 3, what="three sets, of which the first one has step-1")
+        leader.sets = [GangSets(*name, told(leader, name)[1:], earlier=True)]
+        await until(lambda: len(set(told(leader, name))) == 4, 60, "the place of the first one is written again")
+        await leader.want("w1", End(*name, why="cancel", grace_s=5.0))
+        await leader.await_report("w1", "exited", name)
+        await leader.want("w1", gang(3, "cat ck/step-1; exit 0", [(1, first)]))
+        assert (await leader.await_report("w1", "exited", ("acme", "a", 0, 3, 13))).code == 0
+        assert "one\n" in [frame["text"] for _, frame in leader.output if frame["attempt"] == 3]

@@ -256,14 +256,14 @@ class CheckpointWatch:
         return self._stored[0].manifest if self._stored else self._brought
 
     async def _store(self, place: str, pace: Pace) -> None:
-        """Store a set, tell it, and remove what it leaves of the one that was in its place."""
+        """Store a set, tell it, and remove what it leaves of the one that was in its place; else a sweep does."""
         if not await self._put(place, pace):
             return
         newest, *before = self._stored
         self._stored = [newest, *(each for each in before if each.name != place)]
         self._told()
         for each in before:
-            if each.name == place:
+            if each.name == place and not self._keeps_earlier:  # what an earlier attempt's set has may be in it
                 await self._sets.forget_contents(each.manifest, self.live)
 
     async def _put(self, place: str, pace: Pace) -> bool:
