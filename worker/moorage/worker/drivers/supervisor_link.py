@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.capabilities import DRIVER_DEFAULT
+from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.errors import UPGRADED, MoorageError, problem, refuse
 from moorage.system.framing import FrameTooLarge
 from moorage.worker.attempt.output_cleaner import OutputBounds, OutputCleaner
@@ -172,6 +174,14 @@ class SupervisorLink:
     def takes(self) -> tuple[str, ...]:
         """Which later requests the supervisor takes, as its hello says; empty while the link is not connected."""
         return self._supervised.takes if self._supervised is not None else ()
+
+    def here(self, can: Capabilities) -> Capabilities:
+        """Return a driver's capabilities without those that the supervisor here, of an earlier release, does not
+        take."""
+        takes = self.takes
+        return msgspec.structs.replace(
+            can, relimits=can.relimits and "relimit" in takes, signals=can.signals and "signal" in takes
+        )
 
     async def open(self, owner: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
         """Join an owner; return key, state and event of each of its attempts, as `Listener.on_listed` gets them.

@@ -210,7 +210,8 @@ class ContainerDriver(Driver):
         about = self._starter.about
         limits = about is None or "memory" in about.limits
         network = has_network(self._own)
-        return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
+        can = self._host.link.here(super().can())
+        return msgspec.structs.replace(can, memory_limit=limits, answers_calls=network, reaches=network)
 
     def report(self, event: DriverEvent) -> None:
         left = self._setups.take(event)

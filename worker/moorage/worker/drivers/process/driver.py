@@ -257,15 +257,8 @@ class ProcessDriver(Driver):
         users = os.geteuid() == 0 and self._folders.lets_users()
         devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE
         limits_memory = "memory" in self._link.controllers
-        can, takes = super().can(), self._link.takes
-        return msgspec.structs.replace(
-            can,
-            users=users,
-            memory_limit=limits_memory,
-            devices=devices,
-            relimits=can.relimits and "relimit" in takes,
-            signals=can.signals and "signal" in takes,
-        )
+        can = self._link.here(super().can())
+        return msgspec.structs.replace(can, users=users, memory_limit=limits_memory, devices=devices)
 
     def check(self, request: Request) -> None:
         if not self._simulated and request.gpu is not None:

@@ -185,7 +185,7 @@ class VmDriver(ProcessDriver):
         await super().close()
 
     def can(self) -> Capabilities:
-        return Driver.can(self)  # a job is the root of its VM, whose memory is what it asked for
+        return self._link.here(Driver.can(self))  # a job is the root of its VM, whose memory is what it asked for
 
     def check(self, request: Request) -> None:
         """Raise Refused for what no VM can offer, and LacksHere for an image that this worker lacks."""
