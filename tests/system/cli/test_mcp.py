@@ -71,6 +71,8 @@ async def test_an_agent_asks_what_a_user_asks_and_changes_nothing(node: Node, un
         await until(has_said, 60, "the job's output is there")
         well, text = await asks.call("explain", job="nobody")
         assert (well, "error[not-found]" in text, "fix: moorage ls" in text) == (False, True, True), text
+        well, text = await asks.call("plan", gpus="1")
+        assert (well, "plan has no argument gpus; fix: it has gpu, " in text) == (False, True), text
         well, text = await asks.call("cancel", job="speaks")
         assert not well
     assert (await node.run("show", "speaks", "--json", tenant=unique)).frame["data"]["state"] == "RUNNING"

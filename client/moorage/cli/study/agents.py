@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import msgspec
@@ -59,13 +60,25 @@ def mcp(
 def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
     """Return a server whose tools ask through an open client."""
     from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp_types import ToolAnnotations
 
-    server: MCPServer[Any] = MCPServer("moorage", version=build(), instructions=INSTRUCTIONS, log_level="WARNING")
+    takes: dict[str, list[str]] = {}
+
+    class Server(MCPServer[Any]):
+        """Refuses an argument that its tool does not have: the library leaves it out without a word."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], *more: Any, **options: Any) -> Any:
+            for unknown in arguments.keys() - takes.get(name, arguments.keys()):
+                raise ToolError(f"{name} has no argument {unknown}; fix: it has {', '.join(takes[name]) or 'none'}")
+            return await super().call_tool(name, arguments, *more, **options)
+
+    server = Server("moorage", version=build(), instructions=INSTRUCTIONS, log_level="WARNING")
     wire = client._wire
 
     def offered(reads: bool) -> Callable[[Callable[P, Awaitable[Any]]], None]:
         def add(tool: Callable[P, Awaitable[Any]]) -> None:
+            takes[tool.__name__] = list(signature(tool).parameters)
             server.tool(annotations=ToolAnnotations(read_only_hint=reads, open_world_hint=False))(_as_json(tool))
 
         return add
