@@ -122,7 +122,8 @@ async def test_a_worker_without_the_key_says_what_is_missing_and_a_wrong_item_is
 
 
 @pytest.mark.slow
-async def test_a_clients_own_program_calls_in_a_job_and_submits_nothing() -> None:
+@pytest.mark.parametrize("auth", ["nkey", "mtls"])
+async def test_a_clients_own_program_calls_in_a_job_and_submits_nothing(auth: str) -> None:
     program = (
         "from moorage.client import Client, NotPermitted\n"
         "with Client() as moorage:\n"
@@ -132,7 +133,7 @@ async def test_a_clients_own_program_calls_in_a_job_and_submits_nothing() -> Non
         "    except NotPermitted:\n"
         "        print('may not submit')\n"
     )
-    async with site() as (_, acme):
+    async with site(auth=auth) as (_, acme):
         await serving(acme, "echo")
         env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
         result = await acme.run([sys.executable, "-c", program], env=env, calls=True, wait=ANSWER_S)
