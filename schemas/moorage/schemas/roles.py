@@ -37,12 +37,13 @@ CALLER_INBOX: Final = "caller-"
 OPERATOR_READS: Final = ("show", "ls", "explain", "history", "usage")
 INBOX: Final = "_INBOX"
 _INBOX_HEAD: Final = f"{INBOX}."
-#: an inbox as `inbox` names them, with something below it
-_OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join(ROLES)})\.[^.]*\.").match
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
 #: the name by which the joiner gives its one order, and that of its inbox
 JOINER: Final = "joiner"
+POOL: Final = "pool"
+#: an inbox with the name of its owner, with something below it
+_OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join((*ROLES, POOL, JOINER))})\.[^.]*\.").match
 #: what to do where a user lacks a right that its role has
 RIGHTS_ANEW: Final = (
     "these rights are of an earlier release: an operator runs moorage admin nats-config again, with every name, and"
@@ -188,12 +189,12 @@ def pool_rights(pool: str, subjects: Subjects) -> Rights:
 
 def joiner_rights(subjects: Subjects) -> Rights:
     """Return what the joiner may do: hear these, answer them, and have the leader record each."""
-    publish = sorted((subjects.admin("admit", JOINER), f"{INBOX}.pool.>"))
+    publish = sorted((subjects.admin("admit", JOINER), f"{INBOX}.{POOL}.>"))
     return Rights(tuple(publish), (subjects.join("*"), f"{INBOX}.{JOINER}.>"))
 
 
 def pool_inbox(pool: str) -> str:
-    return f"{INBOX}.pool.{pool}"
+    return f"{INBOX}.{POOL}.{pool}"
 
 
 def joint(of: Iterable[Rights]) -> Rights:
@@ -268,8 +269,8 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
     """Return whether a question on the subject `asked` may be answered on `reply`, which the asker chose.
 
     Subjects of moorage and of the server (`$JS`, `$SYS`, `$O` and the like) are no reply subjects. An inbox of the form
-    of `inbox` must belong to a user who may ask on this subject: a submitter of that tenant, that worker, or that
-    operator. Other inboxes belong to anybody, as on servers without these permissions.
+    of `inbox` must belong to a user who may ask on this subject: a submitter of that tenant, that worker, that
+    operator, or the joiner. Other inboxes belong to anybody, as on servers without these permissions.
     """
     if reply.startswith("$") or (reply.startswith(prefix) and reply[len(prefix) : len(prefix) + 1] in (".", "")):
         return False
@@ -286,4 +287,6 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
         return (parts[1] == "submitter" and parts[2] == owner) or (parts[1] == "operator" and verb in OPERATOR_READS)
     if room == "worker":
         return parts[1] == "worker" and parts[2] == owner
+    if room == "admin" and owner == JOINER:
+        return parts[1] == JOINER
     return parts[1] == "operator" and (room != "admin" or parts[2] == owner)
