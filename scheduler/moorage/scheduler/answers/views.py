@@ -46,7 +46,6 @@ from moorage.scheduler.core.ledger.state import (
     REV,
     RUNNING,
     STATE,
-    UNLISTED,
     WHY,
     WORKER,
     Attempt,
@@ -671,7 +670,7 @@ def by_name(engine: Engine) -> list[Worker]:
 
     The ledger numbers them in the order in which they first joined.
     """
-    listed = (worker for worker in engine.state.workers.values() if worker.flag not in UNLISTED)
+    listed = (worker for worker in engine.state.workers.values() if not worker.is_unlisted)
     return sorted(listed, key=attrgetter("id"))
 
 

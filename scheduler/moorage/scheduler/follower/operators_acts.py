@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger import acts, limits
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
-from moorage.scheduler.core.ledger.state import ADMITTED, AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State
+from moorage.scheduler.core.ledger.state import ADMITTED, AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State, told_flag
 from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.outputs.outputs import gpu_names
@@ -176,7 +176,7 @@ def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
         if _is_operator(actor) and (order := _verb_of(state, folded, act, windows)):
             by, said = actors.split(actor)
             came, why = way_of(record.ways, record.notes, ACTS_AT, at), getattr(act, "why", "")
-            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, came=came, **order)
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, came=came, **{"why": why, **order})
     for first, end, note in zip(record.actors[::3], record.actors[1::3], record.actors[2::3], strict=True):
         actor = record.notes[note - 1]
         if _is_operator(actor):
@@ -237,7 +237,8 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
                 return {}  # the window says it, or has ended by itself
             if window is None and act.flag == "draining" and worker is not None and worker.window is not None:
                 return {}  # its window begins
-            return {"verb": _FLAGS[act.flag], "worker": _worker(state, folded, act.worker)}
+            flag, why = told_flag(act.flag, act.why)
+            return {"verb": _FLAGS[flag], "why": why, "worker": _worker(state, folded, act.worker)}
     return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 
 

@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.state import UNLISTED, Worker
+from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame, FleetRow, LedgerCopies
 
@@ -75,7 +75,7 @@ class FleetFrames:
         )
 
     def _row(self, worker: Worker) -> msgspec.Raw | None:
-        if worker.flag in UNLISTED:
+        if worker.is_unlisted:
             return None
         host = self._engine.fleet.hosts.get(worker.num)
         row = FleetRow(

@@ -17,7 +17,7 @@ from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import ExecAsked, Unwell
+from moorage.schemas.frames import ExecAsked, Goodbye, Unwell
 from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving
 
@@ -194,3 +194,15 @@ def test_an_act_that_is_named_as_its_verb_is_listed_without_a_word_of_its_own() 
     drive.submit("j", gpu={})
     act, state = Requeue(drive.job("j").num), drive.state
     assert operators_acts._verb_of(state, Folded(), act, {}) == {"verb": "requeue", "tenant": "t", "job": "j"}
+
+
+def test_a_worker_that_is_forgotten_or_admitted_is_an_order_of_its_own() -> None:
+    drive = Ordering()
+    drive.worker("w0", 1)
+    drive.send("w0", Goodbye(drive.workers.pop("w0").session))
+    drive.tick()
+    drive.said("forget", worker="w0", why="sold")
+    drive.said("admit", "joiner", worker="spot-1", pool="spot", token="UAT6", host="vm")
+    drive.pass_time(3_000)
+    assert drive.told() == ["forget w0 sold", "admit spot-1 token UAT6 of pool spot, on vm"]
+    assert drive.told(by="operator:joiner") == ["admit spot-1 token UAT6 of pool spot, on vm"]

@@ -12,7 +12,7 @@ from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
-from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.lifecycle import forgetting, sessions
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
@@ -349,3 +349,14 @@ def test_a_tenant_of_which_something_is_known_cannot_be_forgotten(drive: Driving
     record = Record(state.level, state.epoch, 0, 0, state.time_ms, state.digest, acts=[acts.ForgetTenants(["t"])])
     with pytest.raises(FoldError):
         fold(state, record, state.seq + 1)
+
+
+def test_for_a_scheduler_of_before_one_that_is_forgotten_or_admitted_is_cordoned(drive: Driving) -> None:
+    """It knows three flags, and its follower would end at a fourth one."""
+    drive.worker("w0", 1)
+    goes(drive, "w0")
+    drive.operate("forget", "w0", why="sold")
+    drive.operate("admit", "spot-1", pool="spot", token="UAT6")
+    flags = [act.flag for payload in drive.records for act in decode_record(payload).acts if isinstance(act, acts.Flag)]
+    assert {*flags} <= {"open", "cordoned", "draining"}
+    assert flags

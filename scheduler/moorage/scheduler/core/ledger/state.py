@@ -248,12 +248,12 @@ class Pool(NamedTuple):
 
 
 NO_POOL: Final = Pool(0, [], False)
-#: the flag of a worker that an operator has had forgotten, while a job in memory still names it
+#: with which the reason of a cordon begins by which a worker is listed no more, and open once it joins. No operator can
+#: write it, as it is not printable; a scheduler of an earlier release takes it for a cordon
+_UNLISTED: Final = "\x1f"
+#: what such a worker is instead: an operator had it forgotten, or a machine has got its key by a join token
 FORGOTTEN: Final = "forgotten"
-#: the flag of one whose key a machine has got by a join token, until it joins
 ADMITTED: Final = "admitted"
-#: workers with these are listed nowhere, and open once they join
-UNLISTED: Final = (FORGOTTEN, ADMITTED)
 #: how many earlier inventories of a worker are known; beyond it the devices of the oldest are forgotten
 POOLS_MAX: Final = 16
 #: a job counts one more towards the memory bound for each 16 replicas, and for each 8 KiB of its request
@@ -914,6 +914,11 @@ class Worker:
     row: int = 0
 
     @property
+    def is_unlisted(self) -> bool:
+        """Whether it is listed nowhere, as it was forgotten, or has not joined yet."""
+        return self.why.startswith(_UNLISTED)
+
+    @property
     def out(self) -> int:
         """The slots of devices that are in quarantine, or that the worker reports as unhealthy."""
         return self.quarantined | self.unwell_mask
@@ -1173,3 +1178,16 @@ class State:
         """Return the digest computed from all rows; it must equal the incremental digest."""
         total = self.finished.row + counter_rows(self.counters) + sum(row.digest_row(self.level) for row in self.rows())
         return total & 0xFFFFFFFFFFFFFFFF
+
+
+def why_unlisted(word: str, why: str) -> str:
+    """Return the reason of a cordon by which a worker is `FORGOTTEN` or `ADMITTED`."""
+    return f"{_UNLISTED}{word}: {why}"
+
+
+def told_flag(flag: str, why: str) -> tuple[str, str]:
+    """Return a worker's flag and its reason as operators are told: also `FORGOTTEN` and `ADMITTED`."""
+    if not why.startswith(_UNLISTED):
+        return flag, why
+    word, _, why = why.removeprefix(_UNLISTED).partition(": ")
+    return word, why

@@ -10,7 +10,7 @@ from copy import copy
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import UNLISTED, State
+from moorage.scheduler.core.ledger.state import State
 
 
 class Away:
@@ -34,7 +34,7 @@ class Away:
             return
         self._as_of = as_of
         here, hosts = self._known.hosts, self._fleet.hosts
-        known = (each for each in self._state.workers.values() if each.hello and each.flag not in UNLISTED)
+        known = (each for each in self._state.workers.values() if each.hello and not each.is_unlisted)
         away = {each.num: each for each in known if each.num not in here}
         for num in [num for num in hosts if num not in away or hosts[num].worker.hello is not away[num].hello]:
             self._fleet.leave(num)

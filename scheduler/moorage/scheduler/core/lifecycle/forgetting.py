@@ -17,7 +17,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Flag, Forget, ForgetTenants
 from moorage.scheduler.core.ledger.acts.tenant import is_blank
 from moorage.scheduler.core.ledger.acts.worker import may_be_forgotten
-from moorage.scheduler.core.ledger.state import UNLISTED, WORKER, Job, State, Worker
+from moorage.scheduler.core.ledger.state import WORKER, Job, State, Worker
 
 #: how often the workers that are away are checked, in seconds
 FORGET_EVERY_S: Final = 3600
@@ -85,7 +85,7 @@ class Forgetting:
                 draft.add(Forget(num))
 
     def _is_away(self, draft: Draft, worker: Worker) -> bool:
-        if worker.flag in UNLISTED:
+        if worker.is_unlisted:
             return not worker.session
         return may_be_forgotten(worker) and draft.time_ms - worker.left_ms >= self._away_ms
 

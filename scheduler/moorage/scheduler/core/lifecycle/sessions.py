@@ -27,7 +27,6 @@ from moorage.scheduler.core.ledger.state import (
     LEAVING,
     LOST_KEPT,
     RUNNING,
-    UNLISTED,
     Attempt,
     State,
     Worker,
@@ -229,7 +228,7 @@ class Sessions:
             self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
-        if worker.flag in UNLISTED:
+        if worker.is_unlisted:
             draft.add(acts.Flag(worker.num, "open", ""))
         return worker.num
 

@@ -144,7 +144,7 @@ class Windows:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> None:
-        """Make a worker open, cordoned, draining or forgotten from the draft's record on."""
+        """Make a worker open, cordoned or draining from the draft's record on."""
         set_flag(draft, self.fleet, worker, acts.Flag(worker.num, flag, by, why))
 
     @staticmethod

@@ -12,7 +12,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import WORKERS_MAX
-from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, UNLISTED, State, Worker
+from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, State, Worker, why_unlisted
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
@@ -37,7 +37,7 @@ class WorkerOrders:
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if isinstance(act, AdmitAct):
             return self._admit(draft, act, worker, event.by)
-        if worker is None or worker.flag in UNLISTED:
+        if worker is None or worker.is_unlisted:
             return self._unknown(name)
         by, attempts = event.by, worker.attempts
         ending = sum(m.replica.attempt is m and m.replica.state in LEAVING for m in attempts.values())
@@ -60,7 +60,7 @@ class WorkerOrders:
         if isinstance(act, ForgetAct):
             if worker.session or worker.attempts:
                 return _in_use(worker)
-            self._windows.order(draft, worker, FORGOTTEN, by, act.why)
+            self._windows.order(draft, worker, "cordoned", by, why_unlisted(FORGOTTEN, act.why))
             self._windows.clear(draft, worker, "", "")
             self._forgetting.look_soon()
             return replace(done, changed=True)
@@ -102,7 +102,9 @@ class WorkerOrders:
                 return problem("failed-precondition", f"the ledger knows {WORKERS_MAX:,} worker ids, which is the most")
             draft.add(acts.Known(self._state.next_worker, act.worker, ""))
         why = f"token {act.token} of pool {act.pool}" + (f", on {act.host}" if act.host else "")
-        changed = self._windows.order(draft, self._state.workers[act.worker], ADMITTED, by, why)
+        changed = self._windows.order(
+            draft, self._state.workers[act.worker], "cordoned", by, why_unlisted(ADMITTED, why)
+        )
         return Done("admit", changed, worker=act.worker)
 
     def _unknown(self, name: str) -> Problem:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.records import GOODBYE
-from moorage.scheduler.core.ledger.state import State, Worker
+from moorage.scheduler.core.ledger.state import State, Worker, told_flag
 from moorage.scheduler.core.outputs.outputs import gpu_names, slots_of
 from moorage.schemas import actors
 from moorage.schemas.frames import FleetEvent
@@ -43,7 +43,8 @@ def _of_act(state: State, act: AnyAct, worker: Worker, jobs: int) -> Iterator[Fl
             yield FleetEvent("left" if act.why == GOODBYE else "lost", *at, jobs=jobs)
         case acts.Flag():
             by, said = actors.split(act.by)
-            yield FleetEvent(act.flag, *at, by=by, said=said, why=act.why)
+            flag, why = told_flag(act.flag, act.why)
+            yield FleetEvent(flag, *at, by=by, said=said, why=why)
         case acts.Window() if act.leave_ms and act.from_ms > state.time_ms:
             by, said = actors.split(act.by)
             yield FleetEvent("planned", *at, by=by, said=said, why=act.why)

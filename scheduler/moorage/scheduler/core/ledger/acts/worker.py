@@ -113,7 +113,7 @@ def may_be_forgotten(worker: Worker) -> bool:
 
 
 class Flag(OfWorker, tag="flag"):
-    """A worker becomes open, cordoned, draining or forgotten; `by` says who ordered it, and `why`."""
+    """A worker becomes open, cordoned (see `state.told_flag`) or draining; `by` says who ordered it, and `why`."""
 
     IS_DECISION: ClassVar[bool] = True
     flag: str
