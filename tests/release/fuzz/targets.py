@@ -37,6 +37,7 @@ from moorage.schemas.settings import read_file
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import duration_s, size_bytes
 from moorage.system.framing import FrameRefused, framed
+from moorage.testing.requests import drawn
 from moorage.worker.agent import journal
 from moorage.worker.supervisor import journal as supervisor_journal
 from moorage.worker.supervisor import protocol as supervisor
@@ -47,6 +48,8 @@ from tests.release.fuzz.made import made
 
 ROOMS: Final = ("schemas", "system", "bus", "scheduler", "worker", "client", "cli")
 #: what looks at nothing of ours when it is imported, or starts something
+#: so many whole requests, as the net of options draws them, are what is changed at random
+DRAWN: Final = 24
 _NOT_IMPORTED: Final = ("__main__",)
 
 
@@ -94,7 +97,8 @@ def _decoders() -> dict[str, Decoder[Any]]:
 
 
 def _frames() -> list[Target]:
-    payloads = tuple({payload for _, payload in said()})
+    requests = (msgspec.json.encode({**drawn(seed).body, "job": f"j{seed}"}) for seed in range(DRAWN))
+    payloads = (*{payload for _, payload in said()}, *requests)
     decoders = {name: (decoder, decoder._json.type) for name, decoder in _decoders().items()}
     known = {kind for _, kind in decoders.values() if isinstance(kind, type)}
     for kind in vars(frames).values():  # one that is read only as a part of another is read by itself, too
