@@ -448,6 +448,7 @@ class SimulatedSupervised:
         self.supervisor = supervisor
         self.identity = supervisor.identity
         self.controllers: tuple[str, ...] = ()
+        self.takes: tuple[str, ...] = ()  # no request that came after its hello
         self._process: Process | None = None
         self._events: list[Event] = []
         self._some = asyncio.Event()

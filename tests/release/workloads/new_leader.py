@@ -115,7 +115,10 @@ def _is_placed(new: Driving, who: Waiting) -> bool:
 
 
 def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> bool:
-    """Whether it waits for the reservation of the old leader by one of the rules."""
+    """Whether it waits for the reservation of the old leader by one of the rules, or for a host that a new one does not
+    know to be bad: below the level of what stands in rows of workers."""
+    if why(world, who, every) == "marked":
+        return True
     old, other = (drive.engine.planner.verdicts.reservation for drive in (world.drive, new))
     # beside hosts that leave or are taken back, too, it may be the reservation alone that it waits for
     if old is None or not (is_kept_back(world, who, every, set()) or why(world, who, every) == "reserved"):

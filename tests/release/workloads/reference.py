@@ -368,6 +368,11 @@ def taken_back(world: World, who: Waiting) -> set[int]:
     return found
 
 
+def marked(world: World, who: Waiting) -> set[int]:
+    """The workers on which jobs have failed quickly: some minutes it starts on another open one that could hold it."""
+    return set(world.drive.engine.lifecycle.starts.quick.barred_from(who.job.num))
+
+
 def alike(one: Waiting, other: Waiting) -> bool:
     """Whether two jobs have the same priority and ask for the same."""
     return one.priority == other.priority and _asked(one) == _asked(other)
@@ -416,7 +421,10 @@ def why(world: World, who: Waiting, every: list[Waiting]) -> str:
         return "leaving"
     if not starts(world, who, soon | taken):
         return "taken back"
-    return "reserved" if is_kept_back(world, who, every, soon | taken) else ""
+    bad = marked(world, who)
+    if not starts(world, who, soon | taken | bad):
+        return "marked"
+    return "reserved" if is_kept_back(world, who, every, soon | taken | bad) else ""
 
 
 def over_limit(world: World, who: Waiting) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.errors import Problem
 from moorage.schemas.reasons import REASONS
-from tests.release.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
+from tests.release.workloads.reference import Waiting, World, could_ever, marked, reserved, starts, taken_back
 
 #: what `explain` may say of a job that the fleet could run, and for which there is no room
 NO_ROOM: Final = {
@@ -21,6 +21,7 @@ NO_ROOM: Final = {
     "frozen-here",
     "closed",
     "starts-fail",
+    "jobs-fail",
     "host-busy",
     "gang",
     "contended",
@@ -34,6 +35,7 @@ TOLD: Final = {
     "no room for all of it": {"reserved", "leaving", *NO_ROOM},  # of a gang, some hosts have room for a part
     "leaving": {"leaving", "reserved"},
     "taken back": {"reserved", "leaving"},  # one host is reserved, the other to be drained: either is true
+    "marked": {"jobs-fail", "reserved", "leaving", *NO_ROOM},  # all that others could hold has no room, in some way
     "reserved": {"reserved", "leaving"},
 }
 
@@ -57,7 +59,7 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
             elif never or not could_ever(world, who, avoiding=False):
                 ok = never and reason != "held" and not could_ever(world, who, avoiding=False)
             elif said == "reserved" and who.together == 1:
-                closed = taken_back(world, who) | reserved(world, who, for_good=False)
+                closed = taken_back(world, who) | reserved(world, who, for_good=False) | marked(world, who)
                 ok = reason != "no room" and not starts(world, who, closed)
             elif said == "placing":  # time alone may let another tenant in: the next record places it
                 held = world.drive.engine.planner.verdicts.reservation

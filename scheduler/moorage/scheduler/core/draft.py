@@ -297,8 +297,7 @@ class Draft:
 
     def came(self, way: str, mark: tuple[int, int, int]) -> None:
         """Write how the request or order came for which all since `mark` was written; "" is not known."""
-        now = self.mark()
-        if not way or now == mark:
+        if not way or (now := self.mark()) == mark:
             return
         accepts, acts, steps = mark
         if accepts < now[0]:
