@@ -19,12 +19,15 @@ from typing import Any, Final, NamedTuple
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.records import GOODBYE
 from moorage.scheduler.core.ledger.state import Job, State, Tenant, Worker
 from moorage.scheduler.core.queue import limits
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.waited import Cause
 
 FREE: Final = 1 << 62
+#: for so long a host that was lost counts as one that is closed; one that said goodbye never does
+LOST_MS: Final = 3_600_000
 
 #: priority, shape, tenant
 Kind = tuple[int, Shape, str]
@@ -121,7 +124,7 @@ class Causes:
             self._gone(num)
         if wanted:
             for worker in workers.values():
-                now = _decides(worker)
+                now = _decides(worker), self._is_gone(worker)
                 if self._seen.get(worker.num) != now:
                     self._seen[worker.num] = now
                     self._read(worker, known)
@@ -130,6 +133,12 @@ class Causes:
         if new:
             for num in self._seen:
                 self._read(workers[num], new)
+
+    def _is_gone(self, worker: Worker) -> bool:
+        """Return whether a host does not count any more: it left for good, or was lost long ago."""
+        if worker.session:
+            return False
+        return worker.left_why == GOODBYE or self._state.time_ms - worker.left_ms > LOST_MS
 
     def _gone(self, num: int) -> None:
         del self._seen[num]
@@ -142,10 +151,12 @@ class Causes:
         """Find a host's rows: what it holds is put onto it one after another, the oldest job first."""
         named = len(self._fleet.named)
         host: Host | None = None
-        if worker.hello:
+        if worker.hello and not self._is_gone(worker):
             with suppress(Exception):  # a hello that the scheduler could not use either: it leaves such a host out
                 host = self._fleet.join(worker, ())
                 host.heard = True
+        else:
+            self._fleet.leave(worker.num)
         self._fleet.left.clear()
         self.renamed += len(self._fleet.named) != named
         if host is None:

@@ -15,6 +15,7 @@ from moorage.scheduler.follower.waited_table import OTHERS, WEEK_MS, WaitedTable
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Goodbye
 from moorage.schemas.job import STATES
 from moorage.schemas.waited import MEANS
 from tests.levels import know_next, raise_level
@@ -188,6 +189,28 @@ def test_enough_gpus_on_no_one_host_is_fragmented_and_a_cordoned_host_is_closed(
     drive.passes(4000)
     assert drive.job("p").state == "RUNNING"
     assert drive.causes("q")["fragmented"] > 1000
+    drive.check_waits()
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_a_host_that_left_is_no_closed_one_and_one_that_was_lost_is_for_an_hour(says_goodbye: bool) -> None:
+    drive = Waiting.with_hosts(1, 1)
+    hold_all(drive, tenant="u")
+    left = next(name for name, worker in drive.workers.items() if not worker.held)
+    if says_goodbye:
+        drive.send(left, Goodbye(drive.workers.pop(left).session))
+        drive.tick()
+    else:
+        drive.workers.pop(left)
+        drive.passes(60_000)
+    drive.submit("a", gpu={"count": 1})
+    drive.passes(10_000)
+    assert ("closed" in drive.causes("a")) == (not says_goodbye)
+    drive.passes(3_700_000)
+    before = drive.causes("a")
+    drive.passes(20_000)
+    after = drive.causes("a")
+    assert after["full"] - before.get("full", 0) >= 19_000, "it is known by now that the host is gone"
     drive.check_waits()
 
 
