@@ -157,7 +157,10 @@ def _read_private(file: Path) -> bytes:
             text = opened.read(TOKEN_BYTES_MAX)
     except OSError as error:
         raise refuse(
-            "failed-precondition", f"the join token cannot be read: {file}: {error.strerror}", found=str(file)
+            "failed-precondition",
+            f"the join token cannot be read: {file}: {error.strerror}",
+            found=str(file),
+            next="bring the file that moorage admin token wrote to this machine, and name it with --join",
         ) from None
     if mode & 0o077 and file.is_file():
         raise refuse(
