@@ -74,6 +74,8 @@ async def submit_many(
     **fields: Any,
 ) -> AsyncJob:
     """Submit the job; see `AsyncService.submit_many`."""
+    if timeout is not None and seconds(timeout) <= 0:
+        raise rejected("invalid-argument", "a call needs time", found=str(timeout), next="leave timeout out for 30 s")
     if at_once < 1 or (per_replica is not None and per_replica < 1):
         raise rejected(
             "invalid-argument", "at_once and per_replica must be at least 1", found=min(at_once, per_replica or 1),
@@ -215,12 +217,14 @@ def _tell(line: str) -> None:
 
 
 class _Calling:
-    """The calls of a replica. `_none_since_s` is since when no live job has the service."""
+    """The calls of a replica. `_none_since_s` is since when no live job has the service, and `_told_s` when it was told
+    last why calls wait."""
 
     def __init__(self, service: AsyncService, within_s: float) -> None:
         self._service = service
         self._within_s = within_s
         self._none_since_s: float | None = None
+        self._told_s = time.monotonic()
 
     async def outcome(self, number: int, item: Any) -> Outcome:
         runs = 0
@@ -241,6 +245,9 @@ class _Calling:
             await asyncio.sleep(AGAIN_S)
 
     def _is_given_up(self, error: CallRefused) -> bool:
+        if time.monotonic() - self._told_s > TOLD_EVERY_S:
+            self._told_s = time.monotonic()
+            _tell(f"calls wait: {error.code}: {error.problem.message}")
         if error.code != "no-service":
             self._none_since_s = None
             return False

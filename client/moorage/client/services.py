@@ -518,12 +518,13 @@ class AsyncService:
         What no member took waits without end, but for a service that no live job has for 5 minutes. What was cut off
         (by `timeout`, 30 s, that a call may wait and then run, by its member's end, or by a break) is called again, 3
         times in all: **a call may run more than once.** A worker needs the tenant's key to call (`nats-config --caller
-        TENANT.jobs`), if the server asks for one. Raises `Rejected` for an item that JSON cannot hold, and what
-        `AsyncClient.submit` raises.
+        TENANT.jobs`), if the server asks for one. Raises `Rejected` for an item that JSON cannot hold, `NotFound` if no
+        live job has the service, and what `AsyncClient.submit` raises.
         """
         from moorage.client.many_calls import submit_many
 
         assert self._submitter is not None, "a client has made this handle"
+        await self.info()  # a slip in the name would wait for minutes
         named: dict[str, Any] = {**fields}
         return await submit_many(
             self._submitter, self.name, items, at_once=at_once, timeout=timeout, priority=self.priority,

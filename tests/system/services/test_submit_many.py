@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moorage.bus.errors import BusError
-from moorage.client import AsyncClient, ItemFailed, NotPermitted, Rejected
+from moorage.client import AsyncClient, ItemFailed, NotFound, NotPermitted, Rejected
 from moorage.client.job import AsyncJob
 from tests.system.deploy.test_roles_live import Everybody, everybody
 from tests.system.services.members import FUNCTIONS, Gate
@@ -107,12 +107,17 @@ async def test_its_calls_outlive_caller_members_and_server() -> None:
 @pytest.mark.slow
 async def test_a_worker_without_the_key_says_what_is_missing_and_a_wrong_item_is_refused_at_once() -> None:
     async with site(key=False) as (_, acme):
+        with pytest.raises(NotFound, match="no live job of tenant acme has the service echo"):
+            await acme.service("echo").submit_many(["x"])
+        await serving(acme, "echo")
         job = await acme.service("echo").submit_many(["x"], retries_on_lost=0)
         [failed] = [each async for each in job.answers(wait=ANSWER_S, errors="return")]
         assert "secret 'callers/acme'" in str(failed)
         for items, said in ((["a", b"b"], "item 1 is bytes"), ("abc", "a list of values"), ([], "no items")):
             with pytest.raises(Rejected, match=said):
                 await acme.service("echo").submit_many(items)
+        with pytest.raises(Rejected, match="a call needs time"):
+            await acme.service("echo").submit_many(["x"], timeout=0)
         with pytest.raises(Rejected, match="per_replica must be at least 1"):
             await acme.service("echo").submit_many(["x"], per_replica=0)
         with pytest.raises(Rejected, match="cannot call services"):

@@ -55,6 +55,8 @@ def call_each(said: Each, options: Options) -> int:
     if said.submits and (said.lines is not None or said.to is not None):
         why = "a job of --submit calls with all lines, and keeps its answers"
         raise rejected("invalid-argument", why, next="leave out --lines and --to")
+    if seconds(said.within) <= 0:
+        raise rejected("invalid-argument", "--within: a call needs time", found=said.within, next="--within 30s")
     within_s, headers = seconds(said.within), dict(pairs("header", list(said.headers)))
     first, last = _lines_of(said.lines)
     items = [item for at, item in enumerate(_items(said.file)) if first <= at and (last is None or at <= last)]
