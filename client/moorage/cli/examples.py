@@ -217,7 +217,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin freeze train-42,train-43",
     ),
     "admin resume": ("moorage admin resume train-42",),
-    "admin time-limit": ("moorage admin time-limit train-42 --to +2h --tenant vision --why 'the demo is at noon'",),
+    "admin time-limit": ("moorage admin time-limit train-42 --to +2h --why 'the demo is at noon'",),
     "admin priority": (
         "moorage admin priority train-42 --to 90",
         "moorage admin priority all --to 10 --tenant sandbox",

@@ -24,6 +24,7 @@ from moorage.scheduler.core.ledger.records import STEP_WIDTH
 from moorage.scheduler.core.ledger.state import ADMITTED, AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State, told_flag
 from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
+from moorage.scheduler.core.lifecycle.health import CORDONED
 from moorage.scheduler.core.outputs.outputs import gpu_names
 from moorage.schemas import actors
 from moorage.schemas.answers.operators import ActRow, ActsAnswer
@@ -173,6 +174,19 @@ def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
             told: dict[str, Any] = {"verb": "exec", "what": what, "came": came, **_job(state, act.job)}
             yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, **told)
             continue
+        if isinstance(act, acts.Health) and act.ailment in ("", CORDONED) and act.detail.startswith("by "):
+            said, _, why = act.detail.removeprefix("by ").partition(": ")
+            gpus = gpu_names(state.worker_by_num[act.worker], 1 << act.slot, state.seq)
+            about: dict[str, Any] = {
+                "worker": _worker(state, folded, act.worker),
+                "what": ", ".join(gpus),
+                "why": why,
+                "said": said,
+            }
+            verb = "cordon" if act.ailment else "uncordon"
+            came = way_of(record.ways, record.notes, ACTS_AT, at)
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=actors.OPERATOR, verb=verb, came=came, **about)
+            continue
         if _is_operator(actor) and (order := _verb_of(state, folded, act, windows)):
             by, said = actors.split(actor)
             came, why = way_of(record.ways, record.notes, ACTS_AT, at), getattr(act, "why", "")
@@ -222,11 +236,6 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
             worker = state.worker_by_num.get(act.worker)
             gpus = gpu_names(worker, act.slots, state.seq) if worker is not None else []
             return {"verb": "release", "worker": _worker(state, folded, act.worker), "what": ", ".join(gpus)}
-        case acts.Health():
-            worker = state.worker_by_num.get(act.worker)
-            gpus = gpu_names(worker, 1 << act.slot, state.seq) if worker is not None else []
-            verb = "cordon" if act.ailment else "uncordon"
-            return {"verb": verb, "worker": _worker(state, folded, act.worker), "what": ", ".join(gpus)}
         case acts.Window():
             times = {"from_ms": act.from_ms, "leave_ms": act.leave_ms, "until_ms": act.until_ms}
             about = {"verb": "drain" if act.leave_ms else "uncordon", "worker": _worker(state, folded, act.worker)}

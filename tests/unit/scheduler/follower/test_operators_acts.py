@@ -206,3 +206,17 @@ def test_a_worker_that_is_forgotten_or_admitted_is_an_order_of_its_own() -> None
     drive.pass_time(3_000)
     assert drive.told() == ["forget w0 sold", "admit spot-1 token UAT6 of pool spot, on vm"]
     assert drive.told(by="operator:joiner") == ["admit spot-1 token UAT6 of pool spot, on vm"]
+
+
+def test_the_cordon_of_a_gpu_is_listed_and_what_its_worker_reports_is_not() -> None:
+    drive = Ordering()
+    worker = drive.worker("w0", 2)
+    drive.said("cordon", worker="w0", slots=[1], why="a fan is loud")
+    worker.unwell = [Unwell(0, "cordoned", "by the worker itself")]
+    drive.renew()
+    worker.unwell = []
+    drive.renew()
+    drive.said("uncordon", worker="w0", slots=[1])
+    gpu = worker.hello.gpu_pool[1].uuid
+    assert drive.told() == [f"cordon w0 {gpu} a fan is loud", f"uncordon w0 {gpu}"]
+    assert {(row["by"], row["said"]) for row in drive.asked()["acts"]} == {("operator", "me")}

@@ -124,7 +124,7 @@ class Health:
             if slots >> slot & 1 and is_cordoned == opens:
                 said = actors.split(by)[1] or actors.split(by)[0]
                 detail = f"by {said}: {why}" if why else f"by {said}"
-                draft.add(acts.Health(worker.num, slot, "" if opens else CORDONED, "" if opens else detail, 0, by))
+                draft.add(acts.Health(worker.num, slot, "" if opens else CORDONED, detail, 0))
                 changed |= 1 << slot
         self.lifecycle.fleet.out_changed(worker, before)
         return changed
@@ -183,5 +183,6 @@ def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, 
 def _bounded(said: Unwell) -> tuple[str, str, int]:
     """Return a worker's report of a device cut to a bound: a printable kind and detail, and 1 if its attempts leave."""
     kind = stripped(said.kind, KIND_CHARS_MAX) or "unwell"
+    kind = "unwell" if kind == CORDONED else kind  # that is an operator's word
     detail = stripped(said.detail, DETAIL_CHARS_MAX)
     return kind, detail, int(said.ends)

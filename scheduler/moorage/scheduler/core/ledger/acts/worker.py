@@ -182,14 +182,13 @@ class Unquarantine(OfWorker, tag="unquarantine"):
 class Health(OfWorker, tag="health"):
     """A worker reports on a device: its ailment (empty: healthy again), and whether jobs have to leave it.
 
-    With `by` an operator cordons it (`CORDONED`), or opens it again.
+    One whose ailment is `CORDONED` an operator has cordoned; `detail` says by whom, also where one opens it again.
     """
 
     slot: int
     ailment: str
     detail: str
     ends: int
-    by: str = ""
 
     def fold(self, folding: Folding) -> None:
         worker, slot = folding.worker(self.worker), self.slot
