@@ -349,7 +349,8 @@ def test_what_only_counts_up_is_a_counter() -> None:
     found = {family.name: family for family in metrics.families(told)}
     counters = {name for name, family in found.items() if family.type == "counter"}
     of_services = {f"moorage_service_{name}" for name in ("calls", "errors", "refused", "woken")}
-    assert counters == {"moorage_failures", "moorage_ended_jobs", "moorage_tenant_refused"} | of_services
+    of_waits = {"moorage_waited_seconds", "moorage_waited_gpu_seconds"}
+    assert counters == {"moorage_failures", "moorage_ended_jobs", "moorage_tenant_refused"} | of_services | of_waits
     samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
     assert ("moorage_failures_total", {"what": "submit"}, 2) in samples
 
