@@ -270,3 +270,21 @@ def test_no_moment_that_has_passed_without_a_plan_wakes_the_leader_again() -> No
     drive.engine.planner.verdicts.reserve = lambda draft: None  # type: ignore[method-assign]
     drive.pass_time(moment_ms + 1 - drive.now)
     assert drive.engine.planner.moment_ms() == math.inf
+
+
+def test_a_job_that_is_passed_over_for_its_equals_is_kept_out_for_none_of_a_lower_priority() -> None:
+    drive = Driving.with_hosts(2)
+    drive.worker("w1", 8, model="NVIDIA L40S")
+    drive.operate("cordon", "w1")
+    drive.submit("runs", gpu={"count": 1}, run=limited(1_000))
+    drive.settle()
+    drive.submit("nowhere", gpu={"count": 4, "model": ["L40S"]}, priority=50)
+    drive.submit("low", gpu={"count": 2}, priority=10)
+    drive.pass_time(PATIENCE_MS + 5_000, step=1_000)
+    assert drive.reservation.num == drive.job("low").num
+    drive.submit("late", gpu={"count": 1}, priority=50)
+    drive.pass_time(PATIENCE_MS - 5_000, step=1_000)
+    assert drive.states("late") == ["QUEUED"], "it has not waited for long, and may outlast the time until then"
+    drive.pass_time(10_000, step=1_000)
+    assert drive.states("late") != ["QUEUED"]
+    assert drive.states("nowhere") == ["QUEUED"]

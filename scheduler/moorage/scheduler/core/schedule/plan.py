@@ -233,7 +233,7 @@ def _alike(
     """Return the claims but those that have not waited `ALIKE` as long as others, and when the first of these has.
 
     Others are of the same class, and need whole hosts alike. Those that are passed over do not count, nor those of a
-    tenant with a limit: for that they may have waited.
+    tenant with a limit: for that they may have waited. No lower class gets what it leaves: before one, they all stand.
     """
     if len(claims) < 2:
         return claims, math.inf
@@ -242,15 +242,19 @@ def _alike(
         kind, since_ms = (*claim.key[:2], claim.later), claim.since_ms
         if since_ms < since.get(kind, math.inf) and _counts(known, claim, last_had.get(claim.num), now_ms):
             since[kind] = since_ms
-    found, next_ms = list[Claim](), math.inf
+    found, waiting, next_ms = list[Claim](), list[Claim](), math.inf
     for claim in claims:
         alike_ms = claim.since_ms
         first_ms = since.get((*claim.key[:2], claim.later), alike_ms)
         if first_ms < alike_ms:
             alike_ms += (alike_ms - first_ms) * ALIKE[0] // (ALIKE[1] - ALIKE[0])
+        if waiting and claim.key[:2] != waiting[-1].key[:2]:
+            found += waiting
+            waiting.clear()
         if alike_ms <= now_ms or claim.num == keeps:
             found.append(claim)
         else:
+            waiting.append(claim)
             next_ms = min(next_ms, alike_ms)
     return found, next_ms
 
