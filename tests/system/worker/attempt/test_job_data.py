@@ -87,9 +87,9 @@ async def test_a_source_is_fetched_once_for_all_attempts_and_later_jobs_and_nobo
 @pytest.mark.parametrize(
     ("path", "detail"),
     [
-        ("/set.csv#sha256=" + "0f" * 32, f"its SHA-256 is {DIGEST}, not {'0f' * 32}"),
+        ("/set.csv#sha256=" + "0f" * 32, f"data set: its SHA-256 is {DIGEST}, not {'0f' * 32}"),
         ("/nothing", "its server answers 404 Not Found"),
-        ("/later", "not-here: setup: exit code 75: its server answers 503 Service Unavailable"),
+        ("/later", "not-here: setup: exit code 75: data set: its server answers 503 Service Unavailable"),
     ],
 )
 async def test_why_it_cannot_be_had_is_said(nats_url: str, unique: str, web: Web, path: str, detail: str) -> None:

@@ -97,5 +97,5 @@ def _fetching(run: Run, name: str, *, is_here: bool) -> Run:
         return msgspec.structs.replace(run, setup=command, files=address, data={}, cwd=None, items=None)
     python = shlex.quote(sys.executable if is_here else "python3")
     own = f'python={python}; [ -x "$python" ] || python=python3\n'  # that of the worker, if the job's user reaches it
-    command = f'{told}{own}exec "$python" -c {shlex.quote(_SCRIPT)} {shlex.quote(source)} "$MOORAGE_SETUP"'
+    command = f'{told}{own}exec "$python" -c {shlex.quote(_SCRIPT)} {name} {shlex.quote(source)} "$MOORAGE_SETUP"'
     return msgspec.structs.replace(run, setup=command, files=None, data={}, cwd=None, items=None)

@@ -3,7 +3,7 @@
 It runs as the job's user, with the job's variables and secrets. Its last line on stderr says why it failed. Exit code
 75 is for what may pass, or go well elsewhere.
 
-    python data_fetch.py SOURCE FOLDER
+    python data_fetch.py NAME SOURCE FOLDER
 """
 
 import hashlib
@@ -15,11 +15,12 @@ import urllib.parse
 import urllib.request
 
 PASSES = 75
+NAME = ""
 PIECE = 1 << 20
 
 
 def fail(why: str, code: int = 1) -> None:
-    print(why, file=sys.stderr)
+    print(f"data {NAME}: {why}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -98,4 +99,5 @@ def main(source: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    NAME = sys.argv[1]
+    main(*sys.argv[2:])
