@@ -29,6 +29,8 @@ from tests.waiting import until
 
 SUBJECTS: Final = Subjects()
 POOLS: Final = {"spot": 3}
+#: a machine that is refused ends within this time
+ENDS_S: Final = 90
 
 
 @contextlib.asynccontextmanager
@@ -108,20 +110,20 @@ async def test_machines_join_by_a_token_as_often_as_it_says_and_each_use_is_reco
             await until(both, what="both have joined")
             assert {row["labels"]["pool"] for row in (await listed(site)).values()} == {"spot"}
             third, told = await machines.enter_async_context(machine(tmp_path, "c", file))
-            assert await third.wait() != 0
+            assert await asyncio.wait_for(third.wait(), ENDS_S) != 0
             assert f"the join token {name} is used up" in told.read_text()
             # another kind of machine, a token that is revoked, one that others may read
             other, id_of_other = await token(site, "--uses", "9", "--gpus", "2")
             wrong, told = await machines.enter_async_context(machine(tmp_path, "d", other, "1x4xT4"))
-            assert await wrong.wait() != 0
+            assert await asyncio.wait_for(wrong.wait(), ENDS_S) != 0
             assert "a machine of another kind" in told.read_text()
             assert (await ran(site, "admin", "token", str(site.folder), "--revoke", id_of_other)).code == 0
             late, told = await machines.enter_async_context(machine(tmp_path, "e", other))
-            assert await late.wait() != 0
+            assert await asyncio.wait_for(late.wait(), ENDS_S) != 0
             assert f"the join token {id_of_other} is revoked" in told.read_text()
             other.chmod(0o644)
             open_to_all, told = await machines.enter_async_context(machine(tmp_path, "f", other))
-            assert await open_to_all.wait() != 0
+            assert await asyncio.wait_for(open_to_all.wait(), ENDS_S) != 0
             assert "others than its owner may read the join token" in told.read_text()
         acts = await ran(site, "admin", "acts", "--nats", "operator.ana", "--verb", "admit", "--json")
         rows = [(row["by"], row["worker"], row["why"].split(",")[0]) for row in acts.frame["data"]["acts"]]
