@@ -7,7 +7,16 @@ from typing import Final
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.state import Attempt
 from moorage.schemas.job import STATES
-from tests.release.workloads.reference import Waiting, World, as_waiting, left_too_soon, startable, starts, taken_back
+from tests.release.workloads.reference import (
+    Waiting,
+    World,
+    as_waiting,
+    left_too_soon,
+    marked,
+    startable,
+    starts,
+    taken_back,
+)
 
 RUNNING: Final = "RUNNING"
 FROZEN: Final = "FROZEN"
@@ -29,7 +38,12 @@ def confirm(world: World) -> None:
         least = [each for each in endable(world, who, but=ended - victims) if defended(world, each) < most]
         others = [other for other in found if other is not act]
         least = [each for each in least if not any(_ends_for(each, other) for other in others)]
-        excluded = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
+        excluded = (
+            taken_back(world, who)
+            | marked(world, who)
+            | left_too_soon(world.drive.state, who)
+            | reserved_for_others(world, who)
+        )
         excluded |= unheard(world) | world.drive.held_before
         excluded |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
         # another replica of the same victim may end for another job: that host is freed for that one
@@ -147,6 +161,7 @@ def hidden(world: World, full: list[Waiting]) -> list[str]:
         if gpu is not None and gpu.effective_sharing != "exclusive":
             continue
         excluded = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
+        excluded |= marked(world, who)
         least = endable(world, who, but=set())
         if who.priority < config.preempt_priority:
             least = [attempt for attempt in least if attempt.preemptible]
