@@ -92,11 +92,12 @@ TABLES = {
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
     "Replica.stored",  # one for each stream of its checkpoint; no worker here stores one
+    "Replica.sets",  # at most four, of a rank of a gang; no worker here stores one
     "Replica.saved",  # as many as SAVED_MAX, of its checkpoints
     "Replica.tries",  # one for each row of its request's `retry`; no request here has one
     "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
     "Job.peaks", "Job.reported", "Job.shape", "Job.relimit",
-    "Attempt.name",
+    "Attempt.name", "Attempt.begun",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.used",
     "Tenant.keys",  # at most `KEYS_MAX`; no job here names one
     "State.counters", "State.used",  # no operator here sets a counter, and no job uses one
