@@ -157,6 +157,24 @@ def test_no_healthy_host_is_closed_or_marked_by_tenants_whose_code_fails() -> No
     assert [row(world.drive, name).warning for name in world.drive.workers] == [""] * 3
 
 
+def test_a_sweep_whose_items_fail_on_every_host_keeps_no_host_from_others() -> None:
+    """Each host has items that do well and items that fail at once, one host after the other."""
+    world = World(Driving.with_hosts(4, 4, 4, 4), set())
+    drive = world.drive
+    drive.submit("sweep", replicas=200, gpu={}, max_failed=None)
+    most = 0
+    for turn in range(12):
+        drive.settle(3)
+        quick = drive.engine.lifecycle.starts.quick
+        most = max(most, len(quick.marked)) if turn > 4 else 0
+        for at, worker in enumerate(drive.workers.values()):
+            for each, key in enumerate([key for key, held in worker.held.items() if held.phase == "running"]):
+                worker.finish(key, 3 if at == turn % 4 and each == 0 else 0)
+        drive.report_all()
+        drive.pass_time(2_000, step=1_000)
+    assert most == 0
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_new_leader_decides_the_same(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the records at level 1, from a snapshot too from level 2 on."""

@@ -465,7 +465,7 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "drain_s": None}
+    answer = {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False, "drain_s": None, "sets": []}
     assert drive.answers[reply] == answer
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []

@@ -3,7 +3,8 @@
 Such a host is free again at once, and would be given the next job. That a job fails says nothing, as its code may be at
 fault. So a quick failure counts only once what the job runs has succeeded, or run for a minute, on another host. What
 runs alike is one workload: the same tenant, program, arguments and settings. An attempt that does well on a host clears
-it of all failures before it began.
+it of all failures before it began. A workload that has failed quickly on more hosts of late than may be marked says
+nothing of any of them: some of its items are at fault, as in a sweep.
 
 - *A job's own rule.* A job that failed quickly on a host is tried on any other one with room first. Its last attempt
   waits for another host, if one could hold it: so one host fails no job for good that may be tried again.
@@ -70,6 +71,8 @@ class QuickFailures:
         self.standing: dict[int, Worker] = {}
         self._counted: dict[int, tuple[int, int]] = {}  # by worker: how many workloads count, and the last ledger ms
         self._fell: dict[_Workload, set[int]] = {}  # the workers on which a workload failed quickly
+        #: when a workload last failed quickly on a worker, whatever did well there since. A new leader finds it anew.
+        self._failed: Memo[_Workload, dict[int, int]] = Memo(WORKLOADS_MAX)
         self._has_begun = False
         self._well: Memo[_Workload, int] | None = None  # as `Job.well_on`; None until the first such failure is seen
         self._could_hold: dict[tuple[int, frozenset[int]], bool] = {}
@@ -83,7 +86,10 @@ class QuickFailures:
         if worker.quick and worker.quick[-1] == (job.num, draft.time_ms):
             self._look()
             self._stand(worker, job)
-            self._judge(draft, worker)
+            workload = self._workload(job)
+            hosts = self._failed.get(workload) or self._failed.put(workload, {})
+            hosts[worker.num] = draft.time_ms
+            self._judge_where_it_fell(draft, workload)
         elif self._well is not None and job.well_on in (SEVERAL, worker.num + 1):
             self._did_well(draft, job, worker)
 
@@ -99,6 +105,11 @@ class QuickFailures:
                 del self.standing[worker.num]
                 self._counted.pop(worker.num, None)
                 self._fleet.opens(worker.num)
+        for hosts in self._failed.values():
+            for num in [num for num, at_ms in hosts.items() if draft.time_ms - at_ms >= MARKED_MS]:
+                del hosts[num]
+        for workload in [workload for workload, hosts in self._failed.items() if not hosts]:
+            del self._failed[workload]
         for workload, nums in list(self._fell.items()):
             nums &= self.standing.keys()
             if not nums:
@@ -125,9 +136,12 @@ class QuickFailures:
     def _did_well(self, draft: Draft, job: Job, on: Worker) -> None:
         workload = self._workload(job)
         if self._note(workload, on.num + 1):
-            for num in sorted(self._fell.get(workload, ())):
-                if (worker := self.standing.get(num)) is not None:
-                    self._judge(draft, worker)
+            self._judge_where_it_fell(draft, workload)
+
+    def _judge_where_it_fell(self, draft: Draft, workload: _Workload) -> None:
+        for num in sorted(self._fell.get(workload, ())):
+            if (worker := self.standing.get(num)) is not None:
+                self._judge(draft, worker)
 
     def _note(self, workload: _Workload, where: int) -> bool:
         """Note where a workload did well; return whether that is news."""
@@ -181,11 +195,17 @@ class QuickFailures:
         where = (self._well.get(workload) if self._well is not None else None) or 0
         return where not in (0, num + 1)
 
+    def _is_at_fault(self, workload: _Workload) -> bool:
+        """Return whether a workload has failed quickly on more hosts of late than may be marked."""
+        return len(self._failed.get(workload, ())) > self._cap()
+
     def _count(self, worker: Worker) -> int:
         """Count the workloads that failed quickly on a worker, and did well elsewhere."""
         jobs, found = self._state.jobs, dict[_Workload, int]()
         for num, at_ms in self._rows(worker, self._state.time_ms):
-            if (job := jobs.get(num)) is not None and self._is_well_elsewhere(of := self._workload(job), worker.num):
+            if (job := jobs.get(num)) is None or self._is_at_fault(of := self._workload(job)):
+                continue
+            if self._is_well_elsewhere(of, worker.num):
                 found[of] = at_ms
         if found:
             self._counted[worker.num] = len(found), max(found.values())
