@@ -18,7 +18,7 @@ import uvloop
 from moorage.bus.transport import Delivery
 from moorage.system.collector import leave_what_stays
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.driver import Assignment, Driver
 from moorage.worker.settings import WorkerSettings
 
 STARTS = "bench.starts"

@@ -27,7 +27,7 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: names for drivers and rankers of one's own, by module: the page `reference/extending.md`
 EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
-    "moorage.worker.drivers.base": ("Driver", "Freezes", "Executes", "KeepsOutput", "KeepsFolders", "Assignment"),
+    "moorage.worker.driver": ("Driver", "Freezes", "Executes", "KeepsOutput", "KeepsFolders", "Assignment"),
     "moorage.worker.drivers.kit": ("Kit",),
     "moorage.schemas.capabilities": ("Capabilities",),
     "moorage.worker.devices.readers.base": ("Inventory", "Host", "SlotReading"),

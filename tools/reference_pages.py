@@ -19,8 +19,8 @@ from moorage.schemas.own_class import own_class
 from moorage.schemas.roles import CALLER_ASKS, OPERATOR_READS, ROLES, names
 from moorage.schemas.settings import OF_DRIVERS, Setting, declared, shown
 from moorage.schemas.subjects import MAY_EXEC, Subjects
+from moorage.worker.driver import Driver
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Driver
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
 _WIDTH: Final = "110"

@@ -155,7 +155,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         ),
         Verb("errors", "moorage.cli.study.lookup:errors", "What each code means, and the exit codes."),
         Verb("add-path", "moorage.cli.local.add_path:add_path", "Run a command with what TF_PATH and its kin add."),
-        Verb("mcp", "moorage.cli.study.agents:mcp", "Tools for an agent, by the Model Context Protocol."),
+        Verb("mcp", "moorage.cli.study.mcp:mcp", "Tools for an agent, by the Model Context Protocol."),
         Verb("api", "moorage.cli.study.api:api", "Send one frame of the protocol, print its answer."),
         Verb("schema", "moorage.cli.study.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

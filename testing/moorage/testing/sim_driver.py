@@ -21,9 +21,9 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
 from moorage.worker.attempt.output_pages import page_of
-from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
+from moorage.worker.driver import Assignment, Driver
 from moorage.worker.session.attempt_messages import Ended, Started, StartFailed
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 #: characters in one frame of output
 OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024

@@ -52,7 +52,7 @@ from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.drivers.handler.call import Handler
 from moorage.worker.drivers.handler.driver import LABEL_PREFIX, HandlerDriver
 from moorage.worker.drivers.noop import NoopDriver

@@ -18,7 +18,7 @@ from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.processes import Process, process_of
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 
 #: by then each follower has asked for an event that may have been lost
 REPAIRED_S: Final = 2 * REPAIR_S

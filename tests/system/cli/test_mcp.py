@@ -98,9 +98,9 @@ async def test_with_operate_an_agent_submits_and_cancels(node: Node, unique: str
 def test_without_the_package_it_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from moorage.cli.study import agents
+    from moorage.cli.study import mcp
     from moorage.schemas.optional import install_extra
 
     monkeypatch.setitem(sys.modules, "mcp", None)
-    assert agents.mcp() == 1
+    assert mcp.mcp() == 1
     assert f"fix: {install_extra('mcp')}" in capsys.readouterr().err

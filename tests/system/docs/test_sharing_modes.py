@@ -21,8 +21,8 @@ from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.devices.readers.simulated import SimulatedInventory
+from moorage.worker.driver import Driver
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
 from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.handler.driver import HandlerDriver

@@ -18,7 +18,7 @@ from moorage.schemas.frames import LogPage, Output, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.attempt.output_pages import page_of
-from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.driver import Assignment, Driver
 from moorage.worker.session.attempt_messages import Ended, Started
 
 

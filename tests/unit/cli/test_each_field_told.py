@@ -12,7 +12,7 @@ import pytest
 
 from moorage.cli.jobs.explain import explained_rows
 from moorage.cli.jobs.job_rows import COLUMNS, job_row
-from moorage.cli.study.agents import server_of
+from moorage.cli.study.mcp import server_of
 from moorage.client import AsyncClient
 from moorage.client.durations import seconds
 from moorage.scheduler.answers import listing, waiting

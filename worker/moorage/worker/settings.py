@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from moorage.bus.results import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
+from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LEAVING_S_MAX, OTHERS, Device
 from moorage.schemas.frames.fleet import LEASE_S_MAX, LOAD_S_DEFAULT
@@ -25,7 +26,6 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.devices.device_health import PROBATION_S
 from moorage.worker.devices.readers import READERS
 from moorage.worker.devices.readers.base import FREE_WAIT_S
-from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 from moorage.worker.interruption import check_notice
 
 SECTION: Final = "worker"
@@ -64,6 +64,9 @@ LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
+#: drivers that a worker offers by default, and a simulated one
+DRIVERS_DEFAULT: Final = (DRIVER_DEFAULT,)
+DRIVERS_SIMULATED: Final = (DRIVER_DEFAULT, "noop")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +136,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drivers: Annotated[
         tuple[str, ...],
         setting("Ways to run a job: process, docker, podman, kubernetes, vm, a package's driver, or module:Class."),
-    ] = OFFERED
+    ] = DRIVERS_DEFAULT
     readers: Annotated[
         tuple[str, ...],
         setting("Where devices come from: nvidia (NVML, or CDI specs), drm, a package's reader, or module:Class."),
@@ -565,7 +568,7 @@ def worker_settings(
     simulate = found["simulate"].value
     defaults: dict[str, Any] = {"state_dir": folder / (found["id"].value or ("simulated" if simulate else "here"))}
     if simulate:
-        defaults |= {"modes": MODES_SIMULATED, "drivers": OFFERED_SIMULATED}
+        defaults |= {"modes": MODES_SIMULATED, "drivers": DRIVERS_SIMULATED}
     found = settle(SECTION, WorkerSettings, flags=flags, env=env, file=file, defaults=defaults)
     return made(WorkerSettings, found), found
 

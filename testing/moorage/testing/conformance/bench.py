@@ -30,7 +30,7 @@ from moorage.schemas.frames.output import StreamName
 from moorage.testing.conformance.command import Ran, run_command
 from moorage.testing.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
-from moorage.worker.drivers.base import Driver, Living, Publish, ReportEvent
+from moorage.worker.driver import Driver, Living, Publish, ReportEvent
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError

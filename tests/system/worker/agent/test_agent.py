@@ -25,7 +25,7 @@ from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.base import Assignment, Driver, Living
+from moorage.worker.driver import Assignment, Driver, Living
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.session.restoring import device_names
 from moorage.worker.settings import WorkerSettings

@@ -18,7 +18,7 @@ from moorage.worker.agent.device_access_lost import CUT_OFF, NOTE, CutOffWatch
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt
 from tests.system.worker.no_inventory import NoInventory
 from tests.unit.worker.attempt_bench import Bench, name_of, place

@@ -16,7 +16,7 @@ from moorage.testing.conformance.bench import WORKER, Bench, open_bench
 from moorage.testing.conformance.leader import until
 from moorage.worker.agent import lost_attempts
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, ReportEvent
+from moorage.worker.driver import Assignment, DriverEvent, Publish, ReportEvent
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.attempt_messages import Ended
 

@@ -15,7 +15,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device, LogPage, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.job import Request, Run
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.driver import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.entry import PROGRAM
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink

@@ -24,7 +24,7 @@ from moorage.system.cgroup import cgroup_of
 from moorage.testing.conformance import CHECKS, DriverChecks
 from moorage.testing.conformance.bench import AgentProcess, Bench
 from moorage.worker import EmbeddedWorker, HandlerContext, WorkerSettings
-from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, ReportEvent
+from moorage.worker.driver import Assignment, Driver, DriverEvent, Living, Publish, ReportEvent
 from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.attempt_messages import Ended, Started

@@ -19,7 +19,7 @@ from moorage.schemas.frames import Device, End, Exec, Mark, Place, Terminal
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.drivers.base import Assignment, Executes
+from moorage.worker.driver import Assignment, Executes
 from moorage.worker.drivers.container.config import FOLDER_AT, check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries

@@ -23,7 +23,7 @@ from moorage.schemas.frames import Device, ReadLog, Start
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.attempt.rendezvous import own_address
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container import follow, removal
 from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, State

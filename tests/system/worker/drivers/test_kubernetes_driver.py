@@ -16,7 +16,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.driver import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import api as kubernetes_api
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError

@@ -16,8 +16,8 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.schemas.settings import NO_FILE, SettingsFile, read_file
 from moorage.worker.agent.run import start
+from moorage.worker.driver import Executes, Freezes, KeepsFolders, KeepsOutput
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Executes, Freezes, KeepsFolders, KeepsOutput
 from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import GROUP, find

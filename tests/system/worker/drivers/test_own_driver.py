@@ -16,7 +16,7 @@ from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.journal import Journal, is_in_use
 from moorage.worker.agent.run import start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.base import Assignment, Living
+from moorage.worker.driver import Assignment, Living
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.session.attempt_messages import Ended
 from moorage.worker.settings import WorkerSettings

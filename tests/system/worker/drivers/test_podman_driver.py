@@ -24,7 +24,7 @@ from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.schemas.service import ServiceSpec
 from moorage.system.proctree import boottime_s, descendants, read_process
 from moorage.worker.attempt.call_keys import CallKeys
-from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.driver import CODE_LOST
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.container.start import Starter

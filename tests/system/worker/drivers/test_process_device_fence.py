@@ -22,7 +22,7 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.worker.devices.refused_nodes import GpuNodes
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.session.attempt_messages import Ended, NotStarted

@@ -17,7 +17,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.driver import Assignment, DriverEvent, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink

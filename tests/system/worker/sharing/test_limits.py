@@ -24,7 +24,7 @@ from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Run
 from moorage.system.proctree import read_process
 from moorage.worker.attempt.attempt_folders import NoFolder
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.config import Image, config_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.podman import spec_of

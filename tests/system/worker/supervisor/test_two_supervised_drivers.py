@@ -10,7 +10,7 @@ import pytest
 from moorage.schemas.capabilities import Capabilities
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
-from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.driver import CODE_LOST
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import owner_of

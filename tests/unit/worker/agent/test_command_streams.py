@@ -12,7 +12,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import DEAD_S, CommandEnd, Exec, Mark, piece, read_piece
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent.command_streams import KNOWN_MAX_TENANT, STREAMS_MAX_TENANT, CommandStreams
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Event, Log
 from tests.scenes import in_virtual_time
 

@@ -19,7 +19,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE
 from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.agent.ready_watch import FIRST_S, ReadyWatch
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, Event, Log, SeenReady
 from tests.scenes import in_virtual_time
 

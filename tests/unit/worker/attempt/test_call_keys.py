@@ -17,7 +17,7 @@ from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.secret_files import SecretRefused, trouble_with_secrets
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.call_access import call_access
 from moorage.worker.settings import WorkerSettings
 

@@ -18,7 +18,7 @@ from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.devices.readers import cdi
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.config import (
     ContainerSettings,
     Image,

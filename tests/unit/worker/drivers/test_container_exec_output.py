@@ -14,7 +14,7 @@ from moorage.testing import SimulatedClock
 from moorage.worker.drivers.container import exec_command
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.exec_command import LATE_BYTES_MAX, LATE_S, SEEN_S, ContainerExecution
-from moorage.worker.drivers.start_codes import CODE_NOT_FOUND
+from moorage.worker.start_codes import CODE_NOT_FOUND
 from moorage.worker.supervisor.commands import Guard
 
 SAID = b"sh: nosuch: not found\n"

@@ -15,7 +15,7 @@ from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.environment import LacksHere
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.config import (
     ContainerSettings,
     check_container_policy,

@@ -17,7 +17,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Run
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.drivers.base import Assignment, DriverEvent
+from moorage.worker.driver import Assignment, DriverEvent
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes import driver as kubernetes_driver
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown

@@ -15,7 +15,7 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.worker.attempt.environment import PATH_DEFAULT
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT
 from moorage.worker.drivers.container.engine import lines_of
 from moorage.worker.drivers.kubernetes.devices import devices_of, is_ready, taken_slots, units

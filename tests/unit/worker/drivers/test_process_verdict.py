@@ -15,7 +15,7 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.system.descriptors import trouble_with_descriptors
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_LOST, Assignment
+from moorage.worker.driver import CODE_LOST, Assignment
 from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of

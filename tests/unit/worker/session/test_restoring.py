@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place, Report
-from moorage.worker.drivers.base import Living
+from moorage.worker.driver import Living
 from moorage.worker.session.restoring import match
 
 NAME = ("acme", "j", 0, 1, 7)

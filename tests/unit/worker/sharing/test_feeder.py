@@ -17,7 +17,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
 from moorage.system.proctree import read_process
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.sharing.limiter import feeder as module
 from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.controller import RATE

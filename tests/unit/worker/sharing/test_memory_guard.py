@@ -20,7 +20,7 @@ from moorage.schemas.job import Request
 from moorage.system.proctree import Process
 from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory, SlotReading
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, Event, HelloChanged, Log, OverGrant
 from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.memory_guard import FAILED_MAX, IDLE_LOOK_S, LOOK_S, WELL_MIN, MemoryGuard

@@ -52,9 +52,8 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import Assignment, Driver, Freezes, Living, never_ran
+from moorage.worker.driver import Assignment, Driver, Freezes, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.attempt_messages import (
     LEAVE_GRACE_S_MAX,
@@ -120,6 +119,7 @@ from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
 from moorage.worker.sharing.mps.watched import OperatorsMps
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 #: if the queue has more events than this, frames of the leader are dropped and counted; the leader sends them again
 QUEUE_MAX: Final = 65_536

@@ -19,7 +19,7 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.base import Driver, Executes
+from moorage.worker.driver import Driver, Executes
 from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.session.shell import Shell

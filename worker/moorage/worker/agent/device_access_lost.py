@@ -20,7 +20,7 @@ from moorage.schemas.frames import Output
 from moorage.system.device_fence import is_refused
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.readers.base import Inventory
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt
 
 #: seconds between two looks, and the most attempts that one look tries

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.items import Item
 from moorage.worker.attempt.job_items import ItemRefused, JobItems
-from moorage.worker.drivers.base import ended_unstarted, never_ran
+from moorage.worker.driver import ended_unstarted, never_ran
 from moorage.worker.session.attempt_messages import Attempt, Event
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Finding
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, Log
 from moorage.worker.session.lease_session import LeaseSession
 from moorage.worker.session.shell import Shell

@@ -12,7 +12,7 @@ from typing import Final
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.service import READY_FILE
 from moorage.schemas.staying import Ready, own_port
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, SeenReady
 from moorage.worker.session.shell import Shell
 

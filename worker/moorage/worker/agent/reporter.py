@@ -30,7 +30,7 @@ from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import Driver, Freezes
+from moorage.worker.driver import Driver, Freezes
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.freezing.unused import UnusedJobs
 from moorage.worker.lend.lender import LeaseServer

@@ -13,7 +13,7 @@ from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import LogPage, ReadLog, ReadReports, ReadUse, ReportsPage, Rescue, Rescued, UsePage
 from moorage.schemas.names import is_job, is_tenant
 from moorage.worker.attempt.reports import has_reported, rows_in
-from moorage.worker.drivers.base import Driver, KeepsFolders, KeepsOutput
+from moorage.worker.driver import Driver, KeepsFolders, KeepsOutput
 from moorage.worker.session.lease_session import LeaseSession
 from moorage.worker.session.shell import Shell
 

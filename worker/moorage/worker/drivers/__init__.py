@@ -1,7 +1,7 @@
 """List the built-in drivers: the ways in which a worker can run a job.
 
-Each driver is a class derived from `base.Driver`, and one line here. A driver of another package has its line in that
-package's own `pyproject.toml`: see `loading.GROUP`.
+Each driver is a class derived from `moorage.worker.driver.Driver`, and one line here. A driver of another package has
+its line in that package's own `pyproject.toml`: see `loading.GROUP`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,3 @@ BUILT_IN: Final = {
     "kubernetes": "moorage.worker.drivers.kubernetes.driver:KubernetesDriver",
     "vm": "moorage.worker.drivers.vm.driver:VmDriver",
 }
-#: the drivers that a worker offers if its settings name none; the second is for a simulated worker
-OFFERED: Final = (DRIVER_DEFAULT,)
-OFFERED_SIMULATED: Final = (DRIVER_DEFAULT, "noop")

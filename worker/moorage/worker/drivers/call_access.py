@@ -17,7 +17,7 @@ from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.attempt.orphaned_calls import OrphanedCalls
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 
 #: of a request's digest, which tells versions of one service apart
 _DIGEST_CHARS: Final = 16

@@ -19,7 +19,7 @@ import msgspec
 from moorage.schemas.job import DATA_OBJECT, Run, Secret
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.environment import LacksHere
-from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.driver import Assignment, Driver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.setups import Setups
 

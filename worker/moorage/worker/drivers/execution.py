@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import PIECE_BYTES_MAX, WINDOW_BYTES, Exec, Mark, Terminal
-from moorage.worker.drivers.start_codes import code_of_start
+from moorage.worker.start_codes import code_of_start
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Attach, Execute

@@ -16,8 +16,8 @@ from moorage.schemas.capabilities import FENCES, KNOWN
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import NotOffered, is_own, own_class, place_of
 from moorage.schemas.settings import DEFAULT, OF_DRIVERS, SettingsFile, made, settle, unknown_variables
+from moorage.worker.driver import Driver, Executes, Freezes, KeepsOutput
 from moorage.worker.drivers import BUILT_IN
-from moorage.worker.drivers.base import Driver, Executes, Freezes, KeepsOutput
 from moorage.worker.drivers.kit import Kit
 
 GROUP: Final = "moorage.drivers"

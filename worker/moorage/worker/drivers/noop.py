@@ -22,9 +22,9 @@ from moorage.schemas.driver_config import NoopBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
-from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.drivers.start_codes import CODE_NOT_FOUND
+from moorage.worker.driver import Assignment, Driver
 from moorage.worker.session.attempt_messages import Ended, Started, StartFailed
+from moorage.worker.start_codes import CODE_NOT_FOUND
 
 #: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15

@@ -28,7 +28,7 @@ from moorage.system.disk_room import spare_bytes
 from moorage.system.private_files import replace_private
 from moorage.worker.attempt.attempt_folders import DISK, AttemptFolders, bytes_used, let_pass, owner_ids, remove
 from moorage.worker.attempt.environment import LacksHere, SetupFailed
-from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, KeepsOutput
+from moorage.worker.driver import Assignment, Driver, DriverEvent, KeepsOutput
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of

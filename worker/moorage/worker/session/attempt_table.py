@@ -37,8 +37,7 @@ from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.staying import NOT_READY
 from moorage.worker.attempt.environment import start_failed
 from moorage.worker.devices.readers.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
-from moorage.worker.drivers.base import CODE_LOST, LOST
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
+from moorage.worker.driver import CODE_LOST, LOST
 from moorage.worker.session.attempt_messages import (
     HELD_PHASE,
     PHASES,
@@ -83,6 +82,7 @@ from moorage.worker.session.attempt_messages import (
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.report_outbox import ReportOutbox
 from moorage.worker.session.tombstones import TOMBSTONES_MAX, Tombstones
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 #: most attempts at once; further placements are refused
 ATTEMPTS_MAX: Final = 16_384

@@ -11,7 +11,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, Place, Report
-from moorage.worker.drivers.base import CODE_LOST, Driver, Living
+from moorage.worker.driver import CODE_LOST, Driver, Living
 from moorage.worker.session.attempt_messages import Attempt
 
 #: why attempts of the journal must end

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Event, Log
 
 

@@ -20,7 +20,7 @@ from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
 from moorage.system.proctree import kill_process, read_process, sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, HelloChanged, Log, OverGrant
 from moorage.worker.session.attempt_table import OVER_GRANT
 from moorage.worker.session.shell import Shell

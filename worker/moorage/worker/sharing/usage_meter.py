@@ -9,7 +9,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import UNKNOWN_MS, AttemptUse, DeviceUse
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt, Metered
 from moorage.worker.sharing.recent_use import RecentUse
 from moorage.worker.sharing.stillness import Stillness

@@ -32,7 +32,7 @@ from moorage.system.device_environment import (
 from moorage.worker.attempt.environment import PATH_DEFAULT, UNBUFFERED, LacksHere, lay_over
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.entry import mounts_of, words_of
 from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted
 from moorage.worker.drivers.policy import Policy

@@ -25,7 +25,7 @@ from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request, Secret
 from moorage.worker.attempt.attempt_files import AttemptFiles
 from moorage.worker.attempt.attempt_folders import AttemptFolders
-from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
+from moorage.worker.driver import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
 from moorage.worker.drivers.call_access import answer_orphans
 from moorage.worker.drivers.container.config import (
     MPS,

@@ -17,7 +17,7 @@ from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineEr
 from moorage.worker.drivers.container.faults import code_of
 from moorage.worker.drivers.container.host import ContainerHost
 from moorage.worker.drivers.execution import CannotExecute, Execution, Take, signal_number
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
+from moorage.worker.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Guard

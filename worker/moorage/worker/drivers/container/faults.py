@@ -10,7 +10,7 @@ from moorage.schemas.frames import NOT_HERE, SETUP_FAILED, START_FAILED
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.environment import SetupFailed, not_here, without_prefix
 from moorage.worker.drivers.container.engine import EngineError
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
+from moorage.worker.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
 
 #: where an engine's message begins to speak of the job's program: as runc, then as crun says it
 _PROGRAM: Final = re.compile(

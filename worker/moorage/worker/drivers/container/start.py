@@ -25,7 +25,7 @@ from moorage.worker.attempt.environment import without_prefix
 from moorage.worker.attempt.secret_files import resolve_secrets, secret_variables
 from moorage.worker.devices.readers.cdi import Registry, read_registry
 from moorage.worker.devices.readers.cdi_spec import CdiError
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.call_access import call_access, calls_of
 from moorage.worker.drivers.container.config import (
     CALL_KEY_AT,
@@ -50,9 +50,9 @@ from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.setups import give, until_deadline
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
 from moorage.worker.sharing.mps.control import daemon_of
+from moorage.worker.start_codes import CODE_CANNOT_START
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.protocol import MpsDaemon, StartAttempt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.worker.attempt.attempt_folders import DISK
-from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.driver import CODE_LOST
 from moorage.worker.drivers.container.engine import State
 from moorage.worker.drivers.supervisor_link import UNASKED
 from moorage.worker.supervisor.protocol import Ended as ChildEnded

@@ -37,7 +37,7 @@ from moorage.schemas.subjects import ALL_JOBS
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.environment import lay_over
 from moorage.worker.attempt.secret_files import resolve_secrets
-from moorage.worker.drivers.base import Assignment, Driver, never_ran
+from moorage.worker.driver import Assignment, Driver, never_ran
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.policy import Policy

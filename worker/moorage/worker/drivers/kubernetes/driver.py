@@ -26,7 +26,7 @@ from moorage.system.backoff import Backoff
 from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.attempt.secret_files import secret_variables
 from moorage.worker.devices.readers.base import Inventory
-from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, kept_within
+from moorage.worker.driver import CODE_LOST, Assignment, Driver, Living, kept_within
 from moorage.worker.drivers.container.config import check_image, check_policy
 from moorage.worker.drivers.container.faults import CannotStart, fault_of
 from moorage.worker.drivers.container.output import LiveOutput
@@ -50,10 +50,10 @@ from moorage.worker.drivers.kubernetes.pod import (
 )
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.drivers.supervisor_link import owner_of
 from moorage.worker.session.attempt_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 #: below the worker's state folder: the pods' output
 FOLDER: Final = "kubernetes"

@@ -18,7 +18,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Secret
 from moorage.system.device_environment import JobEnvironment, apply_tf_paths_over
 from moorage.worker.attempt.environment import PATH_DEFAULT, UNBUFFERED, lay_over
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.driver import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT, ImageSettings, ids_of
 
 #: the one container of a pod

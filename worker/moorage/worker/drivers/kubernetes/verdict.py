@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED
 from moorage.schemas.printable import shortened
-from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.driver import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import NO_IMAGE, start_fault
 from moorage.worker.drivers.container.verdict import out_of_memory
 from moorage.worker.drivers.kubernetes.pod import CONTAINER, ENDS
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 #: a kubelet's reasons for a container whose program it could not start
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun", "RunContainerError")

@@ -50,7 +50,7 @@ from moorage.worker.attempt.attempt_folders import DISK, owner_ids
 from moorage.worker.attempt.environment import PATH_DEFAULT, process_environment
 from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
-from moorage.worker.drivers.base import (
+from moorage.worker.driver import (
     CODE_LOST,
     Assignment,
     Driver,
@@ -66,7 +66,6 @@ from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.setups import Setups
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import UNASKED, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.attempts import FreezableAttempts
 from moorage.worker.session.attempt_messages import (
@@ -81,6 +80,7 @@ from moorage.worker.session.attempt_messages import (
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.attempt_processes import AttemptProcesses
 from moorage.worker.sharing.mps.control import daemon_of
+from moorage.worker.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, MemoryAtEnd, MpsDaemon, Output, StartAttempt, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted

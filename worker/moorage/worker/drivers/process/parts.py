@@ -16,7 +16,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.job import Request
-from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
+from moorage.worker.driver import Assignment, Driver, DriverEvent, Living
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process.driver import ProcessDriver

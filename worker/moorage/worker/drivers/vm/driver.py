@@ -31,7 +31,7 @@ from moorage.worker.attempt.environment import LacksHere, process_environment
 from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory, sysfs_address
-from moorage.worker.drivers.base import Assignment, Driver, Living
+from moorage.worker.driver import Assignment, Driver, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process.driver import STAGE_BOOT, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of

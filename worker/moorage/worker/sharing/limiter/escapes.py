@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.session.attempt_messages import Attempt
 from moorage.worker.sharing.limiter.limits import LIBRARY, LIBRARY_AT
 from moorage.worker.sharing.limiter.segment import Segment

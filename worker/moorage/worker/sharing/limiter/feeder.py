@@ -21,7 +21,7 @@ from typing import Final
 from moorage.schemas.attempt import AttemptName
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
-from moorage.worker.drivers.base import Driver
+from moorage.worker.driver import Driver
 from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, RATE, Controller
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import Segment, Slot

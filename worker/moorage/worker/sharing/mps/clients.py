@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.pool import GpuPool
-from moorage.worker.drivers.base import LOST, Driver
+from moorage.worker.driver import LOST, Driver
 from moorage.worker.session.attempt_messages import Attempt, OverGrant
 from moorage.worker.session.attempt_table import MPS_FAULT
 from moorage.worker.session.shell import Shell

@@ -51,7 +51,6 @@ from moorage.worker.attempt.environment import Gang, SetupFailed, gpu_environmen
 from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
-from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.session.attempt_messages import (
     CheckpointStored,
     Ended,
@@ -67,6 +66,7 @@ from moorage.worker.session.attempt_messages import (
     Stuck,
 )
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.start_codes import CODE_CANNOT_START
 
 if TYPE_CHECKING:
     from moorage.worker.drivers.execution import Execution
