@@ -20,7 +20,7 @@ from moorage.schemas.answers.jobs import (
     Woken,
 )
 from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
-from moorage.schemas.answers.operators import ActsAnswer, Audit, TenantsAnswer, UsageAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Audit, PastAnswer, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from moorage.schemas.schedules import ScheduleDone, ScheduleList, ScheduleRan
 from moorage.schemas.waited import SeriesAnswer, WaitedAnswer
@@ -47,6 +47,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "admin.tenants": TenantsAnswer,
     "admin.audit": Audit,
     "admin.acts": ActsAnswer,
+    "admin.acts with events": PastAnswer,
     "admin.dlq list": LettersAnswer,
     "admin.dlq show": Letter,
     "admin.dlq drop": LetterDone,

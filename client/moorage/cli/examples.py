@@ -46,6 +46,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "events": (
         "moorage events train-42",
         "moorage events --json | jq -r .job",
+        "moorage events --fleet --since 12h",
     ),
     "submit": (
         "moorage submit --gpu 2xH100:80G -- sleep 60",

@@ -12,6 +12,7 @@ from moorage.client.asking import decode_act
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NotFound, Rejected
 from moorage.client.login import who
+from moorage.schemas.answers.operators import PastAnswer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import FleetEvent, FleetFrame
 from moorage.schemas.subjects import FLEET
@@ -145,6 +146,14 @@ class AsyncFleet:
         async with contextlib.aclosing(client._histories.frames(subject, _decode_event, FLEET_FRAMES_MAX)) as events:
             async for event in events:
                 yield event
+
+    async def past(self, since: Duration) -> list[FleetEvent]:
+        """Return what happened to the fleet since then, at most the newest 1,000 events of the newest 10,000.
+
+        Raises `NotPermitted` unless this is an operator.
+        """
+        answer = await self._client.operate("acts", {"events": True, "since_s": seconds(since)})
+        return msgspec.convert(answer.data, PastAnswer).events
 
     async def frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""

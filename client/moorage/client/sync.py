@@ -640,6 +640,10 @@ class Fleet(Handle["AsyncFleet"]):
         """Yield what happens to the fleet from now on, without end: joins, losses, drains, GPUs out, takeovers."""
         return self._thread.iterate(self._twin.events())
 
+    def past(self, since: Duration) -> list[FleetEvent]:
+        """Return what happened to the fleet since then, at most the newest 1,000 events of the newest 10,000."""
+        return self._thread.call(self._twin.past(since))
+
     def frames(self) -> Iterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
         return self._thread.iterate(self._twin.frames())

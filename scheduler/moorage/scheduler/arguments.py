@@ -30,7 +30,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "usage": ("since_s", "by", "after", "waits", "job", "ever", "series", "worker"),
     "fleet": ("after", "worker"),
     "audit": (),
-    "acts": ("since_s", "by", "verb", "after"),
+    "acts": ("since_s", "by", "verb", "after", "events"),
     "tenants": (),
 }
 

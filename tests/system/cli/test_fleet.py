@@ -176,6 +176,15 @@ async def test_drain_cordon_and_uncordon_say_what_they_did_and_who_follows_the_f
     finally:
         opened = await node.run("uncordon", "sim-0000", "sim-0001")
     assert (opened.code, opened.rows) == (0, [["sim-0000", "open"], ["sim-0001", "open"]])
+    past = await node.run("events", "--fleet", "--since", "1h")
+    assert past.code == 0
+    assert re.search(r"Z\tworker sim-0001: draining by operator.*: new disk$", past.out, re.M), past.out
+    assert re.search(r"Z\tworker sim-0001: open by operator", past.out.splitlines()[-1]), "who follows is told no more"
+    frame = (await node.run("events", "--fleet", "--since", "1h", "--json")).frame
+    assert (frame["verb"], frame["data"]["events"][-1]["what"]) == ("acts", "open")
+    refused = await node.run("events", "--since", "1h")
+    assert refused.code == 2
+    assert "moorage events --fleet --since 12h" in refused.err
     nobody = await node.run("drain", "nobody")
     assert (nobody.code, nobody.err.startswith("error[not-found]: ")) == (3, True)
     assert "fix: " in nobody.err

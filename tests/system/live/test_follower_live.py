@@ -19,6 +19,7 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.follower import beside
 from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.fleet_past import FleetPast
 from moorage.scheduler.follower.follower import Question
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
@@ -224,11 +225,21 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
             drive.submit(f"j{number}", gpu={})
             written = Written(7, [(1, [(1, 2, 3, [0])], 0)])
             await one.write(
-                Saved(drive.shadow, drive.usage, written, acts, Waits(drive.shadow), AllSeries(drive.shadow))
+                Saved(
+                    drive.shadow, drive.usage, written, acts, Waits(drive.shadow), AllSeries(drive.shadow), FleetPast()
+                )
             )
         with pytest.raises(Overtaken):
             await two.write(
-                Saved(drive.shadow, drive.usage, Written(), acts, Waits(drive.shadow), AllSeries(drive.shadow))
+                Saved(
+                    drive.shadow,
+                    drive.usage,
+                    Written(),
+                    acts,
+                    Waits(drive.shadow),
+                    AllSeries(drive.shadow),
+                    FleetPast(),
+                )
             )
         await two.open()
         read = await two.read()

@@ -183,6 +183,10 @@ def events(
         bool,
         Parameter(help="What happens to the fleet, for operators: joins, losses, drains, GPUs out, takeovers."),
     ] = False,
+    since: Annotated[
+        str | None,
+        Parameter(help="With --fleet: what happened so far back, as 12h, and no more.", value="DURATION"),
+    ] = None,
     options: RowOptions = ROWS,
 ) -> int:
     """Print state changes as they happen: of one job from its first to its last, or of the whole tenant from now on.
@@ -194,9 +198,16 @@ def events(
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if since is not None and not fleet:
+            raise rejected(
+                "invalid-argument", "--since is about the fleet's past", next="moorage events --fleet --since 12h"
+            )
         if fleet:
             if job is not None:
                 raise rejected("invalid-argument", "--fleet is about no job", next="leave out the job, or --fleet")
+            if since is not None:
+                await _print_past(client, since, options)
+                return None
             print_err("telling what happens to the fleet from now on; Ctrl-C ends it")
             async for told in _with_gaps(client, client.fleet.events()):
                 if not options.shown(told, [told]):
@@ -216,6 +227,26 @@ def events(
 
     gc.enable()
     return with_client(options, work)
+
+
+async def _print_past(client: AsyncClient, since: str, options: RowOptions) -> None:
+    import msgspec
+
+    from moorage.client.durations import seconds
+    from moorage.schemas.answers.operators import PastAnswer
+
+    answer = await client._wire.operate("acts", {"events": True, "since_s": seconds(since)})
+    told = msgspec.convert(answer.data, PastAnswer)
+    if options.shown(answer, told.events):
+        return
+    for event in told.events:
+        print_out(f"{utc_ms(event.time_ms)}\t{event.words}")
+    if not told.events:
+        print_err(f"nothing happened to the fleet since {utc_ms(told.from_ms)}")
+    if told.left_out:
+        print_err(f"{told.left_out} older ones are not shown: give a shorter --since")
+    for from_ms, until_ms in told.gaps:
+        print_err(f"not known: from {utc_ms(from_ms)} to {utc_ms(until_ms)}: a restore, or what moorage doctor says")
 
 
 async def _with_gaps(client: AsyncClient, events: AsyncIterator[E]) -> AsyncIterator[E]:

@@ -22,6 +22,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.queue_streams import info_of
+from moorage.scheduler.follower.fleet_past import FleetPast
 from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
@@ -57,9 +58,10 @@ class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
     `usage` is about the GPU time of a tenant (None: of all), with `waits` about where its waits went, with `series`
-    about numbers over time, `acts` about operators' orders; `where` about the frames with the history of the `job`;
-    `read` has it note that somebody of the tenant read output, which is no record of the ledger; `used` tells what
-    GPUs do now; `written` is answered once the history stream has all histories up to that record.
+    about numbers over time; `acts` about operators' orders, with `events` about the fleet's past; `where` about the
+    frames with the history of the `job`; `read` has it note that somebody of the tenant read output, which is no record
+    of the ledger; `used` tells what GPUs do now; `written` is answered once the history stream has all histories up to
+    that record.
     """
 
     verb: str
@@ -110,6 +112,7 @@ class Follower:
         self._waits = Waits(self._state)
         self._series = AllSeries(self._state)
         self._acts = OperatorsActs()
+        self._past = FleetPast()
         self._history = History(world, subjects, config, replicas, lambda job: self._waits.waited(job))
         self._saved_seq = 0
         self._trouble, self._next = "", ""
@@ -184,7 +187,7 @@ class Follower:
         """Go on from a save, or begin with nothing; return what of its jobs is in the history."""
         saved = saved or _nothing(self._state.ceilings)
         self._state, self._usage, self._waits, self._acts = saved.state, saved.usage, saved.waits, saved.acts
-        self._series = saved.series
+        self._series, self._past = saved.series, saved.past
         return saved.history
 
     async def finish(self) -> None:
@@ -223,6 +226,7 @@ class Follower:
             self._waits.fold(folded, decides=bool(record.steps or record.acts or record.accepts))
             self._series.fold(folded, self._waits.waiting())
             self._acts.fold(self._state, record, folded)
+            self._past.fold(self._state, record, folded)
             if self._history.take(folded):
                 await self._history.write()
             if seq % FOLD_AT_ONCE == 0:
@@ -255,7 +259,8 @@ class Follower:
     async def _save(self) -> None:
         await self._history.write()
         written = Written(self._history.last, self._history.written_jobs())
-        await self._saves.write(Saved(self._state, self._usage, written, self._acts, self._waits, self._series))
+        told = self._acts, self._waits, self._series, self._past
+        await self._saves.write(Saved(self._state, self._usage, written, *told))
         self._saved_seq = self._state.seq
 
     # ------------------------------------------------------------------------------------------- questions
@@ -296,7 +301,8 @@ class Follower:
             return self._usage.answer(question.tenant, question.arguments)
         if question.verb == "acts":
             gaps = [(gap.from_ms, gap.until_ms) for gap in self._usage.gaps]
-            return self._acts.answer(question.arguments, self._state.time_ms, gaps)
+            table = self._past if question.arguments.get("events") else self._acts
+            return table.answer(question.arguments, self._state.time_ms, gaps)
         found = self._history.where(question.tenant or "", question.arguments["job"])
         if found is None:
             return behind(1)
@@ -338,4 +344,4 @@ def behind(records: int) -> Problem:
 
 def _nothing(ceilings: Ceilings) -> Saved:
     state = State(ceilings)
-    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state), AllSeries(state))
+    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state), AllSeries(state), FleetPast())

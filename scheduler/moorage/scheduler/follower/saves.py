@@ -16,6 +16,7 @@ import msgspec
 from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.fleet_past import FleetPast
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.usage import Usage
@@ -63,11 +64,12 @@ class _Body(msgspec.Struct, array_like=True):
     acts: bytes = b""
     waits: bytes = b""
     series: bytes = b""
+    past: bytes = b""
 
 
 class Saved(NamedTuple):
     """What a save has: the state, what was counted up to it, what of its jobs was written to the history, the
-    newest orders of operators, where waits went, and numbers over time."""
+    newest orders of operators, where waits went, numbers over time, and events of the fleet."""
 
     state: State
     usage: Usage
@@ -75,6 +77,7 @@ class Saved(NamedTuple):
     acts: OperatorsActs
     waits: Waits
     series: AllSeries
+    past: FleetPast
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -137,7 +140,7 @@ class Saves:
                 state = load(body.state, self._ceilings)
                 usage, acts = Usage.load(body.usage, state), OperatorsActs.load(body.acts)
                 waits, series = Waits.load(body.waits, state), AllSeries.load(body.series, state)
-                return Saved(state, usage, body.history, acts, waits, series)
+                return Saved(state, usage, body.history, acts, waits, series, FleetPast.load(body.past))
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError, zlib.error) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
@@ -145,8 +148,8 @@ class Saves:
     async def write(self, saved: Saved) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
         state, seq = saved.state, saved.state.seq
-        counted = saved.usage.dump(), saved.history, saved.acts.dump(), saved.waits.dump(), saved.series.dump()
-        data = _encode(_Body(dump(state), *counted))
+        tables = (saved.acts, saved.waits, saved.series, saved.past)
+        data = _encode(_Body(dump(state), saved.usage.dump(), saved.history, *(table.dump() for table in tables)))
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):
             await self._append(self._subjects.follower_chunk, data[start : start + CHUNK_BYTES])

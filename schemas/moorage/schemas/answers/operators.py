@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from moorage.schemas.always import always
+from moorage.schemas.frames import FleetEvent
 from moorage.schemas.operate import Counter, Limit, TenantRow
 
 
@@ -160,6 +161,16 @@ class ActsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     until_ms: int = always(int)  # the ledger time now
     gaps: list[list[int]] = []  # times (from, until) of which no order is known
     next: str = ""  # where the last one stands: ask again with it as `after` for what came since
+
+
+class PastAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The newest events of the fleet, the oldest of them first: at most 1,000. `jobs` is in none of them."""
+
+    events: list[FleetEvent] = always(list[FleetEvent])
+    left_out: int = always(int)  # older ones that were asked for, too
+    from_ms: int = always(int)  # of events since then, as asked for or as far back as known; 0: of all
+    until_ms: int = always(int)  # the ledger time now
+    gaps: list[list[int]] = []  # times (from, until) of which no event is known
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -15,10 +15,10 @@ from moorage.schemas.units import many
 
 
 def fleet_events(
-    state: State, of_record: Sequence[AnyAct], jobs: Mapping[int, int], was_out: Mapping[Worker, int]
+    state: State, of_record: Sequence[AnyAct], jobs: Mapping[int, int] | None, was_out: Mapping[Worker, int]
 ) -> list[FleetEvent]:
     """Return the events of a record that has just been folded; `jobs` is how many each worker had whose session it
-    ended.
+    ended; None where that is not known.
 
     `was_out` has what was `Worker.out` before it, of each worker that it changed.
     """
@@ -27,14 +27,14 @@ def fleet_events(
     for act in of_record:
         worker = state.worker_by_num.get(getattr(act, "worker", -1))
         if worker is not None and not (isinstance(act, acts.Gone) and act.worker in joined):
-            found += _of_act(state, act, worker, jobs.get(worker.num, 0))
+            found += _of_act(state, act, worker, None if jobs is None else jobs.get(worker.num, 0))
     for worker, before in was_out.items():
         if worker.out != before:
             found += _of_gpus(state, of_record, worker, before)
     return found
 
 
-def _of_act(state: State, act: AnyAct, worker: Worker, jobs: int) -> Iterator[FleetEvent]:
+def _of_act(state: State, act: AnyAct, worker: Worker, jobs: int | None) -> Iterator[FleetEvent]:
     at = state.time_ms, state.seq, worker.id
     match act:
         case acts.Join():
