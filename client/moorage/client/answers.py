@@ -65,7 +65,7 @@ class JobList(JobsAnswer, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         from moorage.client.notebook import grid
-        from moorage.client.reported import reported_words
+        from moorage.client.reported_words import reported_words
 
         rows = [
             (

@@ -747,7 +747,7 @@ class AsyncClient:
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return AsyncService(self._wire, self._calls, name, priority, headers, self)
+        return AsyncService(self._wire, self._calls, name, priority, headers, self.submit)
 
     async def services(self) -> list[ServiceRow]:
         """Return the tenant's live services by name, as `moorage services` shows them: the job, versions, members, and

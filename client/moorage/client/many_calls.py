@@ -12,33 +12,26 @@ import contextlib
 import sys
 import tempfile
 import time
-from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from moorage.client.call_answers import ANSWERS, ITEMS, CallError, Outcome
 from moorage.client.call_values import encoded
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import CallFailed, CallRefused, ClientError, TimedOut, Unreachable, rejected
 from moorage.schemas.arrays import encoded_array
-from moorage.schemas.ranges import NUMBERS_MAX, Ranges, format_ranges, numbers_in, parse_ranges
+from moorage.schemas.ranges import NUMBERS_MAX, format_ranges
 from moorage.schemas.service import CONTENT_TYPE
 from moorage.schemas.units import many
-from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
     from moorage.client.job import AsyncJob
-    from moorage.client.services import AsyncService
 
-#: the file of the items in a job's folder, and the one with their answers, which it keeps
-ITEMS: Final = "moorage-items.jsonl"
-ANSWERS: Final = "answers.jsonl"
-#: bytes of the answers that one replica keeps
-ANSWERS_BYTES_MAX: Final = 64 << 20
 #: of how many replicas a few items are, how many items one has before there are more, and the most replicas: their
 #: ranges stand in the request, which are enough for the most items of a job
 REPLICAS_USUAL: Final = 16
@@ -60,8 +53,14 @@ TOLD_EVERY_S: Final = 10.0
 _CUT_OFF: Final = ("member-died", "timed-out", "unreachable")
 
 
+class Service(Protocol):
+    """A service of a client, as far as calls for items need it."""
+
+    async def call(self, data: Any, /, *, timeout: float, start_within: float) -> Any: ...
+
+
 async def submit_many(
-    client: AsyncClient,
+    submit: Callable[..., Coroutine[Any, Any, AsyncJob]],
     service: str,
     items: Iterable[Any],
     *,
@@ -98,7 +97,7 @@ async def submit_many(
             "max_failed": None, **fields, "calls": True, "items": shares, "max_running": running, "labels": labels,
             "keep": [ANSWERS, *keep], "files": [*([files] if isinstance(files, str) else files), path],
         }  # fmt: skip
-        return await client.submit(words, None, job, **named)
+        return await submit(words, None, job, **named)
 
 
 def _lines(items: Iterable[Any]) -> list[bytes]:
@@ -135,58 +134,11 @@ def _shares(count: int, per_replica: int | None) -> list[str]:
     return [format_ranges(((at, min(at + share, count) - 1),)) for at in range(0, count, share)]
 
 
-def is_of_calls(run: Mapping[str, Any]) -> bool:
-    """Return whether this is the `run` of a job of `submit_many`."""
-    return bool(run.get("calls")) and ANSWERS in run.get("keep", ())
-
-
-def shares_of(run: Mapping[str, Any], numbers: Ranges) -> Iterator[tuple[int, range]]:
-    """Yield the number of each replica of such a job, and those of its items."""
-    for number in numbers_in(numbers):
-        first, last = parse_ranges(run["items"][number])[0]
-        yield number, range(first, last + 1)
-
-
 # ---------------------------------------------------------------------------------------------- in the job
 
 
-class CallError(msgspec.Struct, frozen=True):
-    """Why an item has no answer: an error's code, or the name of what the function raised; and its words."""
-
-    kind: str
-    message: str
-
-
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a call of an item has led to, as a line of `ANSWERS`: its value, in base64 if it is bytes, or its error."""
-
-    item: int
-    value: Any = None
-    base64: str | None = None
-    error: CallError | None = None
-
-    @property
-    def answer(self) -> Any:
-        """The value as the service has given it; an array as a list."""
-        return self.value if self.base64 is None else b64decode(self.base64)
-
-
-_decode_outcome: Final = msgspec.json.Decoder(Outcome).decode
-encode_outcome: Final = msgspec.json.Encoder().encode
-
-
-def read_outcomes(content: bytes) -> dict[int, Outcome]:
-    """Return the outcomes in a file of answers, by item. A line that was cut off counts as none."""
-    found: dict[int, Outcome] = {}
-    for line in content.splitlines():
-        with contextlib.suppress(*UNREADABLE):
-            outcome = _decode_outcome(line)
-            found[outcome.item] = outcome
-    return found
-
-
 async def call_each(
-    service: AsyncService,
+    service: Service,
     items: Sequence[Any],
     first: int,
     write: Callable[[Outcome], None],
@@ -220,7 +172,7 @@ class _Calling:
     """The calls of a replica. `_none_since_s` is since when no live job has the service, and `_told_s` when it was told
     last why calls wait."""
 
-    def __init__(self, service: AsyncService, within_s: float) -> None:
+    def __init__(self, service: Service, within_s: float) -> None:
         self._service = service
         self._within_s = within_s
         self._none_since_s: float | None = None

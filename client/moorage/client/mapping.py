@@ -24,11 +24,11 @@ import msgspec
 
 from moorage.client import map_runner
 from moorage.client.by_value import copy_cloudpickle, pickled
+from moorage.client.call_answers import ANSWERS, ANSWERS_BYTES_MAX, is_of_calls, read_outcomes, shares_of
 from moorage.client.changed import changed
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
 from moorage.client.job_ids import fresh_job_id
-from moorage.client.many_calls import ANSWERS, ANSWERS_BYTES_MAX, is_of_calls, read_outcomes, shares_of
 from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import Sweep

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.changed import changed
-from moorage.client.reported import reported_words
+from moorage.client.reported_words import reported_words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import QUEUED, TERMINAL
 

@@ -1,46 +1,29 @@
-"""What jobs report of themselves while they run: in words, and as rows."""
+"""The rows that jobs report of themselves while they run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.client.errors import NotFound, Rejected
 from moorage.client.sending import bucket_of
-from moorage.schemas.frames.reported import TAIL_BYTES, ReportsPage, Value, Values
+from moorage.schemas.frames.reported import TAIL_BYTES, ReportsPage, Values
 from moorage.schemas.handler import reported_object
 from moorage.schemas.job import RUNNING
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
-    from moorage.client.answers import ReplicaInfo
     from moorage.client.connected import Connected
+    from moorage.schemas.answers.jobs import ReplicaInfo
 
 #: stored rows take no more, as JSON of what was written
 _STORED_MAX: Final = 2 * TAIL_BYTES
 #: questions for rows at once
 _AT_ONCE: Final = 8
-_DIGITS: Final = 6
 _decode = msgspec.json.Decoder(list[Values]).decode
-
-
-def value_words(value: Value) -> str:
-    """Return a value as it is shown: numbers with six digits."""
-    return (
-        f"{value:.{_DIGITS}g}"
-        if isinstance(value, float)
-        else str(value).lower()
-        if value in (True, False)
-        else str(value)
-    )
-
-
-def reported_words(values: Mapping[str, Value]) -> str:
-    """Return the values in a line: `step=1200 loss=0.31`."""
-    return " ".join(f"{name}={value_words(value)}" for name, value in values.items())
 
 
 async def rows_of(client: Connected, job: str, row: ReplicaInfo) -> list[Values]:

@@ -91,7 +91,6 @@ from moorage.system.backoff import Backoff
 from moorage.system.spans import caller_span
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
     from moorage.client.connected import Connected
     from moorage.client.fields import Fields
     from moorage.client.job import AsyncJob
@@ -363,7 +362,7 @@ class AsyncService:
         name: str,
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
-        submitter: AsyncClient | None = None,
+        submit: Callable[..., Coroutine[Any, Any, AsyncJob]] | None = None,
     ) -> None:
         service, dot, endpoint = name.partition(".") if isinstance(name, str) else ("", "", "")
         if not is_service(service) or (dot and (not is_service(endpoint) or endpoint in NOT_ENDPOINTS)):
@@ -387,7 +386,7 @@ class AsyncService:
         self.headers = _own_headers(headers or {})
         self._client = client
         self._calls = calls
-        self._submitter = submitter
+        self._submit = submit
         self._service = service
         self._subject = client.subjects.call(client.tenant, service)
         self._called = f"{self._subject}.{endpoint}" if endpoint else self._subject
@@ -523,11 +522,11 @@ class AsyncService:
         """
         from moorage.client.many_calls import submit_many
 
-        assert self._submitter is not None, "a client has made this handle"
+        assert self._submit is not None, "a client has made this handle"
         await self.info()  # a slip in the name would wait for minutes
         named: dict[str, Any] = {**fields}
         return await submit_many(
-            self._submitter, self.name, items, at_once=at_once, timeout=timeout, priority=self.priority,
+            self._submit, self.name, items, at_once=at_once, timeout=timeout, priority=self.priority,
             headers=self.headers, per_replica=per_replica, job=job, **named,
         )  # fmt: skip
 

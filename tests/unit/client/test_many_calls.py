@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from moorage.client import CallFailed, CallRefused, Rejected, many_calls
+from moorage.client.call_answers import Outcome, encode_outcome, read_outcomes, shares_of
 from moorage.client.errors import client_problem, rejected, timed_out
-from moorage.client.many_calls import Outcome, _shares, call_each, encode_outcome, read_outcomes, shares_of
+from moorage.client.many_calls import _shares, call_each
 from moorage.client.services import AsyncService
 
 

@@ -14,9 +14,9 @@ from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import Options, with_client
 from moorage.cli.jobs.flag_values import pairs
+from moorage.client.call_answers import ANSWERS_BYTES_MAX, CallError, Outcome, encode_outcome
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
-from moorage.client.many_calls import ANSWERS_BYTES_MAX, CallError, Outcome, encode_outcome
 from moorage.client.many_calls import call_each as call_with_each
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.units import many

@@ -12,7 +12,7 @@ from moorage.cli.framework.fleets import Table
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
-from moorage.client.reported import value_words
+from moorage.client.reported_words import value_words
 from moorage.schemas.errors import is_as_asked
 from moorage.schemas.exit_words import exit_words
 from moorage.schemas.job import QUEUED, RUNNING, TERMINAL

@@ -41,7 +41,7 @@ from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.answers import JobInfo
 from moorage.client.errors import ClientError, FailedReplica, stopped_early
 from moorage.client.reading import as_struct
-from moorage.client.reported import reported_words
+from moorage.client.reported_words import reported_words
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL

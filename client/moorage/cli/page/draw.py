@@ -26,7 +26,7 @@ from moorage.client.answers import JobInfo
 from moorage.client.durations import age, seconds
 from moorage.client.errors import FailedReplica
 from moorage.client.failures import FAILURES
-from moorage.client.reported import reported_words
+from moorage.client.reported_words import reported_words
 from moorage.client.view.bars import Bar, Span, bars
 from moorage.client.view.grid import WORDS, grid
 from moorage.client.view.lanes import Lanes
