@@ -26,7 +26,7 @@ from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
 from moorage.bus.server_users import SYSTEM_ACCOUNT
 from moorage.bus.site import MONITOR_BEHIND, ROUTES_BEHIND, Identity, Server, Site, server_name
 from moorage.bus.transport import Delivery
-from moorage.cli.fleet.nats_config import CONTEXTS, write
+from moorage.cli.fleet.nats_config import CONTEXTS, _context, _write_context, write
 from moorage.schemas.subjects import Subjects
 from tests.waiting import until
 
@@ -54,6 +54,11 @@ class RunningSite:
         return {"XDG_CONFIG_HOME": str(self.folder)}
 
     def context(self, key: str) -> Context:
+        """The context of a key. A worker of a pool has none before its join token makes it: it is made here."""
+        if not (self.folder / CONTEXTS / f"{key}.json").exists():
+            named = {identity.key: identity for identity in self.site.identities}
+            if key in named:
+                _write_context(self.folder, key, _context(self.site, named[key], self.folder))
         return load_context(key, self.environment)
 
     async def connect(self, key: str, **more: Any) -> Connection:
