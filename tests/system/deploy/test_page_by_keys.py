@@ -106,8 +106,8 @@ async def test_an_observer_whose_key_is_revoked_is_not_told_that_no_scheduler_le
 @pytest.mark.slow
 async def test_each_key_has_the_pages_that_it_can_show_and_options_that_do_nothing_are_refused() -> None:
     bars = {
-        "operator.ana": ["Fleet", "Queue", "Time", "Usage"],
-        "submitter.acme": ["Queue", "Usage"],
+        "operator.ana": ["Fleet", "Queue", "Time", "Past", "Usage"],
+        "submitter.acme": ["Queue", "Past", "Usage"],
         "observer.graf": ["Fleet"],
     }
     async with everybody() as made:
