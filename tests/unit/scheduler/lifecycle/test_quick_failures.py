@@ -96,6 +96,19 @@ def test_a_job_says_that_it_waits_for_another_host() -> None:
     assert told["held_by"] == ["w0: jobs fail there within seconds"]
 
 
+def test_other_jobs_begin_on_a_host_that_one_workload_marks_where_no_other_has_room() -> None:
+    """Where a program fails at once by its own fault, as it is written, others do not wait for that."""
+    drive = Driving.with_hosts(1, 1)
+    world = World(drive, {"w0"})
+    world.submit("first", 5_000, retries=1)
+    assert world.until_over([("t", "first")]) == {"t/first": "SUCCEEDED"}
+    assert "fail here within seconds" in row(drive, "w0").warning
+    for number in range(2):
+        world.submit(f"other{number}", 60_000, run={"argv": ["other", str(number)]})
+    drive.settle()
+    assert [drive.placed_on(f"other{number}") for number in range(2)] == [["w1"], ["w0"]], "the other one first"
+
+
 def test_failures_of_three_workloads_close_it_and_an_operator_opens_it() -> None:
     world = World(Driving.with_hosts(4, 4), {"w0"})
     drive = world.drive

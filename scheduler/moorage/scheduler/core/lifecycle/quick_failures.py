@@ -8,7 +8,8 @@ nothing of any of them: some of its items are at fault, as in a sweep.
 
 - *A job's own rule.* A job that failed quickly on a host is tried on any other one with room first. Its last attempt
   waits for another host, if one could hold it: so one host fails no job for good that may be tried again.
-- *Marked.* One such failure marks a host for `MARKED_MS`: no job starts there that another open host could hold.
+- *Marked.* One such failure marks a host for `MARKED_MS`: jobs are tried on other hosts with room first. No job of that
+  workload starts there that another open host could hold, and once `AVOIDED_MIN` workloads count, none at all.
 - *Closed.* Failures of `most` different workloads close it for a while, as failed starts do.
 
 At most a tenth of the hosts, at least one, is marked or closed so. The evidence is in the rows of jobs, replicas and
@@ -35,6 +36,8 @@ from moorage.schemas.units import many
 
 #: for how long a host is marked, from its last such failure on
 MARKED_MS: Final = 10 * 60_000
+#: workloads that have to count before every job avoids the host
+AVOIDED_MIN: Final = 2
 #: one host in so many may be marked or closed, at least one
 PART: Final = 10
 #: workloads of which is remembered where they did well; and the most ended jobs that are looked at for it
@@ -244,25 +247,26 @@ class QuickFailures:
     # -------------------------------------------------------------------------------------- who may not start
 
     def failed_of(self, num: int) -> frozenset[int]:
-        """Return the workers on which the next replica of a waiting job failed quickly, of a gang all ranks, by number.
-
-        Those on which nothing has done well since.
+        """Return the workers that are marked, or on which the next replica of a waiting job failed quickly (of a gang
+        any rank) and nothing has done well since, by number.
         """
         self._begin()
         if not self.standing:
             return _NOWHERE
-        return frozenset(worker for replica in self._next(num) for worker in self._of(replica))
+        return self.marked.union(worker for replica in self._next(num) for worker in self._of(replica))
 
     def barred_from(self, num: int) -> frozenset[int]:
         """Return the workers on which a waiting job is not to start now, as another open host could hold it."""
         self._begin()
         if not self.standing:
             return _NOWHERE
-        barred = self.marked.union(
-            worker for each in self._next(num) if self._is_last_try(each) for worker in self._of(each)
-        )
-        if barred and self._others_could(self._reader.shape_of(self._state.jobs[num]), barred):
-            return barred
+        job = self._state.jobs[num]
+        barred = {worker for each in self._next(num) if self._is_last_try(each) for worker in self._of(each)}
+        if self.marked:
+            fell = self._fell.get(self._workload(job), ())
+            barred |= {each for each in self.marked if each in fell or self._counted[each][0] >= AVOIDED_MIN}
+        if barred and self._others_could(self._reader.shape_of(job), found := frozenset(barred)):
+            return found
         return _NOWHERE
 
     def _next(self, num: int) -> Iterable[Replica]:
