@@ -782,7 +782,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
 
 def _marked(engine: Engine, worker: Worker) -> str:
     """Return why a worker comes last for jobs that others could hold; "" if it does not."""
-    return JOBS_FAIL_HERE if worker.num in engine.lifecycle.starts.quick.marked else ""
+    return JOBS_FAIL_HERE if engine.lifecycle.starts.quick.is_avoided(worker.num) else ""
 
 
 def _devices(worker: Worker) -> list[Any]:

@@ -72,7 +72,6 @@ def test_of_later_jobs_of_the_same_workload_that_may_not_be_tried_again_none_beg
     world = World(Driving.with_hosts(4, 4), {"w0"})
     world.submit("first", 5_000, retries=1)
     assert world.until_over([("t", "first")]) == {"t/first": "SUCCEEDED"}
-    assert "fail here within seconds" in row(world.drive, "w0").warning
     later = [("t", f"j{number}") for number in range(20)]
     for _, job in later:
         world.submit(job, 20_000, retries=0)
@@ -102,11 +101,26 @@ def test_other_jobs_begin_on_a_host_that_one_workload_marks_where_no_other_has_r
     world = World(drive, {"w0"})
     world.submit("first", 5_000, retries=1)
     assert world.until_over([("t", "first")]) == {"t/first": "SUCCEEDED"}
-    assert "fail here within seconds" in row(drive, "w0").warning
+    assert not row(drive, "w0").warning
     for number in range(2):
         world.submit(f"other{number}", 60_000, run={"argv": ["other", str(number)]})
     drive.settle()
     assert [drive.placed_on(f"other{number}") for number in range(2)] == [["w1"], ["w0"]], "the other one first"
+
+
+def test_two_workloads_keep_all_jobs_from_it_and_people_are_told() -> None:
+    drive = Driving.with_hosts(4, 4)
+    world = World(drive, {"w0"})
+    names = ("first", "second")
+    for name in names:
+        world.submit(name, 5_000, retries=1, run={"argv": [name]})
+    assert set(world.until_over([("t", name) for name in names]).values()) == {"SUCCEEDED"}
+    assert "fail here within seconds" in row(drive, "w0").warning
+    for number in range(5):
+        world.submit(f"other{number}", 60_000, run={"argv": ["other", str(number)]})
+    drive.settle()
+    assert [drive.placed_on(f"other{number}") for number in range(4)] == [["w1"]] * 4
+    assert drive.explained("other4")["reason"] == JOBS_FAIL.name
 
 
 def test_failures_of_three_workloads_close_it_and_an_operator_opens_it() -> None:

@@ -8,8 +8,10 @@ nothing of any of them: some of its items are at fault, as in a sweep.
 
 - *A job's own rule.* A job that failed quickly on a host is tried on any other one with room first. Its last attempt
   waits for another host, if one could hold it: so one host fails no job for good that may be tried again.
-- *Marked.* One such failure marks a host for `MARKED_MS`: jobs are tried on other hosts with room first. No job of that
-  workload starts there that another open host could hold, and once `AVOIDED_MIN` workloads count, none at all.
+- *Marked.* One such failure marks a host for `MARKED_MS`: jobs are tried on other hosts with room first, and no job of
+  that workload starts there that another open host could hold.
+- *Avoided.* Once `AVOIDED_MIN` workloads count, no job at all starts there that another could hold, and people are
+  told: one alone is as likely a program that was mended between two runs.
 - *Closed.* Failures of `most` different workloads close it for a while, as failed starts do.
 
 At most a tenth of the hosts, at least one, is marked or closed so. The evidence is in the rows of jobs, replicas and
@@ -264,10 +266,14 @@ class QuickFailures:
         barred = {worker for each in self._next(num) if self._is_last_try(each) for worker in self._of(each)}
         if self.marked:
             fell = self._fell.get(self._workload(job), ())
-            barred |= {each for each in self.marked if each in fell or self._counted[each][0] >= AVOIDED_MIN}
+            barred |= {each for each in self.marked if each in fell or self.is_avoided(each)}
         if barred and self._others_could(self._reader.shape_of(job), found := frozenset(barred)):
             return found
         return _NOWHERE
+
+    def is_avoided(self, worker: int) -> bool:
+        """Return whether every job avoids a worker (by number) on which several workloads failed quickly."""
+        return worker in self.marked and self._counted[worker][0] >= AVOIDED_MIN
 
     def _next(self, num: int) -> Iterable[Replica]:
         """Return the row of the replica of a job that is placed next, if it was placed before; of a gang all."""
