@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from moorage.cli.fleet.usage_pages import all_pages
 from moorage.cli.fleet.waited_usage import WAITS_BY_DEFAULT, waited_usage
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import print_err, print_out
@@ -114,18 +115,6 @@ def by_days(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if held is not day:
             held.update({name: held[name] + day[name] for name in SECONDS})
     return list(sums.values())
-
-
-async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
-    """Return all pages as one answer."""
-    rows: list[dict[str, Any]] = []
-    while True:
-        answer = await (client._wire.operate("usage", asked) if of_all else client._wire.answer("usage", asked))
-        rows += answer.data["rows"]
-        if not (after := answer.data.pop("next", None)):
-            answer.data["rows"] = rows
-            return answer
-        asked = {**asked, "after": after}
 
 
 def _capacity(told: UsageAnswer, gpus: int) -> str:

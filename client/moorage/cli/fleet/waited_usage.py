@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv as csv_files
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from moorage.cli.fleet.usage_pages import all_pages
 from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.fleets import Table, are_several, show_each
 from moorage.cli.framework.options import RowOptions, with_client
@@ -28,7 +29,7 @@ def waited_usage(since: str, by: str, options: RowOptions, *, of_all: bool, csv:
     words = [word.strip() for word in by.split(",")]
 
     async def ask(client: AsyncClient) -> Answer:
-        return await waited_pages(client, {"since_s": seconds(since), "by": words}, of_all=of_all)
+        return await all_pages(client, {"since_s": seconds(since), "by": words, "waits": True}, of_all=of_all)
 
     async def work(client: AsyncClient) -> None:
         answer = await ask(client)
@@ -55,19 +56,6 @@ def waited_usage(since: str, by: str, options: RowOptions, *, of_all: bool, csv:
             lambda answer: _table(words, in_order(words, msgspec.convert(answer.data, WaitedAnswer).rows)),
         )
     return with_client(options, work)
-
-
-async def waited_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
-    """Return all pages as one answer."""
-    rows: list[dict[str, Any]] = []
-    asked = {**asked, "waits": True}
-    while True:
-        answer = await (client._wire.operate("usage", asked) if of_all else client._wire.answer("usage", asked))
-        rows += answer.data["rows"]
-        if not (after := answer.data.pop("next", None)):
-            answer.data["rows"] = rows
-            return answer
-        asked = {**asked, "after": after}
 
 
 def in_order(words: list[str], rows: list[WaitedRow]) -> list[WaitedRow]:

@@ -342,7 +342,7 @@ class Source:
         """Return sums of GPU time, of all tenants that the key may read, and from when on they are."""
 
         async def ask() -> Any:
-            from moorage.cli.fleet.usage import all_pages
+            from moorage.cli.fleet.usage_pages import all_pages
 
             asked = {"since_s": since_s, "by": list(by)}
             answer = await all_pages(self.client, asked, of_all=self.feed.operates)
@@ -356,10 +356,10 @@ class Source:
         """Return where waits went by week and cause, of all tenants that the key may read, and from when on."""
 
         async def ask() -> Any:
-            from moorage.cli.fleet.waited_usage import waited_pages
+            from moorage.cli.fleet.usage_pages import all_pages
 
-            asked = {"since_s": since_s, "by": ["week", "cause"]}
-            answer = await waited_pages(self.client, asked, of_all=self.feed.operates)
+            asked = {"since_s": since_s, "by": ["week", "cause"], "waits": True}
+            answer = await all_pages(self.client, asked, of_all=self.feed.operates)
             sums = msgspec.convert(answer.data, WaitedAnswer)
             return sums.rows, sums.from_ms
 

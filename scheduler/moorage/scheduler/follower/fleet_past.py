@@ -13,14 +13,14 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.fleet_events import fleet_events
+from moorage.scheduler.follower.since import trouble_of_since
 from moorage.schemas.answers.operators import PastAnswer
-from moorage.schemas.errors import Problem, problem
+from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FleetEvent
 
 #: events that are remembered, and those in one answer
 EVENTS_MAX: Final = 10_000
 ANSWERED_MAX: Final = 1_000
-SINCE_S_MAX: Final = 366 * 86_400
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[FleetEvent]).decode
@@ -56,12 +56,8 @@ class FleetPast:
     ) -> dict[str, Any] | Problem:
         """Return the newest events of the last `since_s` seconds; without it, all. `gaps` are as in `OperatorsActs`."""
         since_s = arguments.get("since_s")
-        if since_s is not None and (
-            isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX
-        ):
-            said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
-            next_ = "moorage events --help"
-            return problem("invalid-argument", said, field="$.since_s", found=since_s, next=next_)
+        if since_s is not None and (trouble := trouble_of_since(since_s, "moorage events --help")):
+            return trouble
         from_ms = 0 if since_s is None else now_ms - int(since_s * 1000)
         found = [event for event in self._events if event.time_ms >= from_ms]
         lost_ms = self._events[0].time_ms if len(self._events) == EVENTS_MAX else 0

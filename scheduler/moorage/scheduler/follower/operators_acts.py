@@ -26,6 +26,7 @@ from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.lifecycle.health import CORDONED
 from moorage.scheduler.core.outputs.outputs import gpu_names
+from moorage.scheduler.follower.since import trouble_of_since
 from moorage.schemas import actors
 from moorage.schemas.answers.operators import ActRow, ActsAnswer
 from moorage.schemas.errors import Problem, problem
@@ -40,7 +41,6 @@ READ_MS: Final = 600_000
 OF_TENANTS: Final = ("exec", "logs", "rescue")
 #: orders in one answer
 ANSWERED_MAX: Final = 500
-SINCE_S_MAX: Final = 366 * 86_400
 _NEXT: Final = "moorage admin acts --help"
 _REQUEUED: Final = "requeued"
 #: the verb of an order, by the flag that it gives a worker
@@ -114,11 +114,8 @@ class OperatorsActs:
         nobody read.
         """
         since_s, by, verb, after = (arguments.get(name) for name in ("since_s", "by", "verb", "after"))
-        if since_s is not None and (
-            isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX
-        ):
-            said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
-            return problem("invalid-argument", said, field="$.since_s", found=since_s, next=_NEXT)
+        if since_s is not None and (trouble := trouble_of_since(since_s, _NEXT)):
+            return trouble
         if by is not None and not isinstance(by, str):
             said = "by must be the name of an operator"
             return problem("invalid-argument", said, field="$.by", found=str(by)[:80], next=_NEXT)

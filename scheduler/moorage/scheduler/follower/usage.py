@@ -15,6 +15,7 @@ from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
 from moorage.scheduler.core.operate.orders import limit_of
 from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
+from moorage.scheduler.follower.since import trouble_of_since
 from moorage.scheduler.follower.usage_table import UsageTable
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.errors import Problem, problem
@@ -25,7 +26,6 @@ from moorage.schemas.signed import person_in
 #: the most rows in one answer; more rows come in further pages
 ROWS_MAX: Final = 4_000
 SINCE_S_DEFAULT: Final = 7 * 86_400
-SINCE_S_MAX: Final = 366 * 86_400
 BY: Final = ("tenant", "person", "model", "hour")
 #: gaps that are remembered; beyond it the two oldest count as one
 GAPS_MAX: Final = 16
@@ -184,9 +184,8 @@ class Usage:
         since_s, by, after = (arguments.get(name) for name in ("since_s", "by", "after"))
         since_s = SINCE_S_DEFAULT if since_s is None else since_s
         by = ["tenant", "model"] if by is None else by
-        if isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX:
-            said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
-            return problem("invalid-argument", said, field="$.since_s", found=since_s, next=_NEXT)
+        if trouble := trouble_of_since(since_s, _NEXT):
+            return trouble
         if not isinstance(by, list) or not by or not all(word in BY for word in by):
             said = f"by must be a list of some of {', '.join(BY)}"
             return problem(

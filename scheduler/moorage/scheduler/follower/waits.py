@@ -20,6 +20,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import CLAIMED, PLACED, QUEUED, TIME, Job, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.follower.causes import Causes, Kind, Verdict
+from moorage.scheduler.follower.since import trouble_of_since
 from moorage.scheduler.follower.waited_table import OTHERS, WaitedTable, begin_of, week_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.waited import Cause, WaitedAnswer, WaitedPart, WaitedRow
@@ -32,7 +33,6 @@ PARTS_MAX: Final = 6
 #: the most rows in one answer; more rows come in further pages
 ROWS_MAX: Final = 4_000
 SINCE_S_DEFAULT: Final = 7 * 86_400
-SINCE_S_MAX: Final = 366 * 86_400
 BY: Final = ("tenant", "model", "week", "cause", "holder")
 _NEXT: Final = "moorage usage --help"
 _STARTING: Final = frozenset((PLACED, CLAIMED))
@@ -494,9 +494,8 @@ class Waits:
         since_s, by, after = (arguments.get(word) for word in ("since_s", "by", "after"))
         since_s = SINCE_S_DEFAULT if since_s is None else since_s
         by = ["cause"] if by is None else by
-        if isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX:
-            said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
-            return problem("invalid-argument", said, field="$.since_s", found=since_s, next=_NEXT)
+        if trouble := trouble_of_since(since_s, _NEXT):
+            return trouble
         if not isinstance(by, list) or not by or not all(word in BY for word in by):
             allowed = ", ".join(BY)
             said = f"by must be a list of some of {allowed}"

@@ -93,8 +93,12 @@ class QuickFailures:
             self._stand(worker, job)
             workload = self._workload(job)
             hosts = self._failed.get(workload) or self._failed.put(workload, {})
+            cap, before = self._cap(), len(hosts)
             hosts[worker.num] = draft.time_ms
-            self._judge_where_it_fell(draft, workload)
+            if before <= cap < len(hosts):  # from now on it says nothing of the others either
+                self._judge_where_it_fell(draft, workload)
+            else:
+                self._judge(draft, worker)
         elif self._well is not None and job.well_on in (SEVERAL, worker.num + 1):
             self._did_well(draft, job, worker)
 
@@ -200,15 +204,15 @@ class QuickFailures:
         where = (self._well.get(workload) if self._well is not None else None) or 0
         return where not in (0, num + 1)
 
-    def _is_at_fault(self, workload: _Workload) -> bool:
-        """Return whether a workload has failed quickly on more hosts of late than may be marked."""
-        return len(self._failed.get(workload, ())) > self._cap()
+    def _is_at_fault(self, workload: _Workload, cap: int) -> bool:
+        """Return whether a workload has failed quickly on more hosts of late than may be marked, which are `cap`."""
+        return len(self._failed.get(workload, ())) > cap
 
     def _count(self, worker: Worker) -> int:
         """Count the workloads that failed quickly on a worker, and did well elsewhere."""
-        jobs, found = self._state.jobs, dict[_Workload, int]()
+        jobs, cap, found = self._state.jobs, self._cap(), dict[_Workload, int]()
         for num, at_ms in self._rows(worker, self._state.time_ms):
-            if (job := jobs.get(num)) is None or self._is_at_fault(of := self._workload(job)):
+            if (job := jobs.get(num)) is None or self._is_at_fault(of := self._workload(job), cap):
                 continue
             if self._is_well_elsewhere(of, worker.num):
                 found[of] = at_ms
