@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import NoResponders
 from moorage.client import AsyncClient, CallRefused, JobFailed
+from moorage.client.services import AsyncService
 from tests.system.live.stack import ANSWER_S, QUICK, Caller, caller, stack, unique_prefix
 from tests.system.services.members import FUNCTIONS, error_of
 from tests.waiting import until
@@ -127,3 +129,40 @@ async def test_a_call_that_nobody_will_answer_is_told_so_at_once_and_one_that_a_
                     await client.call(name, b"1", timeout="5s")
                 assert (waiting.value.code, waiting.value.problem.next) == ("no-member", f"moorage explain {job}")
             assert (mistyped.value.code, mistyped.value.problem.allowed) == ("no-service", "echo")
+
+
+async def test_calls_that_wait_in_an_engine_raise_a_member_beside_it(nats_server: EmbeddedServer) -> None:
+    """Its engine runs one at a time, while the request says eight: by its places the service would have room."""
+    serve = [sys.executable, "-m", "moorage.cli", "serve", "--", sys.executable, "-m", "moorage.testing.fake_engine"]
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    request = {
+        "run": {"argv": [*serve, "{port}", "--places", "1"], "env": env, "grace_s": 1},
+        "service": {"name": "chat", "concurrency": 8, "http": {"health": "/health", "metrics": "vllm"}},
+        "replicas": {"min": 1, "max": 2},
+        "gpu": {},
+    }
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
+        await made.scheduler(config=SCALING)
+        await made.agent("a", "2xH100", worker="w", drivers=["process"])
+        await one.workers_up("w")
+        async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
+            await client.submit(request, job="s-chat")
+            chat = client.service("chat")
+            streams = [asyncio.create_task(_read(chat, {"max_tokens": 100_000, "stream": True})) for _ in range(3)]
+            try:
+
+                async def two() -> bool:
+                    return await running(one, "s-chat") == 2
+
+                await until(two, ANSWER_S, "a second member")
+            finally:
+                for stream in streams:
+                    stream.cancel()
+                await asyncio.wait(streams)
+        explained = (await one.api("explain", {"job": "s-chat"}))["data"]["scaled"]
+        assert (explained["wanted"], explained["why"].endswith("a member runs 1")) == (2, True), explained
+
+
+async def _read(service: AsyncService, body: dict[str, Any]) -> None:
+    async for _ in service.stream(body, timeout=600):
+        continue
