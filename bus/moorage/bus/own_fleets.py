@@ -78,15 +78,18 @@ def running(env: Mapping[str, str] | None = None) -> list[Fleet]:
 
 
 def own_fleet(context: Context, env: Mapping[str, str] | None = None) -> tuple[Context, Fleet | None]:
-    """Return the context to use and, in place of a default server that does not answer, this user's fleet that runs.
+    """Return the context to use and, where nothing is named, this user's fleet that was found elsewhere: the one at
+    the default server, and in place of a server that does not answer the one that runs.
 
     Raises `BadContext` if several run: none of them is taken.
     """
     if context.source != DEFAULT:
         return context, None
     fleets = running(env)
-    if not fleets or is_served(context.servers[0]):
+    if not fleets:
         return context, None
+    if is_served(context.servers[0]):
+        return context, next((fleet for fleet in fleets if is_at(fleet, context.servers[0])), None)
     if len(fleets) > 1:
         listed = ", ".join(f"{fleet.folder} ({fleet.up.url})" for fleet in fleets)
         raise BadContext(
@@ -95,6 +98,11 @@ def own_fleet(context: Context, env: Mapping[str, str] | None = None) -> tuple[C
         )
     [fleet] = fleets
     return Context(source=str(fleet.folder / UP_FILE), url=fleet.up.url), fleet
+
+
+def is_at(fleet: Fleet, url: str) -> bool:
+    """Return whether a fleet of this machine has the server of this URL, which is one of this machine."""
+    return urlsplit(fleet.up.url).port == urlsplit(url).port
 
 
 def is_served(url: str) -> bool:

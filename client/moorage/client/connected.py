@@ -348,7 +348,7 @@ class Connected:
         if self.reads_found and self.found is not None:
             raise rejected(
                 "failed-precondition",
-                f"no fleet is named, and the only one of yours that runs is that of {self.found.folder}",
+                f"no fleet is named, and the one of yours that was found is that of {self.found.folder}",
                 next=f"name it: --nats {self.found.up.url}; or type this in its folder",
             )
 

@@ -14,6 +14,7 @@ from moorage.client.errors import ClientError, FailedReplica
 from moorage.client.output import read_page
 from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
+from moorage.schemas.errors import is_as_asked, rank_that_ended
 from moorage.schemas.items import ItemsFile
 from moorage.schemas.job import EXPIRED, FAILED, REJECTED, TIMED_OUT
 from moorage.schemas.ranges import numbers_in, parse_told, ranges_of
@@ -55,10 +56,13 @@ async def failed_replicas(
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def one(row: ReplicaInfo) -> FailedReplica:
+        worker = row.ran_on or row.worker
+        if is_as_asked(row.why) and (rank := rank_that_ended(shown.why)) is not None:
+            said = f"ended with replica {rank}"
+            return FailedReplica(row.replica, row.state, row.code, said, items.get(row.replica), worker=worker)
         async with at_once:
             tried = row.attempt and is_own
             last = await _last_line(client, shown.job, row.replica, row.attempt) if tried else ""
-        worker = row.ran_on or row.worker
         return FailedReplica(row.replica, row.state, row.code, row.why, items.get(row.replica), last, worker)
 
     return list(await asyncio.gather(*map(one, rows)))

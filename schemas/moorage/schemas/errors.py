@@ -6,6 +6,7 @@ Codes are an API: they stay, and the answer frame, the log and the command's out
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
@@ -101,6 +102,10 @@ ENDS: Final[dict[str, str]] = {
 }
 
 
+#: the reason of the end of a gang, as the scheduler writes it
+_OF_GANG: Final = re.compile(r"gang: replica (\d+): ")
+
+
 def reason_of(detail: str) -> str:
     """Return why an attempt ended by its worker's word, without what the word says of its MPS daemon and checkpoint."""
     return detail.partition(f"; {MPS_NOT_ASKED}: ")[0].partition(f"; {CHECKPOINT_NOT_STORED}: ")[0]
@@ -109,6 +114,12 @@ def reason_of(detail: str) -> str:
 def is_as_asked(detail: str) -> bool:
     """Return whether an attempt ended as it was asked to, of which the asker's reason says more."""
     return reason_of(detail) == ENDED_AS_ASKED
+
+
+def rank_that_ended(why: str) -> int | None:
+    """Return the replica of a gang with which the others ended, as `why` of its job names it; None for other ends."""
+    found = _OF_GANG.match(why)
+    return None if found is None else int(found[1])
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):

@@ -13,3 +13,8 @@ def exit_words(code: int) -> str:
         return f"by signal {-code} ({signal.Signals(-code).name})"
     except ValueError:  # one that this machine has no name for
         return f"by signal {-code}"
+
+
+def was_killed(code: int | None) -> bool:
+    """Return whether SIGKILL ended a program or the last one of a shell, as the kernel does where memory is short."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL)

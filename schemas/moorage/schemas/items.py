@@ -21,6 +21,8 @@ WORD_BYTES_MAX: Final = 128 * 1024 - 1
 VARIABLE: Final = "MOORAGE_ITEM"
 #: stands in a command for the whole item
 WHOLE: Final = "item"
+#: the beginning of the warning about a placeholder that nothing fills
+PLACEHOLDER: Final = "placeholder:"
 
 #: how a file is divided into items
 Format = Literal["lines", "csv", "jsonl"]
@@ -29,6 +31,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _NAME_WORDS: Final = "1..64 letters, digits and _.-, no digit, dot or - first"
 #: a brace that is written twice, or a name in braces; every other brace is one
 _MARK: Final = re.compile(r"\{(?:(\{)|([A-Za-z_][A-Za-z0-9_.-]*)\})")
+#: a word in which a name in braces is meant as a placeholder
+_PLAIN: Final = re.compile(r"[\w./:=@,+{}-]+")
 
 
 class ItemsFile(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -113,6 +117,19 @@ def names_in(argv: Sequence[str]) -> Iterator[str]:
         for found in _MARK.finditer(word):
             if found[2] is not None:
                 yield found[2]
+
+
+def unfilled(argv: Sequence[str]) -> str:
+    """Return the first placeholder in the command of a job without items, which nothing fills; "" for none.
+
+    Braces are common in shell and awk: but for `{item}`, only a name in a word without blanks and quotes counts.
+    """
+    for word in argv:
+        for found in _MARK.finditer(word) if "{" in word else ():
+            is_ours = found[2] == WHOLE or (found[2] and _PLAIN.fullmatch(word) is not None)
+            if is_ours and word[found.start() - 1 : found.start()] != "$":
+                return found[2]
+    return ""
 
 
 def missing(argv: Sequence[str], columns: Sequence[str] | Mapping[str, str]) -> str:

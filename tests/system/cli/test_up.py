@@ -392,7 +392,7 @@ async def test_the_only_one_of_this_user_is_found_from_another_folder_while_it_r
             )  # fmt: skip
             out, err = await process.communicate()
             assert (process.returncode, out) == (1, b""), words
-            assert f"the only one of yours that runs is that of {folder}" in err.decode(), words
+            assert f"the one of yours that was found is that of {folder}" in err.decode(), words
             assert f"--nats {node.url}" in err.decode()
         lost = await moorage("fleet", "--nats", "nats://127.0.0.1:1", env={}, cwd=elsewhere)
         assert f"fix: for the moorage up of {folder}: --nats {node.url}" in lost.err

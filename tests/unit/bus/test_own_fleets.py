@@ -50,6 +50,16 @@ def test_a_fleet_is_not_taken_where_the_default_server_answers(
     assert own_fleet(resolve(None, env), env) == (resolve(None, env), None)
 
 
+def test_the_fleet_at_the_default_server_counts_as_found_elsewhere(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that changes something in any folder changed it, unasked."""
+    default, _ = run(tmp_path / "one", env, port=4222), run(tmp_path / "two", env)
+    monkeypatch.setattr(own_fleets, "is_served", lambda url: url == "nats://127.0.0.1:4222")
+    context, found = own_fleet(resolve(None, env), env)
+    assert (context, found is not None and found.folder) == (resolve(None, env), default)
+
+
 def test_of_two_fleets_both_are_listed_and_none_is_taken(tmp_path: Path, env: dict[str, str]) -> None:
     one, two = run(tmp_path / "one", env), run(tmp_path / "two", env, port=25201)
     with pytest.raises(BadContext, match="2 fleets of yours run") as refused:

@@ -93,6 +93,8 @@ def test_a_command_with_a_key_that_was_revoked_says_so_and_asks_no_more(capsys: 
         ("no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c", "sh -c 'LINE'"),
         ("./bare.sh has no first line as #!/bin/sh, or is for another processor", "run it as sh NAME"),
         ("no program nosuch in PATH /bin", "bring it with --with"),
+        ("secret 'hf': the worker's folder of secrets (secrets_dir) is missing, or others", "moorage worker --secrets"),
+        ("secret 'hf': there is no such file in the worker's folder of secrets", "put a file of that name there"),
         ("no secret hf-token", "mend what the message names"),
     ],
 )

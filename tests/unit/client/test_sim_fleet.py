@@ -80,6 +80,20 @@ async def test_a_gang_that_succeeded_ended_with_0() -> None:
 
 
 @in_virtual_time
+async def test_the_end_of_a_gang_names_the_rank_that_failed_first_and_the_others_as_ended_with_it() -> None:
+    def one_fails(task: Task) -> Ran:
+        return Ran(3, err="boom\n") if task.env["RANK"] == "1" else Ran(seconds=900, err="shutting down\n")
+
+    async with AsyncClient(transport=SimFleet("2x1xH100", script=one_fails)) as moorage:
+        job = await moorage.submit(["torchrun"], gpu=GpuSpec(scheduling="gang"), replicas=2)
+        with pytest.raises(JobFailed, match="failed with code 3: gang: replica 1: exit code 3") as failed:
+            await job.result()
+        survivor, guilty = failed.value.failed
+        assert (survivor.replica, survivor.why, survivor.stderr) == (0, "ended with replica 1", "")
+        assert (guilty.replica, guilty.code, guilty.stderr) == (1, 3, "boom")
+
+
+@in_virtual_time
 async def test_its_output_is_there_for_whoever_asks_later() -> None:
     script = lambda task: Ran(3, out="one\ntwo\n", err="trouble\n")  # noqa: E731
     async with AsyncClient(transport=SimFleet("2xH100", script=script)) as moorage:

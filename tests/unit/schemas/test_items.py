@@ -9,7 +9,7 @@ import pytest
 
 from moorage.schemas.codec import canonical, decode_request
 from moorage.schemas.errors import Refused
-from moorage.schemas.items import ITEM_BYTES_MAX, WORD_BYTES_MAX, item_of, substituted
+from moorage.schemas.items import ITEM_BYTES_MAX, WORD_BYTES_MAX, item_of, substituted, unfilled
 from moorage.schemas.job import Request
 
 
@@ -124,3 +124,23 @@ def test_a_file_of_items_is_among_the_files(file: str) -> None:
 
 def test_braces_mean_nothing_without_items() -> None:
     assert decode_request(b'{"run": {"argv": ["echo", "{lr}", "{{"]}}').trouble is None
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("{lr}", "lr"),
+        ("--lr={lr}", "lr"),
+        ("out/{run-1}/{x}", "run-1"),
+        ("python3 train.py {item}", "item"),  # in a word for a shell, too
+        ("for x in *; do echo {x}; done", ""),
+        ("echo ${item}", ""),
+        ("$HOME/${x}", ""),
+        ("{print $1}", ""),
+        ('{"a": 1}', ""),
+        ("{{lr}}", ""),
+        ("{}", ""),
+    ],
+)
+def test_a_placeholder_of_a_job_without_items_is_found_among_other_braces(word: str, name: str) -> None:
+    assert unfilled(["echo", word]) == name

@@ -119,10 +119,21 @@ def states() -> dict[str, Code]:
     return {row.name: Code(row.name, "", row.means, "state") for row in STATE_TABLE}
 
 
+#: where a program was killed, and neither moorage nor the kernel's count of memory says why
+LOOK_KILLED: Final = "moorage show {job} says what is known of its memory, in case the kernel killed it"
 #: what helps where a host lacks a program, by words of its `why`; the first that is found holds
 _NOT_HERE: Final = (
     ("it is one word", "write its words apart; run a line for the shell as sh -c 'LINE'"),
     ("has no first line", "run it as sh NAME, or begin it with a first line as #!/bin/sh"),
+    (
+        "(secrets_dir) is missing",
+        "name a folder that its worker's user alone may write: secrets_dir below [worker] in moorage.toml, or "
+        "moorage worker --secrets FOLDER; then moorage again {job}",
+    ),
+    (
+        "no such file in the worker's folder of secrets",
+        "put a file of that name there, readable by its owner alone; then moorage again {job}",
+    ),
     (" no program ", "give its full path, or bring it with --with and write ./NAME"),
 )
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.codes import FIXES, code_of, fix_of, fix_of_end, frame, states
+from moorage.cli.framework.codes import FIXES, LOOK_KILLED, code_of, fix_of, fix_of_end, frame, states
 from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
@@ -25,6 +25,7 @@ from moorage.client.reading import as_struct
 from moorage.client.tenant import is_operators
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
+from moorage.schemas.exit_words import was_killed
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import word_of
@@ -257,6 +258,8 @@ def fix_lines(why: Explained, *, apart: bool = False, operates: bool = False) ->
             look = "moorage show {job} --failed; to run all that is left: moorage again {job} --failed --max-failed all"
         elif why.state == "FAILED" and why.replicas is not None:
             look = "moorage show {job} --failed"
+        elif why.state == "FAILED" and was_killed(why.code) and not why.why:
+            look = LOOK_KILLED
         return [f"fix: {(fix_of_end(why.why) or look).format(job=word)}"]
     tried = [_fix_line(fix, why, of, apart=apart) for fix in why.fixes]
     fix = fix_of(why.reason)

@@ -21,6 +21,7 @@ from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.frames import Answer
+from moorage.schemas.items import PLACEHOLDER
 from moorage.schemas.plan import PlannedJobs
 from moorage.schemas.units import many
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from moorage.schemas.plan import Plan
 
 #: the warnings that are printed as such; what else a plan warns of is told in rows of its own
-WARNED: Final = ("no-match:", "duplicate:", "reserved-variable", "joins-mps", "secret:", "deadline:")
+WARNED: Final = ("no-match:", "duplicate:", "reserved-variable", "joins-mps", "secret:", "deadline:", PLACEHOLDER)
 #: as `admin limit --gpus none`
 NO_LIMIT: Final = "none"
 #: in place of a command that is not named

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.codes import fix_of_end
+from moorage.cli.framework.codes import LOOK_KILLED, fix_of_end
 from moorage.cli.framework.console import emit, is_live, paint, print_err, print_error, report, word_here
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
@@ -33,6 +33,7 @@ from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.cli.jobs.unkept import print_unkept
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
+from moorage.schemas.exit_words import was_killed
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -440,6 +441,8 @@ async def _follow(
         print_err(paint(failed.why, "red", sys.stderr))
         if result.why.startswith("not-here:"):
             print_err(f"fix: {fix_of_end(result.why).format(job=word_here(job))}")
+        elif was_killed(result.code) and not result.why:
+            print_err(f"fix: {LOOK_KILLED.format(job=word_here(job))}")
     return exit_code_of_result(result)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from moorage.cli.framework.render import age, utc
 from moorage.client.answers import JobInfo
+from moorage.schemas.exit_words import was_killed
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 from moorage.schemas.waited import MEANS, WaitedPart
@@ -78,15 +79,14 @@ def _gpu_time(shown: JobInfo) -> str:
 
 def _memory(shown: JobInfo) -> str:
     """Return the peak of memory, beside what was asked for; where it is not counted, what is known in its place."""
-    peaks = shown.peaks
+    peaks, killed = shown.peaks, shown.state in TERMINAL and was_killed(shown.code)
     if peaks is None or (peaks.memory_mib is None and peaks.largest_mib is None):
-        return ""
+        return "not looked at before its end, so it is not known whether it was killed for memory" if killed else ""
     asked_mib = (shown.asked.get("resources") or {}).get("memory_mib")
     of = f" of {_gib(asked_mib)}" if asked_mib else ""
     if peaks.memory_mib is not None:
         return f"at most {_gib(peaks.memory_mib)}{of}"
     said = f"at most {_gib(peaks.largest_mib or 0)}{of} in one process; its host, without cgroup v2, counts no more"
-    killed = shown.state in TERMINAL and shown.code in (-9, 137)
     return f"{said}, so it is not known whether it was killed for memory" if killed else said
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.schemas.errors import is_as_asked
+from moorage.schemas.errors import is_as_asked, rank_that_ended
 from moorage.schemas.frames import Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID, replaced_by
@@ -247,7 +247,8 @@ def result_of(job: str, state: str, changes: list[Change], why: str, shown: JobR
         code, told = (None, "") if shown is None else (shown.code, shown.why)
         return Result(job, state, well if code is None else code, told or why, changes)
     code = well if last.code is None else last.code
-    ended = last.why
+    of_gang = (each.why for each in changes if each.state == state and rank_that_ended(each.why) is not None)
+    ended = next(of_gang, last.why)
     if state == CANCELLED or is_as_asked(ended):  # the reason in the order says more than the worker's
         asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
         ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)

@@ -201,6 +201,11 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
         "no program python: name python3, or an environment's python by its path; it is not in PATH /nowhere",
     ),
     (
+        {"argv": ("python",), "env": {"PATH": "/bin:" * 12 + "/here"}},
+        "no program python: name python3, or an environment's python by its path; it is not in PATH …"
+        f"{('/bin:' * 12)[-34:]}/here",
+    ),
+    (
         {"argv": ("echo hi",), "env": {"PATH": "/bin"}},
         "no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c",
     ),

@@ -140,6 +140,13 @@ def test_show_says_them_beside_what_was_asked_for_with_the_times_of_the_clock() 
     assert (info.started_ms, info.ended_ms) == (began, drive.state.time_ms)
 
 
+def test_of_a_job_that_was_killed_before_a_look_show_says_that_its_memory_is_not_known() -> None:
+    drive = running(retries=0)
+    drive.workers["w0"].gathered.append(Report("exited", *drive.attempt("a").name, -9, "exit"))
+    drive.report_all()
+    assert rows(drive)["memory"].endswith("it is not known whether it was killed for memory")
+
+
 def test_where_its_host_counts_no_more_show_says_what_is_not_known() -> None:
     drive = running(retries=0)
     attempt = drive.attempt("a")

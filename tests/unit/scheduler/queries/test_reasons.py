@@ -82,6 +82,12 @@ def test_a_program_that_no_worker_has_is_named_by_its_path_or_brought() -> None:
     assert fix_lines(told) == ["fix: mend what the message names, or put it on a worker; then moorage again j"]
 
 
+def test_of_a_program_that_was_killed_show_is_named_for_what_is_known_of_its_memory() -> None:
+    told = Explained(job="j", tenant="t", state="FAILED", code=-9)
+    assert fix_lines(told)[0].startswith("fix: moorage show j says what is known of its memory")
+    assert fix_lines(replace(told, code=1)) == ["fix: moorage logs j"]
+
+
 def test_a_filter_that_is_asked_later_is_nearer_to_a_fit() -> None:
     drive = Driving.with_hosts(0)
     drive.worker("w1", 2, labels={"zone": "a"})

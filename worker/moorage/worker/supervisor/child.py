@@ -20,6 +20,8 @@ OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
 UID_NONE: Final = (1 << 32) - 1
 #: most characters of a program, folder or PATH in a message; all of them together fit a report's detail
 TOLD_CHARS_MAX: Final = 60
+#: the same of a PATH, beside which the advice has to stay whole in a record's notes
+PATH_CHARS_MAX: Final = 40
 #: the worker's own `moorage`, which a job runs as `moorage` where its PATH has none: its members of services need one
 OWN: Final = os.fsencode(os.path.join(os.path.dirname(sys.executable), "moorage"))
 _ENCODING: Final = sys.getfilesystemencoding()
@@ -130,7 +132,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
         )
         why = f"no {program} {where}, or not what its first line names (without CR LF)"
     else:
-        searched = f"in PATH {_one_line(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
+        searched = f"in PATH {_one_line(child.search.encode(_ENCODING, _ENCODING_ERRORS), PATH_CHARS_MAX)}"
         why = f"no program {program} {searched}"
         if child.argv[0] == b"python":  # the end of a long text is cut, as it passes the scheduler
             why = f"no program python: name python3, or an environment's python by its path; it is not {searched}"
@@ -139,10 +141,10 @@ def why_not(child: Child, stage: str, number: int) -> str:
     return why
 
 
-def _one_line(text: bytes) -> str:
+def _one_line(text: bytes, most: int = TOLD_CHARS_MAX) -> str:
     """Return text in one line, only the end of a long one, and quoted if it has a blank."""
     line = in_one_line(text.decode(_ENCODING, "replace"))
-    line = line if len(line) <= TOLD_CHARS_MAX else f"…{line[1 - TOLD_CHARS_MAX :]}"
+    line = line if len(line) <= most else f"…{line[1 - most :]}"
     return f"'{line}'" if " " in line or not line else line
 
 

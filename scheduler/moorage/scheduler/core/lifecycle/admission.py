@@ -37,7 +37,8 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
-from moorage.schemas.job import STATE_NUMBER, STATES, WHENS, Request
+from moorage.schemas.items import PLACEHOLDER, unfilled
+from moorage.schemas.job import STATE_NUMBER, STATES, WHENS, Request, Run
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import Ranges, format_ranges, without
@@ -223,7 +224,8 @@ class Admission:
         made.awaits = awaits
         if not self.could_ever(shape):
             return self._without_match(made)
-        if request.workload.env or request.deadline_s is not None:
+        run = request.workload
+        if run.env or request.deadline_s is not None or (run.items is None and any("{" in word for word in run.argv)):
             if request is not self._warned_of:
                 self._warned_of, self._warned = request, _warned(request)
             warnings += self._warned
@@ -676,8 +678,8 @@ def lacks(job: Job, only: Ranges) -> Problem | None:
 
 
 def _warned(request: Request) -> list[str]:
-    """Return the warnings about variables of a request that moorage sets itself or that show a secret, and about times
-    that its deadline cuts short."""
+    """Return the warnings about variables of a request that moorage sets itself or that show a secret, about times that
+    its deadline cuts short, and about placeholders that nothing fills."""
     gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
     mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
     env = request.workload.env
@@ -685,4 +687,15 @@ def _warned(request: Request) -> list[str]:
         *reserved_variables.warnings_of(env, gang=gang, mps=mps),
         *reserved_variables.shown_secrets(name for name, value in env.items() if isinstance(value, str)),
         *request.cut_short,
+        *_unfilled(request.workload),
+    ]
+
+
+def _unfilled(run: Run) -> list[str]:
+    """Return the warning about a placeholder in the command of a job without items."""
+    if run.items is not None or not (name := unfilled(run.argv)):
+        return []
+    return [
+        f"{PLACEHOLDER} {{{name}}} in the command stays as it is, as the job has no items: --each-line FILE or"
+        " --each FILE gives it some, in a request run.items"
     ]
