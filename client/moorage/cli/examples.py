@@ -139,6 +139,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage simulate jobs.jsonl --fleet 4x8xH100",
         "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
         "moorage simulate jobs.csv --fleet 8x8xA100 --ranker pack,headroom --json",
+        "moorage simulate week.jsonl --add 2x8xH100 --shake 5",
     ),
     "services": ("moorage services", "moorage services embed --slow", "moorage services --json | jq .data.services"),
     "rollback": ("moorage rollback embed", "moorage rollback embed --job embedder-5"),
@@ -284,6 +285,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage usage --since 30d",
         "moorage usage --by day,person --since 30d",
         "moorage usage --all --by tenant,hour --since 2d --csv",
+        "moorage usage --waits --all --try week.jsonl",
     ),
     "schedule add": (
         "moorage schedule add nightly --cron '0 3 * * *' --gpu 1 -- /srv/eval",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_files
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -48,6 +49,15 @@ def usage(
     waits: Annotated[
         bool, Parameter(help="Where waits went instead: --by takes some of tenant, model, week, cause, holder.")
     ] = False,
+    try_: Annotated[
+        Path | None,
+        Parameter(
+            help="With --waits: what one change against each cause would have done, on copies of this trace from the "
+            "ledger.",
+            names=("--try",),
+            value="TRACE",
+        ),
+    ] = None,
     all: Annotated[bool, Parameter(help="All tenants; it needs an operator's key.")] = False,
     csv: Annotated[bool, Parameter(help="Rows with a header, in seconds and MiB, for a spreadsheet.")] = False,
     options: RowOptions = ROWS,
@@ -60,10 +70,16 @@ def usage(
     says what the fleet, with the GPUs that it has now, could have granted; of each hour or day, if it sums by these.
 
     With --waits it is where waits went, in whole weeks of UTC: hours that replicas waited, a gang as one, and the same
-    for each GPU that they asked for. Of causes that hold at once, the first alone counts.
+    for each GPU that they asked for. Of causes that hold at once, the first alone counts. --try plays five copies of a
+    trace, in which each job comes up to a minute sooner or later, with and without a change: a longer limit, more
+    hosts, another setting.
     """
     if waits:
-        return waited_usage(since, by or WAITS_BY_DEFAULT, options, of_all=all, csv=csv)
+        return waited_usage(since, by or WAITS_BY_DEFAULT, options, of_all=all, csv=csv, trace=try_)
+    if try_ is not None:
+        raise rejected(
+            "invalid-argument", "--try changes what jobs waited for", next="moorage usage --waits --try TRACE"
+        )
 
     async def ask(client: AsyncClient) -> Answer:
         asked = {"since_s": seconds(since), "by": [HOUR if word == DAY else word for word in words]}

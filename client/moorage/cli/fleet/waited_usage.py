@@ -17,6 +17,8 @@ from moorage.client.durations import seconds
 from moorage.schemas.waited import MEANS, WaitedAnswer, WaitedRow
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
@@ -25,8 +27,14 @@ SUMS: Final = ("wait_s", "gpu_s", "jobs")
 _HOUR_S: Final = 3600
 
 
-def waited_usage(since: str, by: str, options: RowOptions, *, of_all: bool, csv: bool) -> int:
+def waited_usage(
+    since: str, by: str, options: RowOptions, *, of_all: bool, csv: bool, trace: Path | None = None
+) -> int:
     words = [word.strip() for word in by.split(",")]
+    if trace is not None:
+        from moorage.cli.fleet.tried_cures import try_cures
+
+        return try_cures(trace, since, options, of_all=of_all)
 
     async def ask(client: AsyncClient) -> Answer:
         return await all_pages(client, {"since_s": seconds(since), "by": words, "waits": True}, of_all=of_all)

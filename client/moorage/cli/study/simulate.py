@@ -6,17 +6,17 @@ import itertools
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from moorage.cli.fleet.playing import ERASED, Format, configs_of, events_of, progress_of
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, is_live, print_err, print_out
+from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_DRIFT, EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
@@ -27,16 +27,13 @@ from moorage.client.errors import rejected
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
     from moorage.testing.simulate.run import Simulated
-    from moorage.testing.simulate.trace import SimHost, Trace, TraceEvent, TraceJob
+    from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob
 
-PROGRESS_S: Final = 0.5
-ERASED: Final = "\r\x1b[K"
 #: combinations of rankers and settings in one call: as many as the picture has colours
 RUNS_MAX: Final = 7
 #: hosts of a trace that an error names
 HOSTS_NAMED_MAX: Final = 8
 
-Format = Literal["own", "csv", "philly", "openb"]
 #: the first columns that tell a format, in the order in which they are looked for
 _HEADS: Final[tuple[tuple[str, Format], ...]] = (
     ("vc,job,arrival_s", "philly"),
@@ -84,6 +81,14 @@ def simulate(
         bool,
         Parameter(help="Of a ledger's trace: compare each placement with the ledger's; exit code 10 if one differs."),
     ] = False,
+    shake: Annotated[
+        int | None,
+        Parameter(
+            help="Compare what is changed with what is, on so many copies in which each job comes up to a minute "
+            "sooner or later.",
+            value="COPIES",
+        ),
+    ] = None,
     until: Annotated[str | None, Parameter(help="Stop after this much virtual time.", value="DURATION")] = None,
     jobs_csv: Annotated[
         Path | None, Parameter(help="Write one line for each job; with several runs FILE-1 and so on.", value="FILE")
@@ -100,13 +105,17 @@ def simulate(
     Prints allocation, waits, completion times and fairness, by class of request and by tenant. Several rankers or
     settings are run one after the other on the same jobs. Ctrl-C ends the current run and reports what there is. It
     needs no server, and sends nothing.
+
+    One run is an anecdote: --shake 5 tells what a change does to mean waits in five copies, as their median and range,
+    or "no clear effect".
     """
 
     def act() -> int:
         jobs = _jobs(trace, format, cluster)
-        own = _events(trace, format) if fleet is None or add or without or prove else None
+        own = events_of(trace, format) if fleet is None or add or without or prove else None
         events = [] if own is None else own.events
         limits: dict[str, tuple[int, int | None]] = {}
+        unchanged = events
         if events:
             from moorage.testing.simulate.proof import edited
 
@@ -136,6 +145,17 @@ def simulate(
         if limits:
             rights.said["quota"] = " ".join(quota or [])
         files = (jobs_csv, timeline_csv, plot)
+        if shake is not None:
+            from moorage.cli.study.shake import shaken
+
+            if prove or any(files):
+                why = "--shake compares mean waits: it proves nothing and writes no files"
+                raise rejected("invalid-argument", why, next="leave out --prove, --jobs-csv, --timeline-csv, --plot")
+            edits = [f"--{name} {value}" for name, values in (
+                ("add", [add] if add else []), ("without", without), ("quota", quota), ("share", share),
+            ) for value in values or []]  # fmt: skip
+            was, now = Played(hosts, jobs, unchanged, False), Played(hosts, jobs, events, False)
+            return shaken(shake, was, now, " ".join(edits), runs, rights.orders, until_ms, as_json=options.json)
         _check_writable([file for file in files if file is not None])
         title = trace.name if cluster is None else f"{trace.name}, cluster {cluster}"
         played = Played(hosts, jobs, events, prove)
@@ -151,18 +171,6 @@ class Played(NamedTuple):
     jobs: list[TraceJob]
     events: list[TraceEvent]
     prove: bool
-
-
-def _events(path: Path, format: Format | None) -> Trace | None:
-    """Return a trace in JSON lines with what it says beside its jobs; None for one in another format."""
-    from moorage.testing.simulate.trace import read_whole
-
-    try:
-        with path.open("rb") as file:
-            head = file.readline(256).decode("utf-8-sig", errors="replace").lstrip()
-        return read_whole(path) if format in (None, "own") and head.startswith("{") else None
-    except OSError as error:
-        raise cannot_read(path, error.strerror, "name a trace") from None
 
 
 def _timed_quotas(quota: list[str]) -> dict[str, tuple[int, int | None]]:
@@ -317,22 +325,17 @@ def _simulate(
     options: LocalOptions,
 ) -> int:
     from moorage.cli.framework.interrupts import raise_once
-    from moorage.scheduler.core.config import Config
-    from moorage.scheduler.settings import scheduler_settings
-    from moorage.schemas.settings import declared
     from moorage.testing.simulate.chart import Series, chart
     from moorage.testing.simulate.measures import write_jobs, write_timeline
     from moorage.testing.simulate.run import simulate as run_one
 
-    flags = {key: f"--set {key}" for key in declared("scheduler", Config) if key != "ranker"}  # --ranker is one here
-    # all are checked before the first is run
-    configs = [scheduler_settings(run, env={}, flags_named=flags)[0] for run in runs]
+    configs = configs_of(runs)  # all are checked before the first is run
     series: list[Series] = []
     is_proven = True
     raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         label = " ".join(run.values()) or config.ranker
-        progress = _progress(label)
+        progress = progress_of(label)
         done = run_one(
             name,
             played.hosts,
@@ -410,24 +413,6 @@ def whole(file: Path) -> Iterator[Path]:
 
 def _numbered(path: Path, suffix: str) -> Path:
     return path.with_stem(path.stem + suffix)
-
-
-def _progress(label: str) -> Any:
-    """Return a function that shows the progress on a terminal, on one line and at most twice a second; None
-    elsewhere."""
-    if not is_live(sys.stderr):
-        return None
-    said = 0.0
-
-    def progress(part: float) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= PROGRESS_S:
-            said = now
-            sys.stderr.write(f"{ERASED}{label}: {100 * part:.0f} % of the jobs have ended")
-            sys.stderr.flush()
-
-    return progress
 
 
 def _print_simulated(label: str, done: Simulated) -> None:
