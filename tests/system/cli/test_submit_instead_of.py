@@ -102,6 +102,7 @@ def test_those_of_a_gang_that_is_not_submitted_yet_go_with_its_hosts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_so_are_those_under_every_rule_of_the_queue() -> None:
     met = 0

@@ -13,7 +13,7 @@ import pytest
 
 from moorage.client.packing import IGNORE_FILE, pack
 
-LISTS: Final = 1000
+LISTS: Final = 300
 FILES: Final = (
     *("a", "A1", "-a", "[a]", "a\\b", "!x", "#x", "ä", "foo ", "foo bar", "foobar", "README.md", "cache/x", "src/a"),
     *("src/cache/x", "src/cache/y.md", "data/README.md", "data/big.bin", "data/sub/note.md", "data/sub/deep/z"),

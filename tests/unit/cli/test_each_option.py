@@ -269,7 +269,9 @@ def test_what_would_not_be_used_is_refused_by_its_name_with_what_it_needs(capsys
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds",
+    [range(FEW), pytest.param(range(FEW, MANY), marks=(pytest.mark.slow, pytest.mark.long))],
+    ids=["few", "many"],
 )
 def test_a_request_with_all_that_goes_together_is_the_same_through_each_door(
     seeds: range, capsys: pytest.CaptureFixture[str]

@@ -193,6 +193,7 @@ def let_in(cluster: str, copy: int, monkeypatch: pytest.MonkeyPatch) -> Counter[
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_of_the_philly_jobs_that_are_let_in_by_an_estimate_few_outlive_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
