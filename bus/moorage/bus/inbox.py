@@ -95,6 +95,8 @@ class Answers:
         self.bad_frames = 0
         #: its waits go on when the connection is lost: who answers keeps the answers until that is back
         self.outlives_breaks = outlives_breaks
+        #: who gets messages that answer nothing, by the word that their subjects have in place of a token
+        self.on_word: dict[str, Callable[[Delivery], None]] = {}
         self._context = context
         self._on_late = on_late
         self._prefix_chars = len(base) + 1
@@ -161,6 +163,8 @@ class Answers:
             self._answer(int(tail), delivery)
         elif tail == MUX_ALL:
             self._deliver_frame(delivery)
+        elif (told := self.on_word.get(tail)) is not None:
+            told(delivery)
         else:
             self.bad_frames += 1
 

@@ -16,12 +16,14 @@ from typing import Final
 
 from moorage.schemas.held_calls import (
     FREE,
+    IS_MEMBER,
     MAGIC,
     REPLY_BYTES_MAX,
     RUNS,
     SLOT_BYTES,
     WAITS,
     HeldCall,
+    Holder,
     file_bytes,
     held_in,
 )
@@ -48,8 +50,8 @@ class HeldCalls:
         self._leaving: list[int] = []  # slots of calls whose answers are on their way
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, path: Path, most: int, prefix: str, tenant: str) -> Sequence[HeldCall]:
-        """Keep calls in this file from now on; return those that a member of before has left in it.
+    def open(self, path: Path, most: int, prefix: str, tenant: str, holder: Holder) -> Sequence[HeldCall]:
+        """Keep calls of this member in this file from now on; return those that a member of before has left in it.
 
         Where there can be no file, or a living member has it, none is kept, and a warning says so.
         """
@@ -62,6 +64,8 @@ class HeldCalls:
                 os.ftruncate(file, 0)
                 os.posix_fallocate(file, 0, size)  # a disk that is full later must not end the member
                 os.pwrite(file, MAGIC, 0)
+                told = " ".join(holder).encode()
+                os.pwrite(file, bytes((IS_MEMBER, len(told))) + told, size - SLOT_BYTES)
                 self._map = mmap.mmap(file, size)
             except BaseException:
                 os.close(file)
@@ -72,7 +76,7 @@ class HeldCalls:
             )
             return []
         self._file, self._path = file, path
-        self._free = list(range(size - SLOT_BYTES, len(MAGIC) - 1, -SLOT_BYTES))
+        self._free = list(range(size - 2 * SLOT_BYTES, len(MAGIC) - 1, -SLOT_BYTES))
         return left
 
     def waits(self, reply: str) -> None:

@@ -32,7 +32,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.held_calls import last_words
+from moorage.schemas.held_calls import MEMBER_DIGITS, Holder, last_words
 from moorage.schemas.roles import IMPORTED_REPLY, may_answer
 from moorage.schemas.served import is_header, is_name, too_large
 from moorage.schemas.service import (
@@ -161,7 +161,7 @@ class Messenger:
         version: str = "",
     ) -> None:
         self.name = name
-        self.id = secrets.token_hex(8)
+        self.id = secrets.token_hex(MEMBER_DIGITS // 2)
         queue = queue or QueueSpec()
         self.member = Member(self.id, self, places, queue.most, attempt)
         self._wait_ms = round(queue.wait_s * 1000)
@@ -228,7 +228,8 @@ class Messenger:
     def hold_in(self, path: Path, most: int) -> None:
         """Keep the calls that are here in this file, at most so many, and answer those that a member which was killed
         has left in it: one before this in the same attempt."""
-        for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant):
+        holder = Holder(self.name.service, self.id)
+        for reply, ran in self.held.open(path, most, self.name.prefix, self.name.tenant, holder):
             self._outbox.answer(reply, *self._failure(*last_words(ran)), age_s=float("inf"))
 
     def run_in_batches(self, program: Link, batches: Batches) -> OnFrame:

@@ -4,6 +4,9 @@ lost.
 A call passes through the caller's connection, servers and a member's connection, and each of them may take it along as
 it breaks. Nobody but the caller can know. So the members of its service are asked which of them has it. One that has
 answered it meanwhile sends the answer again. A call that none of them has is lost, and ends at once.
+
+That goes for calls that a member had not read when it was killed. Its worker says that it has ended: to inboxes of
+which it had calls, and for a minute to all who ask.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTime
 from moorage.bus.inbox import Answers
 from moorage.bus.transport import Delivery
 from moorage.schemas.codec import encode
-from moorage.schemas.service import ASKED_MAX, Found, Sought
+from moorage.schemas.service import ASKED_MAX, ENDED, Found, Sought
 from moorage.schemas.subjects import asked_of
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -33,8 +36,10 @@ LOOK_S: Final = 0.25
 ASK_AFTER_S: Final = 1.0
 #: its member is asked again, or where nothing tells whether it is there, all of them
 ASK_AGAIN_S: Final = 5.0
-#: how long their answers are waited for; and how much later they are asked again, if none came
+#: how long their answers are waited for, and where a member is known to have ended; how much later they are asked anew
+#: if none came
 ANSWER_S: Final = 0.5
+ENDED_ANSWER_S: Final = 0.25
 SILENCE_S: Final = 1.0
 #: a call that none has is lost once they have said so so often: it may have been on its way between two of them
 ROUNDS: Final = 3
@@ -56,7 +61,7 @@ class Sent:
     """A call that is under way."""
 
     __slots__ = ("answer", "doubt_s", "due_s", "had_s", "is_asked", "is_doubted", "member", "noes", "outlived_break",
-                 "reply", "rounds", "subject", "token", "was_cut")  # fmt: skip
+                 "outlived_member", "reply", "rounds", "subject", "token", "was_cut")  # fmt: skip
 
     def __init__(self, subject: str, reply: str, token: int, answer: asyncio.Future[Any], now_s: float) -> None:
         self.subject = subject
@@ -67,6 +72,7 @@ class Sent:
         self.is_asked = False
         self.is_doubted = False  # a member that has it not shall say so
         self.was_cut = self.outlived_break = False  # the connection was lost since a member had it; since it was sent
+        self.outlived_member = False  # a member has ended of late, and none is known to have the call
         self.member = ""  # which had it last
         self.had_s = 0.0  # when that said so
         self.doubt_s = 0.0  # since when none has it; 0 while one does
@@ -80,7 +86,7 @@ class Sent:
     def is_at(self, member: str, now_s: float) -> None:
         """A member says that it has the call."""
         self.member, self.had_s, self.due_s = member, now_s, now_s + ASK_AGAIN_S
-        self.is_doubted = self.was_cut = False
+        self.is_doubted = self.was_cut = self.outlived_member = False
 
 
 class _Question(NamedTuple):
@@ -90,6 +96,7 @@ class _Question(NamedTuple):
     member: str  # the one that is asked; "" for all
     is_of_all: bool  # those that have it not shall say so
     was_cut: bool
+    outlived_member: bool = False
 
 
 class _Round:
@@ -99,6 +106,7 @@ class _Round:
         self.said: set[str] = set()
         self.is_nobody_there = False
         self.is_untold = False  # a member is there that knows no such question
+        self.has_one_ended = False
 
 
 class Whereabouts:
@@ -117,6 +125,7 @@ class Whereabouts:
         self._timer: asyncio.TimerHandle | None = None
         self._back_s = float("-inf")  # when the connection was there again last
         link.on_back(self._on_back)
+        answers.on_word[ENDED] = self._on_ended
 
     def send(self, subject: str, token: int, answer: asyncio.Future[Any]) -> str:
         """A call of the service with this subject is to be sent; return its reply subject."""
@@ -149,13 +158,22 @@ class Whereabouts:
         for call in self._calls.values():
             call.was_cut = call.outlived_break = True
             call.doubt(now_s)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._look()
+
+    def _on_ended(self, delivery: Delivery) -> None:
+        """A member of a service has ended: which of its calls it had not read, their callers alone can find out."""
+        subject, now_s = delivery.data.decode(errors="replace"), time.monotonic()
+        for call in [each for each in self._calls.values() if each.subject == subject]:
+            call.outlived_member = True
+            if not call.is_doubted:
+                call.doubt(now_s)
         self._look()
 
     def _look(self) -> None:
         """Ask for the calls that are due."""
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._calls:
             return
         if self._link.is_connected:
@@ -186,7 +204,9 @@ class Whereabouts:
         for call in missed.values():
             # what was asked over another connection tells nothing: the question of this one is due already
             if call.reply in self._calls and heard is not None and over == self._link.reconnects:
-                self._judge(call, heard, now_s, is_of_one=bool(question.member))
+                self._judge(call, heard, now_s, were_all_asked=question.is_of_all and not question.member)
+        if heard is not None and heard.has_one_ended:
+            self._look()
 
     async def is_heard(self, subject: str) -> bool | None:
         """Ask the members of a service, and return whether any of them can answer here; None if none is there. Raises
@@ -197,7 +217,7 @@ class Whereabouts:
     async def _hear(self, question: _Question, missed: dict[str, Sent]) -> _Round | None:
         """Ask, and return what is said; None without a connection. Those that are found leave `missed`."""
         heard = _Round()
-        subject, member, is_of_all, was_cut = question
+        subject, member, is_of_all, was_cut, outlived_member = question
         to, sought = asked_of(subject, member), Sought(list(missed), is_of_all, was_cut)
 
         def is_last(delivery: Delivery) -> bool:
@@ -213,9 +233,14 @@ class Whereabouts:
                 call = missed.pop(reply, None)
                 if call is not None:
                     call.is_at(found.member, now_s)
-            return not missed
+            if found.ended:
+                heard.has_one_ended = True
+                for call in missed.values():
+                    call.outlived_member = True
+            return not missed or (found.ended and not is_of_all)  # then all are asked at once
 
-        token, future = self.answers.open(to, ANSWER_S, is_last, is_kept=False, in_all=True)
+        answer_s = ENDED_ANSWER_S if outlived_member else ANSWER_S
+        token, future = self.answers.open(to, answer_s, is_last, is_kept=False, in_all=True)
         try:
             if not await self._link.publish(to, encode(sought), self.answers.reply_subject(token), {}):
                 return None
@@ -228,9 +253,9 @@ class Whereabouts:
             self.answers.abandon(token)
         return heard
 
-    def _judge(self, call: Sent, heard: _Round, now_s: float, *, is_of_one: bool) -> None:
+    def _judge(self, call: Sent, heard: _Round, now_s: float, *, were_all_asked: bool) -> None:
         """No member that was asked has a call: ask on, or end it as lost."""
-        if is_of_one or not call.is_doubted:
+        if not were_all_asked:
             call.doubt(now_s)
         elif heard.is_untold:
             call.doubt(now_s + ASK_AGAIN_S)
@@ -253,7 +278,7 @@ class Whereabouts:
             return now_s - call.doubt_s > KEPT_S
         if now_s - call.doubt_s > SILENT_S or call.member:
             return True
-        if not call.outlived_break:  # then it was lost at a member, which may be away with it
+        if not (call.outlived_break or call.outlived_member):  # it was lost at a member, which may be away with it
             return False
         known = self._members[call.subject]
         for member in [each for each, heard_s in known.items() if now_s - heard_s > KEPT_S]:
@@ -263,7 +288,7 @@ class Whereabouts:
 
 def _question(call: Sent) -> _Question:
     member = "" if call.is_doubted else call.member
-    return _Question(call.subject, member, call.is_doubted or bool(member), call.was_cut)
+    return _Question(call.subject, member, call.is_doubted or bool(member), call.was_cut, call.outlived_member)
 
 
 def _by(most: int, calls: Iterable[Sent]) -> Iterable[list[Sent]]:

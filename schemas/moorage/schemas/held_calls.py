@@ -1,7 +1,8 @@
 """The file in which a member keeps the reply subjects of the calls in its hands, for who answers them once it is dead.
 
 It has `MAGIC`, and then a slot of `SLOT_BYTES` for each call: its state, the length of the subject, the subject. A
-member writes the state last, and frees a slot by the state alone: what it has written when it is killed is whole.
+member writes the state last, and frees a slot by the state alone: what it has written when it is killed is whole, and
+what a freed slot had is still there. Behind them is a slot of the same form with the service and the member's id.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from moorage.schemas.roles import may_answer
+from moorage.schemas.names import is_service
+from moorage.schemas.roles import INBOX, may_answer
 from moorage.schemas.service import BUSY, CALL_ERRORS, MEMBER_DIED, ROOM_MAX, BatchSpec, QueueSpec, ServiceSpec
 from moorage.schemas.subjects import Subjects
 
@@ -23,6 +25,9 @@ REPLY_BYTES_MAX: Final = SLOT_BYTES - 2
 FREE: Final = 0
 WAITS: Final = 1
 RUNS: Final = 2
+#: the state of the slot behind those of calls, and the digits of a member's id in it
+IS_MEMBER: Final = 3
+MEMBER_DIGITS: Final = 16
 
 
 class HeldCall(NamedTuple):
@@ -46,7 +51,14 @@ def most_held_of(service: ServiceSpec) -> int:
 
 def file_bytes(most: int) -> int:
     """Return the size of the file for so many calls."""
-    return len(MAGIC) + most * SLOT_BYTES
+    return len(MAGIC) + (most + 1) * SLOT_BYTES
+
+
+class Holder(NamedTuple):
+    """The member that kept a file."""
+
+    service: str
+    member: str
 
 
 def held_in(data: bytes, most: int, prefix: str, tenant: str) -> Iterator[HeldCall]:
@@ -54,20 +66,46 @@ def held_in(data: bytes, most: int, prefix: str, tenant: str) -> Iterator[HeldCa
 
     The job could write anything there: a subject counts only if callers of that tenant's services may have named it.
     """
-    if not data.startswith(MAGIC):
-        return
-    asked, seen = Subjects(prefix).call(tenant, "any"), set[str]()
-    for at in range(len(MAGIC), min(len(data), file_bytes(most)) - SLOT_BYTES + 1, SLOT_BYTES):
-        state, size = data[at], data[at + 1]
-        if state not in (WAITS, RUNS) or not 0 < size <= REPLY_BYTES_MAX:
-            continue
-        try:
-            reply = data[at + 2 : at + 2 + size].decode("ascii")
-        except UnicodeDecodeError:
-            continue
-        if reply not in seen and _is_subject(reply) and may_answer(prefix, asked, reply):
+    seen = set[str]()
+    for state, reply in _slots(data, most, prefix, tenant):
+        if state in (WAITS, RUNS) and reply not in seen:
             seen.add(reply)
             yield HeldCall(reply, state == RUNS)
+
+
+def holder_in(data: bytes, most: int) -> Holder | None:
+    """Return the member that kept a file; None where it does not say so."""
+    state, text = _slot(data, file_bytes(most) - SLOT_BYTES)
+    service, _, member = text.partition(" ")
+    is_one = state == IS_MEMBER and is_service(service) and len(member) == MEMBER_DIGITS and member.isalnum()
+    return Holder(service, member) if is_one and data.startswith(MAGIC) else None
+
+
+def inboxes_in(data: bytes, most: int, prefix: str, tenant: str) -> set[str]:
+    """Return the inboxes of SDKs whose calls a member had of late, by their reply subjects: these end in numbers."""
+    replies = [reply.rpartition(".") for _, reply in _slots(data, most, prefix, tenant)]
+    return {inbox for inbox, _, token in replies if token.isdecimal() and inbox.startswith(f"{INBOX}.")}
+
+
+def _slots(data: bytes, most: int, prefix: str, tenant: str) -> Iterator[tuple[int, str]]:
+    """Yield the state and the reply subject of each slot for a call, free ones too, that has one."""
+    if not data.startswith(MAGIC):
+        return
+    asked = Subjects(prefix).call(tenant, "any")
+    for at in range(len(MAGIC), min(len(data), file_bytes(most) - SLOT_BYTES) - SLOT_BYTES + 1, SLOT_BYTES):
+        state, reply = _slot(data, at)
+        if reply and _is_subject(reply) and may_answer(prefix, asked, reply):
+            yield state, reply
+
+
+def _slot(data: bytes, at: int) -> tuple[int, str]:
+    """Return the state and the text of a slot; of one that is none, no text."""
+    if len(data) < at + SLOT_BYTES or not 0 < data[at + 1] <= REPLY_BYTES_MAX:
+        return FREE, ""
+    try:
+        return data[at], data[at + 2 : at + 2 + data[at + 1]].decode("ascii")
+    except UnicodeDecodeError:
+        return FREE, ""
 
 
 def last_words(ran: bool) -> tuple[str, str]:

@@ -43,6 +43,8 @@ WHOLE_MS: Final = "Moorage-Whole-Ms"
 ENDPOINT: Final = "Moorage-Endpoint"
 #: words behind a service's name in a subject that are no methods of it
 NOT_ENDPOINTS: Final = ("cancel", "put")
+#: behind the inbox of an SDK, whose message has the subject of a service: a member of that has ended
+ENDED: Final = "ended"
 #: most calls that one question names
 ASKED_MAX: Final = 1000
 #: of a call: how soon it has a place among those that wait, 0..100, the highest first
@@ -365,6 +367,7 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True):
     member: str  # its id
     calls: list[str] = []  # those that it has: they wait, run or are answered
     slow: list[SlowCall] = []  # the slowest calls of the last hour, at most 100, the slowest first
+    ended: bool = False  # it has ended, as its worker says: what it had not read when it was killed is lost
 
 
 class CallCounts(msgspec.Struct, frozen=True, gc=False):

@@ -18,7 +18,7 @@ import pytest
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, NoResponders, PermissionRefused
 from moorage.bus.transport import Delivery
-from moorage.client import AsyncClient, JobFailed, Rejected
+from moorage.client import AsyncClient, JobFailed, Rejected, whereabouts
 from moorage.client.job import AsyncJob
 from moorage.schemas.held_calls import HELD_FILE, HeldCall, held_in
 from tests.sites import settled
@@ -127,12 +127,55 @@ async def test_the_calls_of_a_killed_member_are_answered_by_its_worker() -> None
         calls = [asyncio.create_task(ask()) for _ in range(5)]
         await until(lambda: gate.begun >= 2, ANSWER_S, "two calls run")
         await until(lambda: len(_held(made.folder)) == 5, ANSWER_S, "three calls wait")
-        words = {pid: _read(pid / "cmdline") for pid in Path("/proc").iterdir() if pid.name.isdigit()}
-        [service] = [int(pid.name) for pid, argv in words.items() if b"\0serve\0functions:aheld\0" in argv]
-        os.kill(service, signal.SIGKILL)
+        os.kill(_serving("aheld"), signal.SIGKILL)
         told = Counter(error_of(each) for each in await asyncio.gather(*calls))
         assert told == {"member-died": 2, "busy": 3}
         assert (await end_of(job))[0] == "FAILED"
+
+
+@pytest.mark.slow
+async def test_calls_that_a_killed_member_had_not_read_end_as_soon_as_their_callers_hear_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They ended with the time of a member that may be away, and where it was the only one, with that of its answers:
+    no such time passes here."""
+    monkeypatch.setattr(whereabouts, "SILENT_S", 1e6)
+    monkeypatch.setattr(whereabouts, "KEPT_S", 1e6)
+    async with (
+        everybody(calls=True) as made,
+        made.client("submitter.acme") as acme,
+        made.client("submitter.acme") as stranger,
+        await made.site.connect("service.acme") as peer,
+    ):
+        job = await serving(acme, "echo")
+        assert await acme.call("echo", "warm", timeout=ANSWER_S) == "warm"
+        given = 0
+
+        def on_given(delivery: Delivery) -> None:
+            nonlocal given
+            given += 1
+
+        await peer.subscribe("moorage.call.acme.echo", on_given)
+        await settled(peer)
+        member = _serving("echo")
+        os.kill(member, signal.SIGSTOP)
+        calls = [
+            asyncio.create_task(client.call("echo", "unread", timeout="1h"))
+            for client in [acme] * 40 + [stranger] * 10
+        ]  # fmt: skip
+        await until(lambda: given == len(calls), ANSWER_S, "the server has given all of them to the member")
+        os.kill(member, signal.SIGKILL)
+        async with asyncio.timeout(ANSWER_S):
+            told = await asyncio.gather(*calls, return_exceptions=True)
+        assert Counter(getattr(each, "code", str(each)) for each in told) == {"unreachable": len(calls)}
+        assert (await end_of(job))[0] == "FAILED"
+
+
+def _serving(function: str) -> int:
+    """The process of `moorage serve` with this function."""
+    words = {pid: _read(pid / "cmdline") for pid in Path("/proc").iterdir() if pid.name.isdigit()}
+    [service] = [int(pid.name) for pid, argv in words.items() if f"\0serve\0functions:{function}\0".encode() in argv]
+    return service
 
 
 def _held(folder: Path) -> list[HeldCall]:

@@ -254,6 +254,37 @@ async def test_a_call_that_was_lost_at_its_member_ends_before_its_time_though_th
 
 
 @in_virtual_time
+async def test_a_call_that_its_member_took_along_ends_before_it_is_asked_for_and_one_that_another_has_goes_on() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        scene = Fleet(fleet, moorage)
+        await fleet.serve("slow", scene.run)
+        running = asyncio.create_task(moorage.call("slow", "runs", timeout="10m"))
+        await asyncio.sleep(0.1)
+        fleet._bus.network.isolate(scene.member.name)
+        calling = asyncio.create_task(moorage.call("slow", "lost", timeout="10m"))
+        await asyncio.sleep(0.1)
+        fleet._bus.network.heal()
+
+        worker, subject = fleet._bus.connect("worker"), "moorage.call.default.slow"
+
+        telling: list[asyncio.Task[None]] = []
+
+        def on_asked(asked: Delivery) -> None:
+            telling.append(asyncio.create_task(worker.send([(asked.reply, b'{"member":"other","ended":true}', "")])))
+
+        await worker.subscribe(f"{subject}.ASK", on_asked)
+        assert moorage._calls is not None
+        inbox = (await moorage._calls.inbox()).answers.base
+        await worker.send([(f"{inbox}.ended", subject.encode(), "")])
+        async with asyncio.timeout(ASK_AFTER_S - 0.1):
+            with pytest.raises(Unreachable):
+                await calling
+        await asyncio.sleep(60)
+        scene.may_end.set()
+        assert await running == "runs"
+
+
+@in_virtual_time
 async def test_who_waits_for_a_long_call_waits_for_its_member_also_while_that_is_away() -> None:
     async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
         scene = Fleet(fleet, moorage)

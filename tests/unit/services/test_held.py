@@ -14,6 +14,7 @@ from moorage.schemas.held_calls import (
     SLOT_BYTES,
     WAITS,
     HeldCall,
+    Holder,
     file_bytes,
     held_in,
     most_held,
@@ -25,7 +26,7 @@ MOST = 4
 
 def opened(path: Path) -> tuple[HeldCalls, set[HeldCall]]:
     held = HeldCalls()
-    return held, set(held.open(path, MOST, "moorage", "acme"))
+    return held, set(held.open(path, MOST, "moorage", "acme", Holder("echo", "0123456789abcdef")))
 
 
 def left(path: Path) -> set[HeldCall]:
