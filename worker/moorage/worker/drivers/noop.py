@@ -17,7 +17,7 @@ import math
 from typing import Final
 
 from moorage.schemas.attempt import AttemptName, name_in
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.driver_config import NoopBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
@@ -42,9 +42,7 @@ class NoopDriver(Driver):
 
     name = "noop"
     config = NoopBlock
-    capabilities = Capabilities(
-        keeps_output=True, reaches=True, brings_files=True, uses_devices=False, relimits=True, simulated_only=True
-    )
+    capabilities = KNOWN[name]
 
     def __init__(self) -> None:
         super().__init__()

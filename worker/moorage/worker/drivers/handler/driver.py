@@ -25,7 +25,7 @@ import msgspec
 from moorage.bus.results import CHUNK_BYTES, ResultStore
 from moorage.schemas import frames
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, refuse
@@ -115,9 +115,7 @@ class HandlerDriver(Driver):
 
     name = DRIVER
     #: the service keeps its context on the device between calls, so the device's memory shows nothing about a job
-    capabilities = Capabilities(
-        ends_streams=True, returns_value=True, uses_devices=False, relimits=True, memory_limit=False
-    )
+    capabilities = KNOWN[name]
     config = HandlerBlock
     attempts_max = RUNNING_MAX
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 
 from moorage.schemas.attempt import AttemptName, name_in
-from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
+from moorage.schemas.capabilities import COUNTED, KERNEL, KNOWN, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import (
@@ -120,21 +120,7 @@ class ProcessDriver(Driver):
     joins_mps = True
     settings: type[msgspec.Struct] | None = ProcessSettings
     config: type[msgspec.Struct] | None = ProcessBlock
-    capabilities = Capabilities(
-        needs_argv=True,
-        keeps_output=True,
-        ends_streams=True,
-        answers_calls=True,
-        reaches=True,
-        brings_files=True,
-        sets_up=True,
-        outlives_agent=True,
-        execs=True,
-        relimits=True,
-        signals=True,
-        holds_stdin=True,
-        fence="supervisor",
-    )
+    capabilities = KNOWN[name]
 
     @classmethod
     def from_kit(cls, kit: Kit) -> Self:
