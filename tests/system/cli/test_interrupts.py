@@ -174,19 +174,33 @@ async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, uniq
     await node.run("cancel", "long", tenant=unique)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-async def test_a_signal_of_users_ends_no_run_and_is_said_to_reach_no_job(
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG])
+async def test_a_signal_of_users_reaches_the_job_of_a_run_and_no_job_that_is_only_looked_at(
     node: Node, unique: str, number: signal.Signals
 ) -> None:
     """It ended the command with 138 without a word."""
     job = f"on-{number.name.lower()}"
-    process = await start("run", "--job", job, "--", "sh", "-c", "echo begun; sleep 600", env=node.env(unique))
-    err = Lines(process.stderr)
-    await Lines(process.stdout).until("begun")
+    script = f"trap 'echo saved; exit 7' {number.name.removeprefix('SIG')}; echo begun; while :; do sleep 0.05; done"
+    process = await start("run", "--job", job, "--", "sh", "-c", script, env=node.env(unique))
+    out = Lines(process.stdout)
+    await out.until("begun")
+    looks = await start("logs", job, env=node.env(unique))
+    await Lines(looks.stdout).until("begun")
+    looks.send_signal(number)
+    await Lines(looks.stderr).until(f"{number.name} stays here: no job gets it; moorage signal JOB {number.name}")
     process.send_signal(number)
-    await err.until(f"{number.name} stays here: no job gets it")
-    await node.run("cancel", job, tenant=unique)
-    assert await process.wait() == 143
+    await out.until("saved")
+    assert (await process.wait(), await looks.wait()) == (7, 7)
+
+
+async def test_a_signal_for_a_job_that_does_not_run_yet_is_said_to_reach_none(node: Node, unique: str) -> None:
+    process = await start("run", "--job", "held", "--hold", "--", "true", env=node.env(unique))
+    err = Lines(process.stderr)
+    await err.until("held")
+    process.send_signal(signal.SIGUSR1)
+    await err.until("SIGUSR1 reaches no job: ")
+    await node.run("cancel", "held", tenant=unique)
+    await process.wait()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 #: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: what a user sends a program that understands it
-_OF_USERS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+_OF_USERS: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGURG)
 #: those that a terminal sends to the program by itself
 _OF_TERMINALS: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
 
@@ -88,19 +88,30 @@ async def detachable(
     following: Coroutine[Any, Any, int | None],
     detach: Callable[[], bool | None],
     cancel: Callable[[], Awaitable[None]] | None = None,
+    pass_on: Callable[[str], Coroutine[Any, Any, None]] | None = None,
 ) -> int | None:
     """Follow until the end, or until Ctrl-C, SIGTERM or SIGHUP, then call `detach`, which tells the user how to go on.
     Only for use inside `run`.
 
     Return what `following` returns, EXIT_INTERRUPTED after a Ctrl-C, or 128 and the number of the other signal. With
     `cancel`, a second Ctrl-C calls it. If `detach` returns true, a user at a terminal was told about the second Ctrl-C,
-    which is awaited for `AGAIN_S`; otherwise the second one only has an effect if it came before.
+    which is awaited for `AGAIN_S`; otherwise the second one only has an effect if it came before. A signal that users
+    send, such as SIGUSR1, goes to `pass_on` by its name.
     """
     global _again
     _again = again = asyncio.Event() if cancel is not None else None
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     ended_by: list[int] = []
+    passing: set[asyncio.Task[None]] = set()
+
+    def on_users(number: int) -> None:
+        if pass_on is None:
+            _stays_here(number)
+        else:
+            passed = loop.create_task(pass_on(_name(number)))
+            passing.add(passed)
+            passed.add_done_callback(passing.discard)
 
     def on_signal(number: int) -> None:
         ended_by.append(number)
@@ -112,7 +123,7 @@ async def detachable(
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
             loop.add_signal_handler(number, on_signal, number)
     for number in _OF_USERS:  # else it would end this command, and not the job
-        loop.add_signal_handler(number, _stays_here, number)
+        loop.add_signal_handler(number, on_users, number)
     try:
         return await following
     except asyncio.CancelledError:
@@ -136,7 +147,11 @@ async def detachable(
 
 def _stays_here(number: int) -> None:
     """Say of a signal that no job gets what has become of it."""
-    report(f"{signal.Signals(number).name} stays here: no job gets it; moorage exec JOB -- kill sends one there")
+    report(f"{_name(number)} stays here: no job gets it; moorage signal JOB {_name(number)} sends one there")
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 def was_ctrl_c() -> bool:

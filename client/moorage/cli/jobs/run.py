@@ -77,7 +77,8 @@ def run(
 
     The command's output goes to stdout and stderr, progress to stderr: outside a terminal one line at the end, none
     with -q. Stdin is passed on with -it alone. Each line of several replicas begins with the number of its replica,
-    [0]. Ctrl-C detaches and the job continues to run; a second Ctrl-C within 2 s cancels it.
+    [0]. Ctrl-C detaches and the job continues to run; a second Ctrl-C within 2 s cancels it. USR1, USR2, ALRM and URG
+    are passed on, as moorage signal sends them.
     The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
@@ -108,13 +109,24 @@ def run(
                 answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 print_err(f"cancelling job {job_id}, which was {answer.data['was']}")
 
+        async def pass_on(name: str) -> None:
+            """Send the job a signal that this command got, as a program that runs here gets it itself."""
+            try:
+                if not submitted:
+                    report(f"{name} came before the job was submitted: no job gets it")
+                    return
+                await client.job(job_id).signal(name, by=who())
+                report(f"{name} goes to the processes of job {job_id} that handle it")
+            except ClientError as error:
+                report(f"{name} reaches no job: {error.problem.message}")
+
         labelled = request.copies > 1 and not no_prefix
         try:
             if terminal:
                 following = _hold(client, job_id, submit)
             else:
                 following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.copies)
-            code = await detachable(following, detach, cancel)
+            code = await detachable(following, detach, cancel, pass_on)
             if code == 0 and request.workload.keep:
                 await print_unkept(client, job_id)
             return code
