@@ -61,6 +61,7 @@ class Worker:
     no: int = 0
     renewals: int = 0
     loads: int = 0
+    data: list[str] = field(default_factory=list)
     held: dict[AttemptName, HeldAttempt] = field(default_factory=dict)
     dead: dict[AttemptName, str] = field(default_factory=dict)
     gathered: list[Report] = field(default_factory=list)
@@ -308,7 +309,7 @@ class Worker:
             )
             for slot, device in enumerate(self.hello.gpu_pool)
         ]
-        return Load(self.id, self.boot, self.loads, self.loads, gpu_pool=slots)
+        return Load(self.id, self.boot, self.loads, self.loads, gpu_pool=slots, data=self.data)
 
 
 def devices(worker: str, models: Iterable[str], vendor: str = "nvidia", memory_mib: int = 81_559) -> list[Device]:

@@ -509,6 +509,10 @@ class Driver:
         """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""
         return {}
 
+    def held_data(self) -> list[str]:
+        """Return what it has fetched for jobs, the last used first, as a load frame tells it. It must be quick."""
+        return []
+
     def attempts_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         """Return the attempt of each of these processes that belongs to this driver.
 

@@ -12,6 +12,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
 from moorage.schemas.answers.jobs import HolderRow, Holders
+from moorage.schemas.held_data import held_key
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -293,7 +294,8 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         if len(workers) < HOLDERS_MAX:
             leased = (host.lent & ~host.free).bit_count()
             of_gpus = f"{leased} of {len(host.cls.devices)} GPUs leased"
-            workers.append(f"{host.worker.id}: {_left_of_host(host, shape) if of_host else of_gpus}")
+            of_data = f", has data {', '.join(there)}" if (there := _data_on(host, shape, tenant)) else ""
+            workers.append(f"{host.worker.id}: {_left_of_host(host, shape) if of_host else of_gpus}{of_data}")
         for attempt in host.worker.attempts.values():
             looked += 1
             held = (attempt.mask & mask).bit_count()
@@ -317,6 +319,13 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         hosts=len(hosts),
         more=looked >= ATTEMPTS_LOOKED_MAX,
     )
+
+
+def _data_on(host: Host, shape: Shape, tenant: str) -> list[str]:
+    """Return the names of what a job reads that its host has fetched before."""
+    if not host.data:
+        return []
+    return [name for name, source in shape.data if held_key(tenant, shape.driver, source) in host.data]
 
 
 def _left_of_host(host: Host, shape: Shape) -> str:

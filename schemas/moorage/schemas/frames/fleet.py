@@ -11,6 +11,7 @@ from moorage.schemas.always import always
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import canonical_id
 from moorage.schemas.frames.version import VERSION
+from moorage.schemas.held_data import HELD_MAX
 
 #: seconds between the load frames of a worker that does not say otherwise
 LOAD_S_DEFAULT: Final = 2.0
@@ -155,6 +156,8 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     #: what is wrong with the host and closes nothing, in one line after its kind, such as `disk: …`; "" for nothing
     warning: str = ""
     time_ms: int = 0  # the host's wall clock, ms since 1970; 0 if it does not say
+    #: digests of what was fetched there for jobs (`run.data`), the last used first
+    data: Annotated[list[str], msgspec.Meta(max_length=HELD_MAX)] = []
 
 
 class FleetRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.held_data import held_key
 from moorage.testing.conformance.leader import ScriptedLeader
 from tests.system.worker.agent.test_agent_process import body, name_of, place, worker
 from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
@@ -78,6 +79,10 @@ async def test_a_source_is_fetched_once_for_all_attempts_and_later_jobs_and_nobo
                 said = await until(lambda name=name: leader.text(name), what="what it read")
                 assert said.split() == (["8000", "read-only"] if USER else said.split())
         assert web.asked == [("/set.csv", "")]
+        key = held_key(names[0][0], "process", source["set"])
+        await until(
+            lambda: any(key in load.data for load in leader.seat("w1").loads), what="a load frame that tells of it"
+        )
         other = ("other", "a", 0, 1, 20)
         await leader.want("w1", place(other, body(READ, run={"data": source, **USER})))
         assert (await leader.await_report("w1", "exited", other)).code == 0

@@ -17,6 +17,7 @@ from moorage.schemas.capabilities import COUNTED, LIVE, LIVE_MEMORY, NEXT_ATTEMP
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import AGENT_STOPPED, Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.held_data import HELD_MAX
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.where import GPU_MODEL, HOST_ARCH, HOST_NAME
 from moorage.system.build import build
@@ -225,6 +226,10 @@ class Reporter:
         """Return whether this host ends a job of the driver that takes more memory than it asked for."""
         return self._ask(driver, driver.can, driver.capabilities).memory_limit
 
+    def _held_data(self, driver: Driver) -> list[str]:
+        nothing: list[str] = []
+        return self._ask(driver, driver.held_data, nothing) if driver.capabilities.sets_up else nothing
+
     def _wakes(self, attempt: Attempt) -> bool:
         driver = self.drivers[attempt.driver]
         return isinstance(driver, Freezes) and self._ask(driver, partial(driver.wakes, attempt.name), False)
@@ -328,6 +333,7 @@ class Reporter:
             simulated=self.inventory.simulated,
             warning=self._disk.warning if self._disk is not None else "",
             time_ms=int(time.time() * 1000),
+            data=[key for driver in self.drivers.values() for key in self._held_data(driver)][:HELD_MAX],
         )
         self._shell.post(self.subjects.load(self.worker), encode(frame))
         if now - self._hello_said_s >= HELLO_S:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.schemas.held_data import DIGITS, HELD_MAX, held_key
 from moorage.schemas.job import DATA_OBJECT, Run, Secret
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.environment import LacksHere
@@ -62,6 +63,11 @@ class Data:
             assignment = msgspec.structs.replace(assignment, ends_in_s=ready.ends_in_s)
         return assignment
 
+    def held(self) -> list[str]:
+        """Return what is here, the last used first, as a load frame tells it: at most `HELD_MAX`."""
+        folders = self.setups.complete()
+        return list(dict.fromkeys(folder.rpartition(".")[2][:DIGITS] for folder in folders))[:HELD_MAX]
+
     # -- inside
 
     def _at(self, assignment: Assignment, name: str) -> str:
@@ -71,9 +77,9 @@ class Data:
             return self._path(source)
         user = self._policy.user_of(tenant) or run.user or ""
         secrets = sorted(f"{key}={each.secret}" for key, each in run.env.items() if isinstance(each, Secret))
-        words = self._driver.name, user, source, *([] if source.startswith(DATA_OBJECT) else secrets)
-        key = hashlib.sha256("\0".join(words).encode(errors="surrogatepass")).hexdigest()[:32]
-        return f"{self.setups.root}/{tenant}.{key}"
+        words = user, *([] if source.startswith(DATA_OBJECT) else secrets)
+        whose = hashlib.sha256("\0".join(words).encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+        return f"{self.setups.root}/{tenant}.{held_key(tenant, self._driver.name, source)}{whose}"
 
     def _path(self, source: str) -> str:
         if self._is_mounted:

@@ -95,6 +95,7 @@ class Setups:
         self._running: dict[str, _Setup] = {}  # by folder
         self._own: dict[AttemptName, _Setup] = {}  # until the end of each is heard
         self._clearing: asyncio.Task[None] | None = None
+        self._listed: tuple[int, list[str]] = (0, [])  # when a folder came or went, and those there
 
     def begin(self) -> None:
         """Remove, in the background, what earlier agents left incomplete."""
@@ -189,6 +190,21 @@ class Setups:
             for waiting in setup.waiting[:TOLD_MAX]:
                 self._notes.publish_note(waiting, f"setting up: {line[:WORDS_MAX]}")
         return True
+
+    def complete(self) -> list[str]:
+        """Return the names of the folders that are complete, the last used first as far as that was looked up since one
+        came or went."""
+        try:
+            changed_ns = self.root.stat().st_mtime_ns
+        except OSError:
+            return []
+        if changed_ns != self._listed[0]:
+            found: list[tuple[float, str]] = []
+            for mark in self.root.glob(f"*{_DONE}"):
+                with contextlib.suppress(OSError):
+                    found.append((mark.stat().st_mtime, mark.with_suffix("").name))
+            self._listed = changed_ns, [name for _, name in sorted(found, reverse=True)]
+        return self._listed[1]
 
     # -- inside
 

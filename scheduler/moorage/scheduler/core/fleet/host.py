@@ -274,9 +274,12 @@ class HostClass:
 
 #: the fields of a host that are heard from its worker in this term, beside the ledger
 HEARD: Final = (
-    "busy", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "reported", "sick", "stale", "stopped",
-    "troubles", "use", "util_percent", "waiting", "warning", "warnings",
+    "busy", "data", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "reported", "sick", "stale",
+    "stopped", "troubles", "use", "util_percent", "waiting", "warning", "warnings",
 )  # fmt: skip
+
+
+_NOTHING: Final = frozenset[str]()
 
 
 class Host:
@@ -292,6 +295,7 @@ class Host:
         "cpu_kept",
         "cpu_milli",
         "cpu_rest",
+        "data",
         "down",
         "free",
         "frozen",
@@ -365,6 +369,8 @@ class Host:
         self.leaves_ms: int | None = None
         #: what attempts use of their devices, by its last renewal
         self.use: dict[AttemptName, AttemptUse] = {}
+        #: what it has fetched for jobs, by its last load frame: see `held_data.held_key`
+        self.data = _NOTHING
         #: how many processes of attempts are stopped, by its last renewal
         self.stopped: dict[AttemptName, int] = {}
         #: what attempts have reported of themselves, by its renewals

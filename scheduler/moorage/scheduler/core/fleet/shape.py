@@ -43,6 +43,7 @@ class Shape:
         "compute_percent",
         "count",
         "cpu_milli",
+        "data",
         "device_asked",
         "device_ids",
         "driver",
@@ -107,6 +108,7 @@ class Shape:
         #: it names labels or devices, in which hosts with equal hardware may differ
         self.by_name = bool(request.requires or request.where or (gpu and request.device_ids))
         self.prefers = tuple(map(wish, request.prefers))  # in their order
+        self.data = tuple(sorted(request.run.data.items())) if request.run else ()  # a host that has it is preferred
         self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
@@ -198,6 +200,7 @@ def shape_key(request: Request) -> ShapeKey:
         tuple(sorted(request.where)) if request.where else None,
         tuple(sorted(request.uses.items())) if request.uses else None,
         tuple(request.prefers) if request.prefers else None,
+        tuple(sorted(run.data.items())) if run is not None and run.data else None,
     )
 
 
@@ -260,5 +263,6 @@ def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
     labels += [word for each in shape.where for word in each]
     labels += [name for name, _ in shape.uses]
+    labels += [word for each in shape.data for word in each]
     words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

@@ -420,6 +420,8 @@ class Sessions:
             self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms
+        if frame.data or host.data:
+            host.data = frozenset(frame.data)
         stale = host.stale and self._renews_no_more(host, mono_ms)
         if sick != host.sick or stale != host.stale:
             self.fleet.opens(host.worker.num)

@@ -18,6 +18,7 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.schemas.held_data import held_key
 from moorage.schemas.memo import Memo
 
 #: how many groups can be skipped by their verdict in the time of one failed search
@@ -42,6 +43,8 @@ class Placing:
         self._inventory = -1  # that of `_unlikes`
         #: by shape, the hosts that do not pass its wishes
         self._unlikes: Memo[int, tuple[frozenset[int], ...]] = Memo(UNLIKES_MAX)
+        #: by shape and tenant, what hosts say that have its data
+        self._data: Memo[tuple[int, str], frozenset[str]] = Memo(UNLIKES_MAX)
         self._fleet = fleet
         self._order = order
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -137,6 +140,36 @@ class Placing:
         return is_ready
 
     def _choose(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+        choice = self._best(shape, avoid, excluded)
+        if choice is None or not shape.data:
+            return choice
+        return self._with_data(choice, shape, avoid, excluded)
+
+    def _with_data(self, choice: Choice, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice:
+        """Return a choice that is as good on a host with most of what the job reads; else the same choice."""
+        wanted = self._data_of(shape)
+        having: dict[int, list[int]] = {}
+        for num, host in self._fleet.hosts.items():
+            if host.data and (count := len(wanted & host.data)):
+                having.setdefault(count, []).append(num)
+        here, equal = len(wanted & choice.host.data), _standing(choice, shape, avoid)
+        for count in sorted(having, reverse=True):
+            if count <= here:
+                break
+            other = self._best(shape, avoid, excluded | (self._fleet.hosts.keys() - having[count]))
+            if other is not None and _standing(other, shape, avoid) == equal:
+                return other
+        return choice
+
+    def _data_of(self, shape: Shape) -> frozenset[str]:
+        tenant = self._order.state.jobs[self.num].tenant
+        found = self._data.get((shape.index, tenant))
+        if found is None:
+            keys = frozenset(held_key(tenant, shape.driver, source) for _, source in shape.data)
+            found = self._data.put((shape.index, tenant), keys)
+        return found
+
+    def _best(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.prefer:
             return self._preferring.choose(self._fleet, shape, avoid, excluded)
         self.asks = "choose"
@@ -197,7 +230,7 @@ class Placing:
         taken, mode = 0, -1
         if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
-        if shape.avoid or host.worker.window is not None or draft.avoided:
+        if shape.avoid or shape.data or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
         if order.has_failed(host.worker.num):
             return 0, choice  # those that failed to start on it come there last
@@ -255,3 +288,12 @@ class Placing:
                 if attempt is not None:
                     used[attempt.worker.num] = used.get(attempt.worker.num, 0) + 1
         return used
+
+
+def _standing(choice: Choice, shape: Shape, avoid: dict[int, int]) -> tuple[int, ...]:
+    """Return what choices are compared by for which the job's data decide: equal ones are as good for the fleet."""
+    host, mask = choice.host, choice.mask
+    users = sum(device.users for slot, device in host.shared.items() if mask >> slot & 1)
+    devices = len(host.cls.devices)
+    replicas = avoid.get(host.worker.num, 0)
+    return host.cls.fit(shape).rank, choice.left, host.cls.memory_of(mask), users, devices, replicas

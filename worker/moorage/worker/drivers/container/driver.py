@@ -206,6 +206,9 @@ class ContainerDriver(Driver):
         await self._host.engine.close()
         await self._host.link.close(self._host.owner)
 
+    def held_data(self) -> list[str]:
+        return self._data.held()
+
     def can(self) -> Capabilities:
         about = self._starter.about
         limits = about is None or "memory" in about.limits

@@ -239,6 +239,9 @@ class ProcessDriver(Driver):
         if not (self._setups.takes(name, payload) or self._data.setups.takes(name, payload)):
             super().publish(name, payload)
 
+    def held_data(self) -> list[str]:
+        return self._data.held()
+
     def can(self) -> Capabilities:
         users = os.geteuid() == 0 and self._folders.lets_users()
         devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE

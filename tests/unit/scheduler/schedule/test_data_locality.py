@@ -1,0 +1,132 @@
+"""Data that hosts have: of hosts that are as good else, a job gets one that has what it reads, and waits for none."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from moorage.schemas.frames import Load
+from moorage.schemas.held_data import HELD_MAX, held_key
+from tests.unit.scheduler.driving import Driving
+
+SET = "https://example.org/set.csv"
+MODEL = "hf:org/name@main"
+
+
+def site(*gpus: int) -> Driving:
+    drive = Driving()
+    for number, count in enumerate(gpus):
+        drive.worker(f"w{number}", count)
+    return drive
+
+
+def has(drive: Driving, name: str, *sources: str, tenant: str = "t", driver: str = "process") -> None:
+    drive.workers[name].data = [held_key(tenant, driver, source) for source in sources]
+    drive.load(name)
+
+
+def reads(drive: Driving, job: str, *sources: str, **fields: object) -> None:
+    run = {"argv": ["true"], "data": {f"d{at}": source for at, source in enumerate(sources)}}
+    drive.submit(job, run=run, **{"gpu": {}, **fields})
+
+
+def test_of_equal_hosts_the_one_with_most_of_the_data_is_taken() -> None:
+    drive = site(4, 4, 4)
+    has(drive, "w1", SET)
+    has(drive, "w2", SET, MODEL)
+    reads(drive, "both", SET, MODEL)
+    drive.submit("none", gpu={"count": 4})
+    drive.settle()
+    assert drive.placed_on("both") == ["w2"]
+    assert drive.placed_on("none") == ["w0"]
+    reads(drive, "four", SET, gpu={"count": 4})
+    drive.settle()
+    assert drive.placed_on("four") == ["w1"]
+
+
+def test_a_host_that_is_better_for_the_fleet_comes_first_and_none_waits() -> None:
+    drive = site(4, 4)
+    drive.submit("fills", gpu={"count": 3})
+    drive.settle()
+    assert drive.placed_on("fills") == ["w0"]
+    has(drive, "w1", SET)
+    reads(drive, "packed", SET)
+    drive.settle()
+    assert drive.placed_on("packed") == ["w0"]
+    drive.submit("more", gpu={"count": 4})
+    drive.settle()
+    assert drive.placed_on("more") == ["w1"]
+    drive.worker("w9", 4)
+    reads(drive, "elsewhere", SET)
+    drive.settle()
+    assert drive.placed_on("elsewhere") == ["w9"]
+
+
+def test_what_is_anothers_or_of_another_driver_or_gone_counts_for_nothing() -> None:
+    for whose in ({"tenant": "other"}, {"driver": "docker"}, {}):
+        drive = site(2, 2)
+        has(drive, "w1", SET, **whose)
+        if not whose:
+            has(drive, "w1")
+        reads(drive, "a", SET)
+        drive.settle()
+        assert drive.placed_on("a") == ["w0"], whose
+
+
+def test_a_gang_and_many_replicas_prefer_hosts_too() -> None:
+    drive = site(2, 2, 2, 2)
+    for name in ("w1", "w3"):
+        has(drive, name, SET)
+    reads(drive, "gang", SET, gpu={"scheduling": "gang", "count": 2}, replicas=2)
+    drive.settle()
+    assert set(drive.placed_on("gang")) == {"w1", "w3"}
+    drive = site(2, 2, 2, 2)
+    has(drive, "w3", SET)
+    reads(drive, "sweep", SET, replicas=4)
+    drive.settle()
+    assert sorted(drive.placed_on("sweep")) == ["w0", "w0", "w3", "w3"]
+
+
+def test_explain_names_the_data_of_a_host_that_is_full() -> None:
+    drive = site(2, 2)
+    drive.submit("fills", gpu={"count": 2}, replicas=2)
+    drive.settle()
+    has(drive, "w1", SET)
+    reads(drive, "late", SET)
+    told = drive.explained("late")["held_by"]
+    assert told[-2:] == ["w0: 2 of 2 GPUs leased", "w1: 2 of 2 GPUs leased, has data d0"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_random_worlds_data_change_no_room_and_no_turn(seed: int) -> None:
+    """The same world with and without data places as many jobs on hosts as full, whatever the hosts have."""
+    dice = random.Random(seed)
+    counts, asked = [dice.choice((2, 4, 8)) for _ in range(6)], [dice.choice((1, 1, 2, 4)) for _ in range(20)]
+    having = [dice.sample((SET, MODEL), dice.randrange(3)) for _ in counts]
+    shapes: list[list[tuple[str, list[int]]]] = []
+    for with_data in (False, True):
+        drive = site(*counts)
+        for number, sources in enumerate(having if with_data else ()):
+            has(drive, f"w{number}", *sources)
+        for at, count in enumerate(asked):
+            reads(drive, f"j{at}", (SET, MODEL)[at % 2], gpu={"count": count})
+        drive.settle()
+        left: dict[str, int] = {f"w{number}": count for number, count in enumerate(counts)}
+        placed = 0
+        for at, count in enumerate(asked):
+            for name in set(drive.placed_on(f"j{at}")) - {"-"}:
+                left[name] -= count
+                placed += 1
+        kinds = [sorted(left[f"w{n}"] for n, of in enumerate(counts) if of == size) for size in (2, 4, 8)]
+        shapes.append([("placed", [placed]), *((str(size), kind) for size, kind in zip((2, 4, 8), kinds, strict=True))])
+    assert shapes[0] == shapes[1]
+
+
+def test_a_load_frame_tells_of_a_bounded_number() -> None:
+    frame = Load("w", "b", 1, 1, data=["0" * 16] * HELD_MAX)
+    body = msgspec.json.encode(frame)
+    assert msgspec.json.decode(body, type=Load) == frame
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(frame, data=["0"] * (HELD_MAX + 1))), type=Load)
