@@ -66,7 +66,7 @@ _NEXT: Final = {
     "service.awake_s": "say how long a member keeps its GPUs, as {'awake_s': 30} or --awake-at-least 30s",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "service.output_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,answer=1GiB",
-    "replicas": "give a number, or a service whose calls it follows: service={'name': …}, --service NAME",
+    "replicas": "give a number; two are for a gang, or for a service: service={'name': …}, --service NAME",
     "indices": "leave out the gang; or give the number of its ranks, as replicas=4 or --replicas 4",
     "max_running": "leave it out, or give a number as replicas",
     "start_within_s": "leave it out, or keep one member with replicas.min 1",

@@ -578,7 +578,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     job: str | None = None  # the job's id, `[A-Za-z0-9_-]{1,64}`: it makes sending a request twice harmless
     #: number of copies of `run`, 1..1000000 (of a gang 1..1024), each with `gpu.count` GPUs of one host. With `service`
-    #: also `{"min": 1, "max": 8, "wait_target_ms": 200}`: as many as the calls need
+    #: also `{"min": 1, "max": 8, "wait_target_ms": 200}`: as many as the calls need. Of a gang also `{"min": 2, "max":
+    #: 8}`: as many as have room once `min` have; it keeps that number
     replicas: int | Scale = 1
     #: the numbers of the copies, as in `0-99,205`; null numbers them from 0 on. Each copy reads its own in
     #: `MOORAGE_INDEX`
@@ -793,6 +794,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         wait_ms = self.replicas.wait_target_ms if isinstance(self.replicas, Scale) else WAIT_TARGET_MS
         return msgspec.structs.replace(self, replicas=Scale(max=most, min=least, wait_target_ms=wait_ms), indices=None)
 
+    def with_ranks(self, most: int) -> Request:
+        """Return the request of a gang that started with `most` ranks, as its workers have it."""
+        least = most if self.ranks is None else min(self.ranks.min, most)
+        return msgspec.structs.replace(self, replicas=Scale(max=most, min=least))
+
     @property
     def effective_gpu(self) -> GpuSpec | None:
         """The GPU spec, from `gpu` or in OpenShell's form; None if it asks for no GPU."""
@@ -863,7 +869,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     @property
     def scale(self) -> Scale | None:
         """The bounds of the number of copies that run, where this follows the calls of its service; else None."""
-        return self.replicas if isinstance(self.replicas, Scale) else None
+        return self.replicas if isinstance(self.replicas, Scale) and not self.is_gang else None
+
+    @property
+    def ranks(self) -> Scale | None:
+        """The least and the most ranks of a gang that takes as many as have room; else None."""
+        return self.replicas if isinstance(self.replicas, Scale) and self.is_gang else None
 
     @property
     def numbers(self) -> Ranges:
@@ -889,6 +900,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def _gang_trouble(self) -> Trouble | None:
         if self.gpu is None or self.gpu.effective_scheduling != "gang":
             return None
+        if isinstance(self.replicas, Scale):
+            if not self.replicas.min:
+                message = "a gang starts with at least one rank"
+                return Trouble("replicas.min", message, 0, f"1..{self.replicas.max}")
+            if self.replicas.wait_target_ms != WAIT_TARGET_MS:
+                message = "wait_target_ms is about calls, and a gang takes none"
+                return Trouble("replicas.wait_target_ms", message, self.replicas.wait_target_ms, "leave it out")
         if self.copies > GANG_MAX:
             found = f"{self.copies} replicas"
             return Trouble("replicas", f"a gang has at most {GANG_MAX} ranks", found, f"1..{GANG_MAX}")
@@ -905,7 +923,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     @property
     def _distributed_trouble(self) -> Trouble | None:
         gpu = self.gpu
-        if gpu is None or gpu.distributed is None or self.copies == 1 or gpu.scheduling == "gang":
+        if gpu is None or gpu.distributed is None or self.replicas == 1 or gpu.scheduling == "gang":
             return None
         message = "distributed with several replicas needs scheduling gang: its ranks start together or not at all"
         return Trouble("gpu.distributed", message, f"{self.copies} replicas", 'scheduling "gang", or one replica')
@@ -959,9 +977,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def is_gang(self) -> bool:
-        """Whether it has several replicas, which start together and end together."""
+        """Whether it has several replicas, or as many as have room, which start together and end together."""
         gpu = self.gpu
-        return self.copies > 1 and gpu is not None and gpu.effective_scheduling == "gang"
+        if gpu is None or gpu.effective_scheduling != "gang":
+            return False
+        return isinstance(self.replicas, Scale) or self.replicas > 1
 
     @property
     def _service_trouble(self) -> Trouble | None:
@@ -1134,11 +1154,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def _scale_trouble(self) -> Trouble | None:
-        if not isinstance(self.replicas, Scale):
+        if not isinstance(self.replicas, Scale) or self.is_gang:
             return None
         if self.service is None:
-            message = "replicas with min and max follows the calls of a service, and the request has none"
-            return Trouble("replicas", message, "null as service", "a number, or name the service")
+            message = "replicas with min and max is for a gang, or follows the calls of a service"
+            return Trouble("replicas", message, "neither", "a number, a gang (--gang), or name the service")
         if self.max_running is not None:
             message = "replicas.max says already how many run at once"
             return Trouble("max_running", message, self.max_running, "leave it out with replicas.max")

@@ -312,7 +312,7 @@ class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
     """How many attempts a job with a service has: as many as its calls need, within these bounds.
 
     With `min` 0 none runs while no calls come. A caller of the library then wakes it; any other hears that no member
-    answers.
+    answers. Of a gang it is how many ranks it starts with: as many as have room, at least `min`.
     """
 
     max: int  # most attempts, 1..1024
@@ -327,6 +327,9 @@ class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
             raise ValueError(f"replicas.min must be 0..{self.max}, as max says, found {self.min}")
         if not 1 <= self.wait_target_ms <= WAIT_TARGET_MS_MAX:
             raise ValueError(f"replicas.wait_target_ms must be 1..{WAIT_TARGET_MS_MAX}, found {self.wait_target_ms}")
+
+    def __str__(self) -> str:
+        return f"{self.min}-{self.max}"
 
 
 class CallErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -243,7 +243,9 @@ class Assignment(msgspec.Struct, frozen=True):
         start = self.start
         gang = None
         if start is not None:
-            gang = Gang(start.world_size, start.master_addr, start.master_port, interface)
+            ranks = self.request.ranks
+            least = 0 if ranks is None else ranks.min
+            gang = Gang(start.world_size, start.master_addr, start.master_port, interface, least)
         environment = gpu_environment(
             self.devices,
             tenant=tenant,

@@ -37,14 +37,14 @@ def of_option(option: str, refused: Rejected, way_on: str = "") -> Rejected:
 
 
 def replicas(text: str) -> int | dict[str, int]:
-    """Return the number of replicas, or the bounds between which it follows the calls. Raises `Rejected`."""
+    """Return the number of replicas, or the bounds between which it may be. Raises `Rejected`."""
     first, dash, last = text.partition("-")
     if not all(
         part.isascii() and part.isdecimal() and len(part) <= 8 for part in ((first, last) if dash else (first,))
     ):
         raise rejected(
             "invalid-argument", "--replicas must be a number, or two with - between them", field="$.replicas",
-            found=text, allowed="NUMBER, or MIN-MAX with --service", next="for example --replicas 4, or 1-8",
+            found=text, allowed="NUMBER, or MIN-MAX with --service or --gang", next="for example --replicas 4, or 1-8",
         )  # fmt: skip
     return {"min": int(first), "max": int(last)} if dash else int(first)
 

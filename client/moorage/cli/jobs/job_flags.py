@@ -115,7 +115,8 @@ class JobFlags:
     replicas: Annotated[
         str | None,
         Flag(
-            help="Copies of the command, each with its own GPUs; with --service also 1-8, as many as its calls need.",
+            help="Copies of the command, each with its own GPUs; with --service also 1-8, as many as its calls need, "
+            "with --gang 2-8, as many as have room.",
             value="NUMBER",
             reads=replicas,
         ),
@@ -508,16 +509,22 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             field="$.run.argv",
             next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
-    request = _built(list(command), flags, fields)
     together = scheduling_of(flags)
+    ranks = {"replicas": fields.pop("replicas")} if flags.gang and isinstance(fields.get("replicas"), dict) else {}
+    request = _built(list(command), flags, fields)
     if not together:
         return request
+    if ranks and request.copies != 1:
+        raise rejected(
+            "invalid-argument", "--gpu and --replicas both say how many ranks there are", field="$.replicas",
+            found=f"--gpu {flags.gpu} --replicas {flags.replicas}", next=f"--gpu 1xH100 --replicas {flags.replicas}",
+        )  # fmt: skip
     if request.gpu is None:
         message = "--gang, --hosts and --spread need --gpu"
         raise rejected("invalid-argument", message, field="$.gpu", next="add --gpu 1xH100")
     import msgspec
 
-    return build_request(request, msgspec.structs.replace(request.gpu, **together))
+    return build_request(request, msgspec.structs.replace(request.gpu, **together), fields=ranks)
 
 
 def drivers_of(flags: JobFlags) -> list[str]:

@@ -112,7 +112,7 @@ def explain(
             reason = reasons.LEAVING
         elif _now(roomy, shape) >= shape.together:
             reason = reasons.RESERVED
-        because = f"room for {now} of its {shape.together} replicas{apart(shape)}"
+        because = f"room for {now} of {'at least' if shape.most else 'its'} {shape.together} replicas{apart(shape)}"
         return Explanation(reason, counts, open_hosts, because=because)
     return Explanation(reasons.PLACING, counts, [])
 
@@ -149,7 +149,9 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts, shape)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
-        because = f"empty, they would hold {ever} of its {shape.together}{apart(shape)}"
+        because = (
+            f"empty, they would hold {ever} of {'at least' if shape.most else 'its'} {shape.together}{apart(shape)}"
+        )
         return Explanation(reasons.GANG_SIZE, counts, [], because=because)
     return sized
 

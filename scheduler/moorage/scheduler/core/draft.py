@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
+from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, Replicas, encode_act
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import Folded, Folding, numbers_of
 from moorage.scheduler.core.ledger.gang_sets import NO_SET, common_of
@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.records import (
 )
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
+    CANCELLED,
     FAILURES,
     LOST_KEPT,
     QUEUED,
@@ -501,6 +502,14 @@ class Draft:
         """Write a pause: `count` as `lifecycle.retrying` makes it; `streak` is that of a restart."""
         kind, row = count & KIND, count >> COUNT_BITS
         self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, kind, -row if row else streak)
+
+    def takes_ranks(self, job: Job, ranks: int) -> None:
+        """Record with how many ranks a gang starts that takes as many as have room: it keeps that number."""
+        top = job.numbers[-1][1]
+        why = f"starts with {ranks} ranks, as many as have room"
+        self.add(Replicas(job.num, ranks, ranks, top, 0, [ranks, top] if ranks <= top else [], "", why))
+        if ranks <= top:
+            self.move_fresh(job, CANCELLED, why, only=((ranks, top),))
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
         self.step(Op.GANG, job.num, 0, phase, after, count)

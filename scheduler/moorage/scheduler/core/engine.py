@@ -713,7 +713,7 @@ class Engine:
                 draft.step(Op.AWAIT, num, 0, other, which)
             flight.awaiting.append(num)
             return outcome
-        if shape.together == 1 and (numbers is not ONE or request.scale is not None):
+        if not shape.is_gang and (numbers is not ONE or request.scale is not None):
             waiting = self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
             if waiting.is_full:
                 return outcome

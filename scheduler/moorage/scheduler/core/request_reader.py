@@ -140,8 +140,8 @@ class RequestReader:
             asked = self.requests.read_accepted(job.body)[1]
             if asked.later:
                 self.later[job.num] = asked.later
-            if job.resizes:
-                shape = job.shape = self.shape_with(job, asked.request.with_part(job.part))
+            if job.resizes or (job.wants is not None and asked.request.ranks is not None):
+                shape = job.shape = self.shape_with(job, self.request_of(job))
                 return shape
             shape = job.shape = self.shape_for(self.shape_of_asked(asked), job.tenant, asked.request)
             if job.avoid:

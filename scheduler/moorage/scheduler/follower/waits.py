@@ -219,7 +219,7 @@ class Waits:
                 starting += 1
             elif replica.state == QUEUED and replica.not_before > now_ms:
                 pausing += 1
-        if shape.together > 1:
+        if shape.is_gang:
             waits, starting, pausing = int(waits > 0), int(starting > 0 and not waits), int(pausing > 0)
         wanted: dict[Clock, int] = {}
         timed = pausing > 0
@@ -231,7 +231,7 @@ class Waits:
             elif job.hold is not None:
                 wanted[self._of(row, Cause.HELD)] = waits
                 waits = 0
-            elif shape.together == 1 and (job.size > 1 or shape.answers_calls or job.scaled is not None):
+            elif not shape.is_gang and (job.size > 1 or shape.answers_calls or job.scaled is not None):
                 most = most_of(job, self._causes.reader.request_of(job))
                 if most is not None:
                     own = max(0, waits - max(0, most - job.on_workers))
@@ -378,7 +378,7 @@ class Waits:
             row = self._rows[job.num] = _Row(job)
             row.parts = known.parts
             if job.waits and until_ms > was_ms:
-                units = 1 if self._causes.kind_of(job)[1].together > 1 else job.waits
+                units = 1 if self._causes.kind_of(job)[1].is_gang else job.waits
                 row.parts[Cause.UNKNOWN, ""] = row.parts.get((Cause.UNKNOWN, ""), 0) + units * (until_ms - was_ms)
             self._place(row)
         for clock in self._clocks():

@@ -62,9 +62,10 @@ class Change(NamedTuple):
         `gang` where the replicas become one."""
         request = msgspec.to_builtins(self.request)
         fix = Fix(say=self.say, request={name: request.get(name) for name in self.fields})
-        if {"gpu", "replicas"} & set(self.fields):
+        has_range = self.request.ranks is not None  # which no token says
+        if {"gpu", "replicas"} & set(self.fields) and not (has_range and "replicas" in self.fields):
             gpu, before = self.request.effective_gpu, self.before.effective_gpu
-            token = format_token(gpu, self.request.copies)
+            token = format_token(gpu, 1 if has_range else self.request.copies)
             gang = False
             if gpu is not None and before is not None and gpu.scheduling == "gang":
                 gang = (before.scheduling, before.distinct_hosts) != ("gang", gpu.distinct_hosts)
@@ -339,7 +340,9 @@ def _same_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is not None and gpu.effective_scheduling == "gang" and request.copies > 1:
-        changed = _with_gpu(request, scheduling=None, distinct_hosts=False)
+        changed = _with_gpu(
+            msgspec.structs.replace(request, replicas=request.copies), scheduling=None, distinct_hosts=False
+        )
         yield "best effort: what fits starts now, the rest later", changed, ("gpu",)
 
 
@@ -348,12 +351,16 @@ def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is None or gpu.effective_scheduling != "gang":
         return
-    counts = [*range(request.copies - 1, max(0, request.copies - 9), -1)]
+    ranks = request.ranks
+    least = request.copies if ranks is None else ranks.min
+    counts = [*range(least - 1, max(0, least - 9), -1)]
     while counts and counts[-1] > 1:
         counts.append(counts[-1] // 2)
     for replicas in counts:
-        changed = msgspec.structs.replace(request, replicas=replicas)
-        yield f"{replicas} replica{'s' * (replicas > 1)} instead of {request.copies}", changed, ("replicas",)
+        asked = replicas if ranks is None else msgspec.structs.replace(ranks, min=replicas)
+        changed = msgspec.structs.replace(request, replicas=asked)
+        at_least = "" if ranks is None else "at least "
+        yield f"{at_least}{replicas} replica{'s' * (replicas > 1)} instead of {least}", changed, ("replicas",)
 
 
 def _several_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:

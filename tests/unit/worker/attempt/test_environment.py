@@ -290,6 +290,12 @@ def test_fact_51_ranks_are_unique_and_share_one_address() -> None:
     assert {(each["WORLD_SIZE"], each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found} == {("3", "h", "1")}
 
 
+@pytest.mark.parametrize(("least", "range_"), [(0, "3"), (2, "2:3"), (3, "3")])
+def test_torchrun_has_the_range_of_a_gang_of_no_fixed_size(least: int, range_: str) -> None:
+    found = environment(device("nvidia", 0), gang=Gang(3, "h", 1, least=least))
+    assert (found["WORLD_SIZE"], found["PET_NNODES"]) == ("3", range_)
+
+
 TF_PATHS = [
     ({"PATH": "cur", "TF_PATH": "app"}, "cur:app"),
     ({"PATH": "cur", "TF_PREPEND_PATH": "pre"}, "pre:cur"),

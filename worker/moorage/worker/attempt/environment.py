@@ -67,12 +67,16 @@ def not_here(error: MoorageError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """How the ranks of a gang meet, from START. `interface` is set only if hello names one."""
+    """How the ranks of a gang meet, from START. `interface` is set only if hello names one.
+
+    `least` is with how many it might have started; 0 if it has a fixed size.
+    """
 
     world_size: int
     master_addr: str
     master_port: int
     interface: str | None = None
+    least: int = 0
 
 
 # ------------------------------------------------------------------------------------------------ what we set
@@ -132,7 +136,7 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
         "MASTER_PORT": str(gang.master_port),
         # Lightning takes its node from this alone, and torchrun its arguments from PET_* (`GANG_DEFAULTS`)
         "NODE_RANK": str(rank),
-        "PET_NNODES": str(gang.world_size),
+        "PET_NNODES": f"{gang.least}:{gang.world_size}" if 0 < gang.least < gang.world_size else str(gang.world_size),
         "PET_NODE_RANK": str(rank),
         "PET_MASTER_ADDR": gang.master_addr,
         "PET_MASTER_PORT": str(gang.master_port),

@@ -32,6 +32,7 @@ DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str |
 class Shape:
     """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1.
 
+    Of a gang that takes as many as have room it is the least number, and `most` the most; else that is 0.
     `on_host_max` is how many of them one host may take: 1 of a gang on distinct hosts.
     """
 
@@ -50,6 +51,7 @@ class Shape:
         "gpu_kind",
         "gpus",
         "index",
+        "is_gang",
         "key",
         "levels",
         "memory_enforced",
@@ -58,6 +60,7 @@ class Shape:
         "min_memory_mib",
         "mode",
         "models",
+        "most",
         "must_sleep",
         "not_apple",
         "on_host_max",
@@ -141,7 +144,10 @@ class Shape:
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = request.spreads
-        self.together = request.copies if scheduling == "gang" else 1
+        ranks = request.ranks
+        self.is_gang = request.is_gang
+        self.most = 0 if ranks is None else ranks.max
+        self.together = ranks.min if ranks is not None else request.copies if scheduling == "gang" else 1
         self.on_host_max = 1 if gpu and gpu.distinct_hosts else _ANY_NUMBER
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
 
@@ -179,7 +185,7 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.share and (gpu.share.memory_mib, gpu.share.compute_percent),
             gpu.scheduling,
             gpu.time_slice_index,
-            request.copies if gpu.scheduling == "gang" else 0,
+            (str(request.ranks) if request.ranks else request.copies) if gpu.scheduling == "gang" else 0,
             gpu.distinct_hosts,
             request.device_ids,
             gpu.mode,

@@ -21,7 +21,7 @@ from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.growing import Growing
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Tombstone, Untomb
+from moorage.scheduler.core.ledger.acts import Replicas, Tombstone, Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
@@ -222,6 +222,9 @@ class Admission:
             awaits = (*awaits, (TIME, draft.time_ms + int(request.start_after_s * 1000)))
         made = NewJob(event, warnings)
         made.awaits = awaits
+        if shape.most and not draft.may(Replicas):
+            early = self._below_level(event)
+            return early if answered else _refused(event, early, early.message)
         if not self.could_ever(shape):
             return self._without_match(made)
         run = request.workload
@@ -230,6 +233,19 @@ class Admission:
                 self._warned_of, self._warned = request, _warned(request)
             warnings += self._warned
         return made
+
+    def _below_level(self, event: Submit) -> Problem:
+        """Return why a gang of as many ranks as have room is refused: no earlier release knows how many it has."""
+        return problem(
+            "failed-precondition",
+            f"the ledger is at feature level {self.state.level}, and a gang starts with as many ranks as have room from"
+            f" level {Replicas.LEVEL} on",
+            field="$.replicas",
+            found=str(event.request.ranks),
+            allowed="one number",
+            job=event.name,
+            next="say one number; or an operator raises it once all schedulers can: moorage admin feature-level",
+        )
 
     def _after(self, event: Submit) -> tuple[Awaits, str] | Problem:
         """Return what a job that names others in `after` waits for, and why that can never come true ("" if it can).

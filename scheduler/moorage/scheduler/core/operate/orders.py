@@ -171,7 +171,7 @@ class Orders:
         only = None if asked.replicas is None else parse_ranges(asked.replicas)
         if only is not None and (lacking := lacks(job, only)) is not None:
             return lacking
-        if self.reader.shape_of(job).together > 1:
+        if self.reader.shape_of(job).is_gang:
             only = None
         with draft.by(by):
             did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued", only)
@@ -193,7 +193,7 @@ class Orders:
     def _why_not_frozen(self, job: Job, running: list[Attempt]) -> Problem | None:
         shape, driver = self.reader.shape_of(job), self.reader.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
-        if shape.together > 1 or job.gang:
+        if shape.is_gang or job.gang:
             found = "it is a gang, whose ranks share memory and wait for each other"
         elif not running:
             found, allowed = f"it is {job.state}", "a job of which something runs"

@@ -238,8 +238,9 @@ def learns(attempt: Attempt) -> bool:
 def _body_for(attempt: Attempt) -> bytes:
     """Return a job's request as its worker reads it, with its current share of a device and the attempt's limit."""
     job, worker = attempt.replica.job, attempt.worker
-    if job.resizes or job.bounds:
+    if job.resizes or job.bounds or (job.gang and job.wants is not None):
         request = decode_request(unsigned(job.body)).with_part(job.part)
+        request = request.with_ranks(job.wants.most) if job.gang and job.wants is not None else request
         return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.in_json)
     body = unsigned(job.body)
     return json_body(body) if worker.in_json else body

@@ -10,6 +10,7 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent
 from moorage.scheduler.core.ledger.limits import AS_PREEMPTIBLE
 from moorage.scheduler.core.ledger.records import Mode
@@ -69,7 +70,7 @@ def goes_on(tenant: Tenant, shape: Shape) -> bool:
     As such a request may ask for it: a gang, and what shares a GPU, cannot be preemptible.
     """
     is_set = tenant.limits is not None and tenant.limits.refuses == AS_PREEMPTIBLE
-    return is_set and shape.together == 1 and shape.mode <= Mode.EXCLUSIVE
+    return is_set and not shape.is_gang and shape.mode <= Mode.EXCLUSIVE
 
 
 def is_beyond(state: State, tenant: str, shape: Shape) -> bool:
@@ -90,6 +91,24 @@ def _counted(state: State, tenant: Tenant, shape: Shape) -> float:
         used = (tenant if counter.of_tenant else state).used.get(name, 0)
         found = min(found, max(0, counter.most - used) // (each * shape.together))
     return found
+
+
+def most_ranks(state: State, tenant: Tenant, shape: Shape, key: str) -> int:
+    """Return how many ranks a gang that takes as many as have room may have now; at least its fewest, as `room` says
+    whether these may start."""
+    found, each, bounds = shape.most, (shape.count, shape.cpu_milli, shape.memory_mib), tenant.limits
+    for bound, held, need in zip(most(tenant), has(tenant), each, strict=False):
+        if bound and need:
+            found = min(found, (bound - held) // need)
+    for name, need in shape.uses:
+        if (counter := state.counters.get(name)) is not None:
+            used = (tenant if counter.of_tenant else state).used.get(name, 0)
+            found = min(found, (counter.most - used) // need)
+    if bounds is not None and bounds.job_gpus and shape.count:
+        found = min(found, bounds.job_gpus // shape.count)
+    if bounds is not None and bounds.running_key:
+        found = min(found, fairkeys.room(tenant, key, 1))
+    return max(found, shape.together)
 
 
 def taken(state: State, tenant: Tenant, shape: Shape) -> list[str]:

@@ -351,6 +351,11 @@ class QueueOrder:
             return min(room, fairkeys.room(row, key, shape.together))
         return room
 
+    def most_ranks(self, num: int, shape: Shape) -> int:
+        """Return how many ranks a gang that takes as many as have room may have under its tenant's limits now."""
+        job = self.state.jobs[num]
+        return limits.most_ranks(self.state, self.state.read_tenant(job.tenant), shape, job.fair)
+
     def short_of(self, tenant: str, shape: Shape) -> list[int]:
         """Return of which parts of its limits a tenant has too little left for a placement of a shape."""
         return limits.short(self.state, self.state.read_tenant(tenant), shape)

@@ -178,7 +178,7 @@ class Indexing:
         if job.failed:  # its former leader may not have come to it
             self.admission.lifecycle.failing[job] = None
         came_back = [replica for replica in job.rows.values() if replica.state == QUEUED] if job.back else []
-        for replica in came_back[:1] if shape.together > 1 else came_back:
+        for replica in came_back[:1] if shape.is_gang else came_back:
             if replica.not_before > self.state.time_ms:
                 self.timers.requeue(replica, replica.not_before)
         self._enter(job, request)
@@ -190,7 +190,7 @@ class Indexing:
         """Let a job wait in the queue, with what of it waits if that may be more than the replica number 0."""
         is_first = not job.fresh and job.rows.keys() == {0} if job.rows else job.fresh == ONE
         is_plain = is_first and request.scale is None and job.scaled is None
-        if not is_plain and self.requests.shape_of(job).together == 1:
+        if not is_plain and not self.requests.shape_of(job).is_gang:
             self._note(job, request)
         self.look(job)
 

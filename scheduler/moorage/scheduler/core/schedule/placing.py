@@ -115,7 +115,7 @@ class Placing:
         return choice
 
     def _look(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
-        if shape.together > 1:
+        if shape.is_gang:
             choice = self._place_gang(draft, shape, num, excluded)
         else:
             choice = self._place_one(draft, shape, num, excluded)
@@ -254,8 +254,10 @@ class Placing:
         if not self._may_fit(shape):
             return None
         taken: list[Choice] = []
-        for _ in range(shape.together):
+        for _ in range(self._order.most_ranks(num, shape) if shape.most else shape.together):
             choice = self._choose(shape, _NO_PEERS, excluded)
+            if choice is None and len(taken) >= shape.together:
+                break
             if choice is None:
                 before = fleet.changes
                 for done in taken:  # undo this gang's own placements
@@ -268,6 +270,8 @@ class Placing:
                 excluded |= {choice.host.worker.num}
         for index, choice in enumerate(taken):
             draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(shape))
+        if shape.most > shape.together:
+            draft.takes_ranks(draft.state.jobs[num], len(taken))
         draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
         return taken[-1]
 

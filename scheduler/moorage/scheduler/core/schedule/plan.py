@@ -92,7 +92,7 @@ class Reservation(NamedTuple):
     @property
     def is_wide(self) -> bool:
         """Whether it is for a gang over several hosts."""
-        return self.shape.together > 1 and len(self.hosts) > 1
+        return self.shape.is_gang and len(self.hosts) > 1
 
 
 class Answer(NamedTuple):

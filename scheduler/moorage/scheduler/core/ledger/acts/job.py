@@ -416,6 +416,7 @@ class Replicas(OfJob, tag="replicas"):
         if job.over or not job.live or without(leaving, job.numbers) or self.most < 1 or not fits:
             raise FoldError(f"act {self.tag} of job {self.job} asks for {self.most}, {self.added} of them new")
         job.wants = Wants(self.least, self.most, self.top + self.added, joined(sorted((*job.leaving, *leaving))))
+        job.shape = None  # a gang asks for so many ranks from now on
         if self.added:
             new = ((self.top + 1, self.top + self.added),)
             job.live += self.added
