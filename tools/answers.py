@@ -23,6 +23,7 @@ from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
 from moorage.schemas.answers.operators import ActsAnswer, Audit, PastAnswer, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from moorage.schemas.schedules import ScheduleDone, ScheduleList, ScheduleRan
+from moorage.schemas.sizes import SizesAnswer
 from moorage.schemas.waited import SeriesAnswer, WaitedAnswer
 from tools.wire_types import fields_table
 
@@ -43,6 +44,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "usage": UsageAnswer,
     "usage with waits": WaitedAnswer,
     "usage with series": SeriesAnswer,
+    "usage with sizes": SizesAnswer,
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,
     "admin.audit": Audit,

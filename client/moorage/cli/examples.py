@@ -287,6 +287,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage usage --all --by tenant,hour --since 2d --csv",
         "moorage usage --waits --all --try week.jsonl",
     ),
+    "advise": ("moorage advise", "moorage advise --all --try week.jsonl"),
     "schedule add": (
         "moorage schedule add nightly --cron '0 3 * * *' --gpu 1 -- /srv/eval",
         "moorage schedule add mondays --cron '0 9 * * MON' --tz Asia/Tokyo -- /srv/x",

@@ -8,6 +8,7 @@ from moorage.schemas.always import always
 from moorage.schemas.answers.jobs import Explained, Start
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.errors import Problem
+from moorage.schemas.sizes import SizedRow
 
 
 class PlannedPlace(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -50,4 +51,5 @@ class Plan(msgspec.Struct, omit_defaults=True):
     starting: PlannedJobs | None = None  # waiting jobs that the changes of fleet and rights let start
     empty: dict[str, int | None] | None = None  # ms until each drained worker is empty; null if unknown
     waiting: Explained | None = None  # why the job, or the rest of it, waits, in the format of `explain`
+    sized: SizedRow | None = None  # what jobs of this workload with the same GPUs used, as far as it is known
     problem: Problem | None = None  # what a submit would be answered with; only with `refused`

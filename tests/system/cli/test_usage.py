@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 
 import pytest
 
@@ -84,3 +85,25 @@ async def test_usage_of_all_has_the_fleets_capacity_beside_it(node: Node, unique
     assert {row[at] for row in told.rows[1:]} == {f"{24 * gpus}.0"}
     own = await node.run("usage", "--by", "tenant,day,person", tenant=unique)
     assert "FLEET-GPU-H" not in own.out
+
+
+async def test_a_workload_that_asks_for_more_memory_than_it_uses_is_told_so(node: Node, unique: str) -> None:
+    asks = ("--gpu", "1xH100", "--memory", "4Gi", "--label", "workload=eval")
+    takes = ("--", sys.executable, "-S", "-c", "b'x' * 60_000_000")
+    ran = await node.run("submit", *asks, "--job", "j0", *takes, tenant=unique)
+    assert ran.code == 0, ran.err
+    assert "--memory" not in ran.err, "never in a submit's answer"
+    for number in range(1, 5):
+        assert (await node.run("submit", *asks, "--job", f"j{number}", *takes, tenant=unique)).code == 0
+    assert (await node.run("wait", *(f"j{number}" for number in range(5)), tenant=unique)).code == 0
+    told = await node.run("advise", tenant=unique)
+    assert "eval: 4.0 GiB memory asked, at most " in told.out, told.out + told.err
+    assert " used by one process in 5 of 5 jobs: --memory 128Mi has room" in told.out
+    planned = await node.run("plan", *asks, *takes, tenant=unique)
+    assert "note: eval: 4.0 GiB memory asked, at most " in planned.err
+    other = await node.run("plan", "--memory", "4Gi", "--label", "workload=eval", *takes, tenant=unique)
+    assert "memory asked" not in other.err
+    again = await node.run("submit", *asks, "--job", "again", *takes, tenant=unique)
+    assert "memory asked" not in again.err + again.out
+    of_all = (await node.run("advise", "--all", "--json", tenant=unique)).frame["data"]["rows"]
+    assert [row["jobs"] for row in of_all if row["tenant"] == unique] == [5]

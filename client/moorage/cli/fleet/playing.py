@@ -49,7 +49,9 @@ def configs_of(runs: list[dict[str, str]]) -> list[SchedulerSettings]:
     return [scheduler_settings(run, env={}, flags_named=flags)[0] for run in runs]
 
 
-def compared(count: int, before: Any, sides: dict[str, Any], until_ms: int | None) -> dict[str, list[Effect]]:
+def compared(
+    count: int, before: Any, sides: dict[str, Any], until_ms: int | None, among: dict[str, Any] | None = None
+) -> dict[str, list[Effect]]:
     """Play the copies; say on a terminal how far it is. Raises `Rejected` for a number of copies out of bounds."""
     from moorage.testing.simulate.shaken import COPIES_MAX, compare
 
@@ -58,7 +60,7 @@ def compared(count: int, before: Any, sides: dict[str, Any], until_ms: int | Non
                        next="--shake 5")  # fmt: skip
     raise_once()
     progress = progress_of("copies", "are played")
-    found = compare(before, sides, count, until_ms=until_ms, progress=progress)
+    found = compare(before, sides, count, until_ms=until_ms, among=among, progress=progress)
     if progress is not None:
         sys.stderr.write(ERASED)
     return found

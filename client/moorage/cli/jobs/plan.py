@@ -17,6 +17,7 @@ from moorage.cli.jobs.acceptance import print_warning
 from moorage.cli.jobs.explain import explained_rows, fix_lines, foreseen
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
+from moorage.cli.jobs.right_size import advice_of
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.schemas.answers.jobs import Explained
@@ -180,6 +181,8 @@ def _print_plan(planned: Plan, request: Request | None, imagined: bool) -> None:
     for warning in planned.warnings:
         if warning.startswith(WARNED):
             print_warning(warning)
+    for advice in advice_of(planned.sized) if planned.sized is not None else []:
+        print_err(f"note: {advice}")
     if planned.starts == "now" and not imagined:
         print_err(
             f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {planned.ledger} …"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from moorage.scheduler.answers.call_totals import CallTotals
 from moorage.scheduler.answers.idle_hosts import IdleHosts
 from moorage.scheduler.answers.outcomes import Outcomes
+from moorage.scheduler.answers.sizes import Sizes
 from moorage.scheduler.answers.waited import Waited
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.outputs.outputs import Outputs
@@ -23,6 +24,8 @@ class Counts:
         self.outcomes = Outcomes()
         self.calls = CallTotals(engine.state)
         self.idle = IdleHosts()
+        self.sizes = Sizes(engine)
+        self._begun = False
 
     def follow(self, outputs: Outputs) -> None:
         """Count what a record has begun, ended and woken, once it is acknowledged. What fails costs a count alone."""
@@ -39,6 +42,11 @@ class Counts:
             self._waited.add([(job.tenant, shape_of(job), now_ms - job.may_start_ms) for job in outputs.started])
         if outputs.ended:
             self.outcomes.add(outputs.ended, now_ms)
+        if not self._begun:
+            self._begun = True
+            self.sizes.begin()
+        if outputs.ended or self.sizes.pending:
+            self.sizes.add(outputs.ended, now_ms)
         for tenant, service in outputs.woken:
             self.calls.woken(tenant, service, engine.built_ms)
 

@@ -35,7 +35,9 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.frames import Answer, Event
+from moorage.schemas.job import Request
 from moorage.schemas.reasons import REASONS, Ends
+from moorage.schemas.sizes import SizedRow
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -120,7 +122,9 @@ class Foresight:
         plain: Callable[[str, Any, bool], None],
         *,
         forks: bool,
+        sized: Callable[[str, Request], SizedRow | None] = lambda _tenant, _request: None,
     ) -> None:
+        self._sized = sized
         self._engine = engine
         self._now_ms = now_ms
         self._answer = answer
@@ -322,12 +326,18 @@ class Foresight:
             if answer == FAILED:
                 found = problem("internal", "moorage failed on this question")
             elif answer is not None and answer != TOO_LATE:
-                found = contained(lambda: _planned(answer))
+                found = contained(lambda: self._planned(answer, tenant, question.request))
             self._plain(reply, found, json)
 
         if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned, asker):
             why = "too many plans are under way, or the scheduler's machine has no room for another process"
             raise refuse("overloaded", why, retry_after_s=1.0)
+
+    def _planned(self, answer: bytes, tenant: str, request: Request | None) -> Answer:
+        found = decode_planned(answer)
+        if request is not None and found.starts != "refused":
+            found.sized = self._sized(tenant, request)
+        return Answer("plan", found.ledger, msgspec.to_builtins(found))
 
     # --------------------------------------------------------------------------------------- at submit
 
@@ -442,11 +452,6 @@ class Foresight:
             task.cancel()
         if self.children is not None:
             self.children.close()
-
-
-def _planned(answer: bytes) -> Answer:
-    found = decode_planned(answer)
-    return Answer("plan", found.ledger, msgspec.to_builtins(found))
 
 
 def _still_looking(told: Explained) -> Explained:

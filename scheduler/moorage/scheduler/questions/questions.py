@@ -115,7 +115,13 @@ class Questions:
         self._relay = Relay(tenants, subjects, engine, self._history, leader.answer_now, self._note_read)
         self.inspection = Inspection(out, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
-            engine, leader.time_ms, partial(self._ask, "explain"), leader.send_soon, self._answer_plain, forks=forks
+            engine,
+            leader.time_ms,
+            partial(self._ask, "explain"),
+            leader.send_soon,
+            self._answer_plain,
+            forks=forks,
+            sized=lambda tenant, request: leader.counts.sizes.of(tenant, request),
         )
 
     async def close(self) -> None:
@@ -142,6 +148,8 @@ class Questions:
             self._ask(verb, partial(self._lists.ask, tenant, tenant, asked, reply, json), reply, json)
         elif verb == "services":
             self._ask(verb, partial(self._services, tenant), reply, json)
+        elif verb == "usage" and arguments.get("sizes"):
+            self._ask(verb, partial(self._leader.counts.sizes.answer, tenant), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
@@ -299,6 +307,8 @@ class Questions:
             self._ask(verb, partial(self.foresight.plan, "", tenant, fields, reply, json), reply, json)
         elif verb == "tenants":
             self._ask(verb, self._tenants, reply, json)
+        elif verb == "usage" and arguments.get("sizes"):
+            self._ask(verb, partial(self._leader.counts.sizes.answer, None), reply, json)
         elif verb in ("usage", "acts"):
             self._ask(verb, partial(self._ask_follower, verb, None, arguments, reply, json), reply, json)
         elif verb in ACTS:

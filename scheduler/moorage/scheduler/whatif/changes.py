@@ -20,7 +20,7 @@ import msgspec
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.fleet.spelling import spelled
+from moorage.scheduler.core.fleet.spelling import short_name, spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.capabilities import LEVELS, level_number
@@ -46,7 +46,6 @@ _MIB_PER_GIB: Final = 1024
 _GB: Final = re.compile(r"\.([0-9]+)gb")
 #: fields allowed only in requests for shared GPUs
 _OF_SHARERS: Final = ("sharing", "share", "prefer", "mps_pipe_dir", "mps_log_dir", "time_slicing_config_path")
-_MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
 class Change(NamedTuple):
@@ -174,15 +173,6 @@ def _devices(fleet: Fleet) -> dict[str, int]:
         for _, _, name, memory_mib, _ in cls.devices:
             found[name] = max(found.get(name, 0), memory_mib)
     return found
-
-
-def short_name(device: str) -> str:
-    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`.
-
-    If it contains no such word, its first 64 characters.
-    """
-    found = _MODEL_WORD.search(device)
-    return found[0] if found is not None else device[:64]
 
 
 def _models(fleet: Fleet, request: Request) -> Iterator[_Change]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -54,6 +54,18 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there are copies enough, and all of them moved the same way."""
         signs = {(now > then) - (now < then) for then, now in zip(self.then_h, self.now_h, strict=True)}
         return len(self.then_h) >= COPIES_SURE and len(signs) == 1
+
+    @property
+    def sooner(self) -> str:
+        """How much sooner jobs would have started, in words."""
+        if not self.is_sure:
+            return "no clear effect" if len(self.then_h) >= COPIES_SURE else self.told
+        by_h = sorted(then - now for then, now in zip(self.then_h, self.now_h, strict=True))
+        word = "sooner" if by_h[-1] > 0 else "later"
+        nearest, middle, furthest = sorted(abs(each) for each in (by_h[0], statistics.median(by_h), by_h[-1]))
+        if not furthest:
+            return "no sooner"
+        return f"{_hours(middle)} {word} ({_hours(nearest)} … {_hours(furthest)})"
 
     @property
     def told(self) -> str:
@@ -105,12 +117,14 @@ def compare(
     count: int,
     *,
     until_ms: int | None = None,
+    among: Mapping[str, Collection[JobName]] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, list[Effect]]:
     """Return the effects of each change by its name, of all jobs first, then by tenant.
 
-    `count` copies, 1..`COPIES_MAX`, are played up to `until_ms` from the trace's beginning. `KeyboardInterrupt` ends
-    it with the copies that are whole, or goes on to the caller if none is.
+    `among` has, for some changes, the jobs whose waits are compared. `count` copies, 1..`COPIES_MAX`, are played up to
+    `until_ms` from the trace's beginning. `KeyboardInterrupt` ends it with the copies that are whole, or goes on to the
+    caller if none is.
     """
     found: dict[str, dict[str | None, list[tuple[float, float, int]]]] = {name: {} for name in after}
     steps, done = count * (1 + len(after)), 0
@@ -133,7 +147,8 @@ def compare(
                 raise
             break
         for name, waits in changed.items():
-            for tenant, row in _means(base, waits).items():
+            chosen = (among or {}).get(name, base)
+            for tenant, row in _means({job: base[job] for job in chosen}, waits).items():
                 found[name].setdefault(tenant, []).append(row)
     return {name: _effects(rows) for name, rows in found.items()}
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moorage.scheduler.core.fleet.spelling import short_name
 from moorage.scheduler.whatif import fixes as fixes_module
-from moorage.scheduler.whatif.changes import pairs, short_name, singles
+from moorage.scheduler.whatif.changes import pairs, singles
 from moorage.scheduler.whatif.fixes import FIXES_MAX, TRIED_MAX
 from moorage.schemas.capabilities import Capabilities, Enforced
 from moorage.schemas.frames import Device

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.cli.fleet.advise import _try
 from moorage.cli.main import main
 from moorage.scheduler.core.config import Config
 from moorage.schemas.job import Request
+from moorage.schemas.sizes import SizedRow
 from moorage.schemas.waited import WaitedRow
 from moorage.testing.simulate.shaken import SHAKEN_MS, Effect, Side, compare, copies
 from moorage.testing.simulate.trace import TraceEvent, TraceJob, uniform_host
@@ -135,6 +137,27 @@ def test_each_cause_with_a_cure_has_a_change_of_its_own() -> None:
     assert tried[4].settings == {"reserve_after": "120"}
     assert changes_for([row("limit", 1), row("full", 1000)], side.jobs, events, {})[0].cause == "full"
     assert len(changes_for([row("limit", 1), row("full", 1000)], side.jobs, events, {})) == 2, "less than a hundredth"
+
+
+def test_advise_tells_how_much_sooner_jobs_would_have_started_on_the_smaller_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[dict[str, Any]] = [
+        {"at_s": 0, "join": join("n0", 1, "NVIDIA H100").data}, {"at_s": 0, "join": join("n1", 1, "NVIDIA L4").data},
+        *({"at_s": 600 * number + 60, "runs_s": 3600, "tenant": "a", "request": {
+            "job": f"j{number}", "gpu": {"model": "H100"},
+            "labels": {"workload": "eval" if number == 2 else "train"}}} for number in range(3)),
+    ]  # fmt: skip
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    row = SizedRow(tenant="a", workload="eval", asks="1xH100", jobs=9, gpu_jobs=9, instead=["1xL4"])
+    _try([row], file, as_json=False)
+    out, _ = capsys.readouterr()
+    assert re.fullmatch(
+        r"eval: 1xL4 in place of 1xH100: would have started 1\.6\dh sooner \(1\.6\dh … 1\.\d\dh\)\n", out
+    )
+    _try([msgspec.structs.replace(row, gpu_jobs=4)], file, as_json=False)
+    assert capsys.readouterr().err.startswith("nothing to try")
 
 
 def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

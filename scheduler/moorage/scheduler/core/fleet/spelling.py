@@ -12,6 +12,7 @@ _WORD: Final = re.compile(r"[a-z0-9]+")
 _GIGABYTES: Final = re.compile(r"(\d{1,5})g(?:i?b)?")
 #: a word that can name a model by itself: letters, then a number
 _MODEL: Final = re.compile(r"[a-z]+\d[a-z0-9]*")
+_MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
 class Spelling(NamedTuple):
@@ -68,3 +69,12 @@ def inside(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that have the model of `pattern` inside a word, which `~` in front of it would match."""
     wanted = bare_model(pattern)
     return [name for name in names if not is_superchip(name) and model_matches(f"~{wanted}", name)]
+
+
+def short_name(device: str) -> str:
+    """Return a device's name as users write it: `H100` for `NVIDIA H100 80GB HBM3`.
+
+    If it contains no such word, its first 64 characters.
+    """
+    found = _MODEL_WORD.search(device)
+    return found[0] if found is not None else device[:64]
