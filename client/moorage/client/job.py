@@ -560,9 +560,10 @@ class AsyncJob:
         """
         from moorage.schemas.operate import SignalSent
 
-        given = {"signal": signal, "replica": replica, "by": by}
+        given = {"replica": replica, "by": by}
         asked = {name: value for name, value in given.items() if value not in (None, "")}
-        return msgspec.convert(await self._client.read("signal", {"job": self.job, **asked}), SignalSent)
+        sent = await self._client.read("signal", {"job": self.job, "signal": signal, **asked})
+        return msgspec.convert(sent, SignalSent)
 
     async def exec(
         self,

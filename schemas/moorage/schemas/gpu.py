@@ -311,7 +311,8 @@ def is_superchip(name: str) -> bool:
 _TOKEN: Final = re.compile(
     r"(?:(?P<outer>\d{1,6})x(?=\d+x))?(?:(?P<count>\d{1,6})x)?(?P<models>[^:@]*?)"
     r"(?::(?P<memory>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[A-Za-z]{1,3}))?"
-    r"(?:@(?P<sharing>mps|time-slice|exclusive)(?:=(?P<share>[0-9a-zA-Z%,.]+))?)?"
+    r"(?:@(?P<sharing>mps|time-slice|exclusive)(?:=(?P<share>[0-9a-zA-Z%,.]+))?)?",
+    re.ASCII,
 )
 #: the numbers in front, also with blanks or a large X: `2 X H100` is read as 2xH100
 _IN_FRONT: Final = re.compile(r"(?:\d{1,6} *[xX] *)+")

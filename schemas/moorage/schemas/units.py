@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 DURATION_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"\d+(?:\.\d+)?(?:ms|[smhd])(?: ?\d+(?:\.\d+)?(?:ms|[smhd]))*")
+_DURATION: Final = re.compile(r"\d+(?:\.\d+)?(?:ms|[smhd])(?: ?\d+(?:\.\d+)?(?:ms|[smhd]))*", re.ASCII)
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT]i?)?B?)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+(?:e[+-]?\d{1,3})?", re.ASCII)

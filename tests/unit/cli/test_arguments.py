@@ -87,6 +87,9 @@ def test_a_line_becomes_what_the_signature_says(
         "run train --fast",
         "run a -- b",
         "submit --priority high -- x",
+        "submit --priority 1_0 -- x",
+        "submit --priority ٣ -- x",
+        "submit --cpu 1_0 -- x",
         "scheduler --replica 2",
         "completion csh",
     ],
@@ -110,6 +113,12 @@ def test_what_is_none_is_refused(line: str) -> None:
                 "moorage admin nats-config --out site --tenant vision --worker n01",
                 "moorage admin nats-config --help",
             ),
+        ),
+        ("sbatch", "SCRIPT is missing", ("moorage sbatch job.sh", "moorage sbatch --help")),
+        (
+            "submit --hold=no -- x",
+            "--hold takes no value, found 'no'",
+            ("--hold, or leave it out", "moorage submit --help"),
         ),
         (
             "cordon n1 --for 2h",

@@ -111,7 +111,7 @@ def test_a_file_may_be_a_request_as_on_the_wire(name: str, text: str) -> None:
         ("a.yaml", "command: echo 'x\n", "a.yaml: command cannot be divided into words: No closing quotation"),
         ("a.yaml", "command: echo\ngpus: 2\n", "a.yaml, line 2: no option --gpus"),
         ("a.yaml", "command: echo\nretries: many\n", "a.yaml, line 2: --retries: not a whole number: 'many'"),
-        ("a.yaml", "command: echo\ngang: maybe\n", "a.yaml, line 2: --gang: ignored explicit argument 'maybe'"),
+        ("a.yaml", "command: echo\ngang: maybe\n", "a.yaml, line 2: --gang takes no value, found 'maybe'"),
         ("a.yaml", "command: [echo\n", "a.yaml is not YAML: while parsing a flow sequence"),
         ("a.yaml", "5", "a.yaml must hold requests alone"),
         ("a.yaml", "", "a.yaml has no command"),

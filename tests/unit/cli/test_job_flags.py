@@ -223,6 +223,13 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ),
         ({"service": "e:99", "batch": "99"}, "--service: 99 batches of 99 calls are too many", "say how many calls"),
         ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
+        ({"stall": "٣s"}, "--stall: not a duration", "write it as 90s"),
+        ({"label": ["a=1", "b=1", "a=2"]}, "--label has a twice, with other values", "leave one out"),
+        ({"requires": ["a=1", "a=2"]}, "--requires has a twice, with other values", "leave one out; zone=a,b is"),
+        ({"uses": ["a=1", "a=2"]}, "--uses has a twice, with other values", "leave one out"),
+        ({"data": ["a=/x", "a=/y"]}, "--data has a twice, with other values", "leave one out"),
+        ({"secret": ["A=x", "A=y"]}, "--secret has A twice, with other values", "leave one out"),
+        ({"env": ["A=1"], "secret": ["A=x"]}, "A is a variable of --env and one of --secret", "leave one out"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fix: str) -> None:
@@ -230,6 +237,13 @@ def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fi
         request_of(JobFlags(**flags), ["true"])
     assert refused.value.why.startswith(says)
     assert refused.value.fixes[0].startswith(fix)
+
+
+def test_a_variable_that_is_given_twice_has_the_last_value_and_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with other tools' -e, so that a script's own options can be overridden; it was silent."""
+    request = request_of(JobFlags(env=["A=1", "B=1", "A=2", "B=1"], label=["a=1", "a=1"]), ["true"])
+    assert (request.workload.env, request.labels) == ({"A": "2", "B": "1"}, {"a": "1"})
+    assert capsys.readouterr().err == "warning[env]: --env has A twice: the last value counts\n"
 
 
 def test_a_command_is_named_but_for_a_driver_that_runs_none() -> None:

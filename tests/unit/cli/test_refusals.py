@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from moorage.bus.errors import NotAuthorized, PermissionRefused
+from moorage.cli import main
 from moorage.cli.framework import options
 from moorage.cli.framework.codes import fix_of_end
-from moorage.client.errors import NotPermitted
+from moorage.cli.framework.exit_codes import EXIT_USAGE
+from moorage.cli.jobs.plan import quotas_of, shares_of
+from moorage.client.errors import NotPermitted, Rejected
 from moorage.client.tenant import TENANT_VARIABLE
 from moorage.schemas.errors import Problem
 from moorage.schemas.roles import RIGHTS_ANEW, has_right
@@ -100,3 +103,26 @@ def test_a_command_with_a_key_that_was_revoked_says_so_and_asks_no_more(capsys: 
 )
 def test_what_a_host_lacks_has_its_own_fix(why: str, fix: str) -> None:
     assert fix in fix_of_end(f"not-here: {why} (refused by w1)")
+
+
+@pytest.mark.parametrize(
+    "line", ["admin hold --queue --tenant=", "ls --nats=", "submit --tenant= -- true", "ls --timeout="]
+)
+def test_an_option_that_names_where_a_command_goes_is_not_empty(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a variable that was not set, the queue of the default tenant was put on hold."""
+    assert main.run(line.split()) == EXIT_USAGE
+    assert " is empty\n" in capsys.readouterr().err
+
+
+def test_a_counter_and_its_number_are_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """With =, as in --uses, none of that name was found, and nothing set."""
+    assert main.run(["admin", "counter", "matlab=2", "--nats", "nats://127.0.0.1:1"]) == EXIT_USAGE
+    assert "fix: moorage admin counter matlab 2\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["a=1", "a=2"], ["a=1", "a=none"]])
+def test_a_quota_or_share_of_one_tenant_is_given_once(words: list[str]) -> None:
+    with pytest.raises(Rejected, match="the second of a"):
+        quotas_of(words)
+    with pytest.raises(Rejected, match="once for each tenant"):
+        shares_of(["a=1", "a=2"])

@@ -394,7 +394,15 @@ def counter(
             print_out(f"{name}\t{said}{'' if done.changed else ' already'}")
         return None
 
-    return guarded(options, lambda: with_client(options, work))
+    def act() -> int:
+        if not number and name and "=" in name:
+            raise rejected(
+                "invalid-argument", "how many there are stands behind a blank", found=name,
+                next=f"moorage admin counter {' '.join(name.split('=', 1))}",
+            )  # fmt: skip
+        return with_client(options, work)
+
+    return guarded(options, act)
 
 
 def share(
@@ -649,9 +657,10 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
         return None
     if word == "none":
         return 0
-    if word.isdecimal() and int(word):
+    is_number = word.isascii() and word.isdecimal()
+    if is_number and int(word):
         return int(word)
-    is_zero = word.isdecimal()
+    is_zero = is_number
     raise rejected(
         "invalid-argument",
         f"{option} {word} is not a limit"

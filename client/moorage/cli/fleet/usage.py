@@ -75,7 +75,7 @@ def usage(
     hosts, another setting.
     """
     if waits:
-        return waited_usage(since, by or WAITS_BY_DEFAULT, options, of_all=all, csv=csv, trace=try_)
+        return waited_usage(since, WAITS_BY_DEFAULT if by is None else by, options, of_all=all, csv=csv, trace=try_)
     if try_ is not None:
         raise rejected(
             "invalid-argument", "--try changes what jobs waited for", next="moorage usage --waits --try TRACE"
@@ -108,7 +108,7 @@ def usage(
                 else:
                     print_err(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
-    words = [word.strip() for word in (by or BY_DEFAULT).split(",")]
+    words = [word.strip() for word in (BY_DEFAULT if by is None else by).split(",")]
     if {DAY, HOUR} <= set(words):
         why = "--by takes hour or day, not both: each hour is of one day"
         raise rejected("invalid-argument", why, found=by or "", next="leave one of them out")

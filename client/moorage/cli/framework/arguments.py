@@ -172,17 +172,24 @@ def _argument(name: str, hint: Any, default: Any, *, is_word: bool) -> Argument:
 _BELOW_ZERO: Final = re.compile(r"-\.?[0-9][0-9.]*[a-z]*([0-9.]+[a-z]+)*")
 
 
+#: argparse's words for --hold=false
+_VALUE_OF_A_SWITCH: Final = "ignored explicit argument "
+
+
 class _Reader(argparse.ArgumentParser):
     #: by the word that stands for it in the help: the verb that lists what may be there
     lists: dict[str, str]
     #: by the option's name: what its value may be, as the help says
     helps: dict[str, str]
+    #: words that argparse names beside the one that is missing, though they may be left out
+    may_lack: frozenset[str]
 
     def error(self, message: str) -> NoReturn:
         what, required, missing = message.partition("the following arguments are required: ")
         if required and not what:
             from moorage.cli.examples import EXAMPLES
 
+            missing = ", ".join(each for each in missing.split(", ") if each not in self.may_lack) or missing
             listing = [f"moorage {self.lists[name]}" for name in missing.split(", ") if self.lists.get(name)]
             verb = self.prog.removeprefix("moorage ")
             samples = EXAMPLES.get(verb, ())[:1] if missing.startswith("--") or not listing else ()
@@ -190,6 +197,8 @@ class _Reader(argparse.ArgumentParser):
         said = message.removeprefix("argument ")
         option = said.partition(": ")[0]
         told = [f"{option} takes: {self.helps[option]}"] if option in self.helps else []
+        if (found := said.removeprefix(f"{option}: {_VALUE_OF_A_SWITCH}")) != said:
+            said, told = f"{option} takes no value, found {found}", [f"{option}, or leave it out"]
         raise CannotRead(said, *told, f"{self.prog} --help")
 
 
@@ -205,6 +214,7 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
     reader._negative_number_matcher = _BELOW_ZERO
     reader.lists = {one.value: one.parameter.lists.partition(" --")[0] for one in arguments if one.value}
     reader.helps = {"/".join(one.names): one.parameter.help for one in arguments if one.names}
+    reader.may_lack = frozenset(one.value for one in arguments if one.value and not one.required)
     for one in arguments:
         reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
     try:
@@ -261,16 +271,23 @@ def lacks_unit(text: str) -> bool:
 
 def _whole(text: str) -> int:
     try:
-        return int(text)
+        return int(_in_digits(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
 
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return float(_in_digits(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+
+
+def _in_digits(text: str) -> str:
+    """Return the text of a number. Raises ValueError for what Python alone takes for one, as 1_0 for 10."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
 
 
 _BARE: Final = re.compile(r"[0-9]*\.?[0-9]+")

@@ -178,6 +178,7 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
     if isinstance(options, Options):
         console.choose_here(options.nats, options.tenant)
     try:
+        _refuse_empty(options)
         console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
@@ -186,6 +187,19 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
         if error.code == "no-scheduler" and isinstance(options, Options):
             error = _unanswered(error, *whose_key(options))
         return fail(error, json=options.json)
+
+
+def _refuse_empty(options: LocalOptions | LedgerOptions | Options) -> None:
+    """Raise `Rejected` for an option that names where a command goes and is empty, as with a variable that is not set.
+
+    It would take the default, which is another fleet or tenant.
+    """
+    for name in ("nats", "tenant", "inbox_prefix", "timeout"):
+        if getattr(options, name, None) == "":
+            from moorage.client.errors import rejected
+
+            option = f"--{name.replace('_', '-')}"
+            raise rejected("invalid-argument", f"{option} is empty", next=f"name what it takes, or leave {option} out")
 
 
 _OPERATORS: Final = "an operator's: --nats operator.NAME"

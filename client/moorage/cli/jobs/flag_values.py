@@ -320,9 +320,9 @@ def warn_of_decimal(size: str, mib: int) -> None:
 
 
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
-    """Return the `NAME=value` texts of an option, split. Raises `Rejected`, which shows no value, because a value may
-    be secret; a text without = may be one alone."""
-    found = []
+    """Return the `NAME=value` texts of an option, split. Raises `Rejected`, also for a name with two values. It shows
+    no value, as one may be secret; a text without = may be one alone."""
+    found: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
@@ -331,5 +331,10 @@ def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tu
                 f"--{option} needs NAME={value_is}",
                 next=f"--{option} NAME={value_is}",
             )
+        if (name, value) not in found and name in dict(found):
+            raise rejected(
+                "invalid-argument", f"--{option} has {name} twice, with other values", found=name,
+                next="leave one out" + ("; zone=a,b is either" if option == "requires" else ""),
+            )  # fmt: skip
         found.append((name, value))
     return found

@@ -37,10 +37,14 @@ def variables(given: Sequence[str], files: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in files:
         found |= _in_file(file)
+    own: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        found[name] = value if equals and name else _here("--env", name)
-    return found
+        said = value if equals and name else _here("--env", name)
+        if own.get(name, said) != said:
+            print_err(f"warning[env]: --env has {name} twice: the last value counts")
+        own[name] = said
+    return found | own
 
 
 def _in_file(file: str) -> Iterator[tuple[str, str]]:

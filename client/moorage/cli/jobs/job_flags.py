@@ -694,7 +694,13 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     if resources := _resources(flags):
         fields["resources"] = resources
     env: dict[str, Any] = dict(variables(flags.env or (), flags.env_file or ()))
-    env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or (), "SECRET")}
+    for name, secret in pairs("secret", flags.secret or (), "SECRET"):
+        if name in env:
+            raise rejected(
+                "invalid-argument", f"{name} is a variable of --env and one of --secret", field=f"$.run.env.{name}",
+                next="leave one out",
+            )  # fmt: skip
+        env[name] = {"secret": secret}
     if env:
         fields["env"] = env
     if flags.driver_config is not None or flags.gpu_device:

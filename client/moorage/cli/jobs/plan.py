@@ -108,10 +108,13 @@ def quotas_of(words: Sequence[str]) -> Quota | None:
     found: dict[str, int] = {}
     for word in words:
         tenant, _, gpus = word.partition("=")
-        if not tenant or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
+        is_twice = tenant in found
+        if not tenant or is_twice or (gpus != NO_LIMIT and (not gpus.isdecimal() or not int(gpus))):
             raise rejected(
                 "invalid-argument",
-                f"--quota {word} is not a tenant with a number of GPUs",
+                f"--quota {word} is the second of {tenant}"
+                if is_twice
+                else f"--quota {word} is not a tenant with a number of GPUs",
                 found=word,
                 allowed="1..1000000 GPUs, or none for no limit",
                 next="write --quota acme=16, once for each tenant; to let none of its jobs start: moorage admin hold",
@@ -126,12 +129,12 @@ def shares_of(words: Sequence[str]) -> Share:
     for word in words:
         tenant, _, of = word.partition("=")
         weight, colon, gpus = of.partition(":")
-        if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
+        if not tenant or tenant in found or not weight.isdecimal() or (colon and not gpus.isdecimal()):
             raise rejected(
                 "invalid-argument",
                 f"--share {word} is not a tenant with a weight",
                 found=word,
-                next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
+                next="write --share acme=3 once for each tenant, or acme=3:16 for GPUs of its own, too",
             )
         found[tenant] = (int(weight), int(gpus)) if colon else int(weight)
     return found

@@ -178,9 +178,11 @@ def _named(rows: Sequence[ServiceRow], name: str, tenant: str) -> ServiceRow:
     meant = next((row.service for row in rows if any(each.job == name for each in row.versions)), None)
     there = ", ".join(row.service for row in rows[:NAMED_MAX])
     raise not_found(
-        f"{name} is a job; its service is {meant}" if meant else f"no live service {name} of tenant {tenant}",
+        f"{name} is a job; its service is {meant}"
+        if meant
+        else f"no live service {name or repr(name)} of tenant {tenant}",
         found=name,
-        next=f"moorage services {meant}" if meant else (f"name one of {there}" if there else "moorage ls"),
+        next=f"moorage services {meant}" if meant else (f"name one of {there}" if there else "moorage services"),
     )
 
 

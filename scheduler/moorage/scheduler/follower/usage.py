@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
 from moorage.scheduler.core.operate.orders import limit_of
 from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
-from moorage.scheduler.follower.since import trouble_of_since
+from moorage.scheduler.follower.since import trouble_of_by, trouble_of_since
 from moorage.scheduler.follower.usage_table import UsageTable
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.errors import Problem, problem
@@ -186,11 +186,8 @@ class Usage:
         by = ["tenant", "model"] if by is None else by
         if trouble := trouble_of_since(since_s, _NEXT):
             return trouble
-        if not isinstance(by, list) or not by or not all(word in BY for word in by):
-            said = f"by must be a list of some of {', '.join(BY)}"
-            return problem(
-                "invalid-argument", said, field="$.by", found=str(by)[:80], allowed=", ".join(BY), next=_NEXT
-            )
+        if trouble := trouble_of_by(by, BY, _NEXT):
+            return trouble
         if after is not None and not _is_key(after):
             said = "after must be the `next` of the previous page"
             return problem("invalid-argument", said, field="$.after", found=str(after)[:80], next=_NEXT)

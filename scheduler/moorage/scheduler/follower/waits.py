@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import CLAIMED, PLACED, QUEUED, TIME, Job, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.follower.causes import Causes, Kind, Verdict
-from moorage.scheduler.follower.since import trouble_of_since
+from moorage.scheduler.follower.since import trouble_of_by, trouble_of_since
 from moorage.scheduler.follower.waited_table import OTHERS, WaitedTable, begin_of, week_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.waited import Cause, WaitedAnswer, WaitedPart, WaitedRow
@@ -496,10 +496,8 @@ class Waits:
         by = ["cause"] if by is None else by
         if trouble := trouble_of_since(since_s, _NEXT):
             return trouble
-        if not isinstance(by, list) or not by or not all(word in BY for word in by):
-            allowed = ", ".join(BY)
-            said = f"by must be a list of some of {allowed}"
-            return problem("invalid-argument", said, field="$.by", found=str(by)[:80], allowed=allowed, next=_NEXT)
+        if trouble := trouble_of_by(by, BY, _NEXT):
+            return trouble
         if after is not None and not (isinstance(after, list) and [type(each) for each in after] == [str] * 4 + [int]):
             said = "after must be the `next` of the previous page"
             return problem("invalid-argument", said, field="$.after", found=str(after)[:80], next=_NEXT)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.ledger.acts import Hold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import (
@@ -106,8 +107,10 @@ class TraceWriter:
 
     def follow(self, record: Record, folded: Folded) -> None:
         """Read a record that has just been folded."""
+        new = {job.num for job in folded.accepted}
         for act in record.acts:
-            self._act(act, str(act.__struct_config__.tag))
+            if not (isinstance(act, Hold) and act.job in new):  # one that comes on hold is asked for so
+                self._act(act, str(act.__struct_config__.tag))
         for job in folded.accepted:
             self._arrives(job)
         if folded.placed:  # time alone may have let the core place this, as its use of GPUs fades
@@ -172,6 +175,8 @@ class TraceWriter:
         plain = msgspec.to_builtins(asked)
         request = {key: plain[key] for key in KEPT if plain.get(key) is not None}
         request["job"] = self._name(job.name)
+        if job.hold is not None:
+            request["hold"] = True
         if asked.copies > 1:
             request["replicas"] = asked.copies
         limit_s = asked.workload.timeout_s

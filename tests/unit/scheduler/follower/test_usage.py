@@ -182,7 +182,10 @@ def test_pages_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (pages, [row["hour_ms"] // HOUR_MS for row in found]) == (3, list(range(25)))
 
 
-@pytest.mark.parametrize("wrong", [{"since_s": -1}, {"since_s": "x"}, {"by": []}, {"by": ["user"]}, {"after": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"since_s": -1}, {"since_s": "x"}, {"by": []}, {"by": ["user"]}, {"by": ["tenant", "tenant"]}, {"after": 3}],
+)
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any]) -> None:
     answer = Driving().usage.answer("t", wrong)
     assert isinstance(answer, Problem)

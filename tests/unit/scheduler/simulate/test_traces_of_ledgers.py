@@ -56,6 +56,8 @@ def week(seed: int, jobs: int = 150) -> tuple[list[TraceJob], list[TraceEvent]]:
             if rng.random() < 0.5:
                 fields["gpu"] = {"count": 4, "scheduling": "gang"}
         request = msgspec.convert(fields, Request)
+        if number % 40 == 7:
+            fields["hold"] = True
         attempts = {"0/1": (runs_ms // 2, 1)} if fields["retries"] and rng.random() < 0.5 else {}
         found.append(TraceJob(at_ms, runs_ms, tenant, request, attempts))
         if rng.random() < 0.05:
@@ -109,6 +111,18 @@ def test_a_trace_of_a_ledger_plays_again_to_the_millisecond(seed: int, tmp_path:
     assert {name: run.state for name, run in again.runs.items()} == {
         name: world.runs[name].state for name in again.runs
     }
+
+
+def test_a_job_that_comes_on_hold_is_on_hold_in_a_trace_of_its_ledger(tmp_path: Path) -> None:
+    """Its hold came before it, and it was placed where it had waited."""
+    held = TraceJob(1_000, 5_000, "t", msgspec.convert({"job": "held", "hold": True, "run": {"argv": ["x"]}}, Request))
+    free = TraceJob(1_000, 5_000, "t", msgspec.convert({"job": "free", "run": {"argv": ["x"]}}, Request))
+    world = played([held, free], [])
+    written(world, tmp_path / "t.jsonl")
+    trace = read_whole(tmp_path / "t.jsonl")
+    again = played(trace.jobs, trace.events, hosts=[])
+    for each in (world, again):
+        assert list(each.placed) == [("t", "free")]
 
 
 @pytest.mark.parametrize(
