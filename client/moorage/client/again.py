@@ -18,6 +18,7 @@ from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
 from moorage.client.sending import AGAIN_AFTER_S, BROUGHT, bucket_of, send
 from moorage.schemas.frames import Accepted, AgainAnswer
+from moorage.schemas.job import DATA_OBJECT
 from moorage.schemas.names import is_files
 
 if TYPE_CHECKING:
@@ -46,9 +47,13 @@ async def keep_files(client: Connected, request: Request) -> None:
     Raises `Rejected` (request-gone) if they are gone, and what `Connected.again` raises. For a user that may not read
     the tenant's bucket nothing is done: then the worker says it.
     """
-    address = request.workload.files
-    if address is None:
-        return
+    data = request.workload.data.values()
+    addresses = [each.removeprefix(DATA_OBJECT) for each in data if each.startswith(DATA_OBJECT)]
+    for address in filter(None, (request.workload.files, *addresses)):
+        await _keep(client, address)
+
+
+async def _keep(client: Connected, address: str) -> None:
     bucket = bucket_of(client)
     try:
         found = await client.again(lambda: bucket.find(address))
@@ -60,7 +65,7 @@ async def keep_files(client: Connected, request: Request) -> None:
             "the files that the job brought are no longer kept",
             field="$.run.files",
             found=address,
-            next="bring them once more, with --with or files=",
+            next="bring them once more, with --with or files=, --data or data=",
         )
     if time.time() - found.stored_s < AGAIN_AFTER_S:
         return

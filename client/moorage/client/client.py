@@ -17,7 +17,7 @@ from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, 
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, read_answer, rejected
 from moorage.client.fields import Fields, Paths
-from moorage.client.request_builder import COMMAND, RequestBuilder, What
+from moorage.client.request_builder import COMMAND, RequestBuilder, What, ids_after
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -383,7 +383,8 @@ class AsyncClient:
     async def _bring(self, fields: Fields) -> None:
         """Send the files and folders among these fields, in place of which their addresses stand then."""
         if data := fields.get("data"):
-            fields["data"] = {name: await self._sent_data(source) for name, source in data.items()}
+            after = ids_after(fields)
+            fields["data"] = {name: await self._sent_data(source, after) for name, source in data.items()}
         if "files" not in fields or (isinstance(fields["files"], str) and is_files(fields["files"])):
             return
         from moorage.client.files_of import divided, files_of
@@ -394,10 +395,14 @@ class AsyncClient:
         if paths:
             fields["files"] = await self.send_files(paths)
 
-    async def _sent_data(self, source: str | os.PathLike[str]) -> str:
+    async def _sent_data(self, source: str | os.PathLike[str], after: Sequence[str]) -> str:
         """Return a source as a request has it: of a path here, as `./data` or a `Path`, the address once it is sent."""
-        from moorage.client.sources import is_here
+        from moorage.client.sources import is_here, is_kept
 
+        if is_kept(source):
+            from moorage.client.files_of import source_of
+
+            return await source_of(self._wire, str(source), after)
         if isinstance(source, str) and not is_here(source):
             return source
         return f"object:{await self.send_files([os.path.expanduser(source)])}"

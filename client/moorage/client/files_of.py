@@ -14,6 +14,7 @@ from moorage.client.fields import Paths
 from moorage.client.sending import bucket_of
 from moorage.schemas.handler import is_earlier, kept_object
 from moorage.schemas.job import TERMINAL, FilesOf
+from moorage.schemas.kept_source import kept_source
 from moorage.schemas.names import is_job
 from moorage.schemas.ranges import count_of, format_ranges, numbers_in
 
@@ -45,6 +46,21 @@ async def files_of(client: Connected, jobs: Iterable[str]) -> list[FilesOf]:
     Raises `NotFound`, and `Rejected` for a job that keeps none, or that has ended and whose files are kept no longer.
     """
     return [await _of_one(client, job) for job in jobs]
+
+
+async def source_of(client: Connected, source: str, after: Iterable[str]) -> str:
+    """Return a source of data that is what a job has kept, as `job:ID/path`, as a request has it.
+
+    The job must have ended, unless this one starts after it: the files are fetched once. Raises as `files_of`.
+    """
+    job, slash, path = source.removeprefix(MARK).partition("/")
+    divided([f"{MARK}{job}"])
+    if job not in after and (state := (await client.show(job)).state) not in TERMINAL:
+        raise rejected(
+            "failed-precondition", f"job {job} has not ended, and its files are fetched once", field="$.run.data",
+            found=state, next=f"--after {job}",
+        )  # fmt: skip
+    return kept_source(await _of_one(client, job), slash + path)
 
 
 async def _of_one(client: Connected, job: str) -> FilesOf:

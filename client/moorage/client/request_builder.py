@@ -145,6 +145,12 @@ def merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]
     return changed
 
 
+def ids_after(fields: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the jobs after which a job with these fields starts."""
+    after = _by_ids(fields).get("after") or ()
+    return [each if isinstance(each, str) else str(msgspec.to_builtins(each)["job"]) for each in after]
+
+
 def _by_ids(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields with a list of ids in place of the handles, or of the one job, in `after`."""
     after = fields.get("after")

@@ -45,12 +45,14 @@ COUNTER_MAX: Final = 1_000_000
 KEEP_MAX: Final = 64
 #: parts of such a pattern with two stars: the time of a match multiplies with each
 KEEP_STARS_MAX: Final = 2
-#: sources of `run.data`; how one begins that is the address of sent files
+#: sources of `run.data`; how one begins that is the address of sent files, or what a job has kept
 DATA_MAX: Final = 16
 DATA_OBJECT: Final = "object:"
+DATA_JOB: Final = "job:"
 _DATA_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _DATA_SOURCE: Final = re.compile(
-    r"(?!.{2049})(/[!-~]+|[a-z][a-z0-9+.-]{0,31}://[!-~]+|hf:(datasets/)?[\w.-]+/[\w.-]+(@[\w./-]+)?|object:[0-9a-f]{64})",
+    r"(?!.{2049})(/[!-~]+|[a-z][a-z0-9+.-]{0,31}://[!-~]+|hf:(datasets/)?[\w.-]+/[\w.-]+(@[\w./-]+)?|object:[0-9a-f]{64}"
+    r"|job:[A-Za-z0-9_-]{1,64}(:[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?(@[0-9]{1,15})?(/[!-~]+)?)",
     re.ASCII,
 )
 #: the variable that names the folder which `run.setup` fills
@@ -176,7 +178,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     setup_s: float = 1800.0  # most seconds that it may run
     #: what it reads and does not change, by name: `/path` below the worker's `data_dirs`; an `https://` or `http://`
     #: address, or one that fsspec knows, as `s3://`, perhaps with `#sha256=` and the digest of the file behind it;
-    #: `hf:org/name@revision`; `object:` and the address of sent files. The variable `MOORAGE_DATA_` and the name in
+    #: `hf:org/name@revision`; `object:` and the address of sent files; `job:` and the id of a job of the tenant, whose
+    #: kept files they are, as `job:sweep:0-9@1764543600000/out` with its replicas and when it was accepted (ms since
+    #: 1970). The variable `MOORAGE_DATA_` and the name in
     #: capitals has its path. It is fetched once a worker as the job's user, with the job's secrets, and shared
     #: read-only by jobs of the tenant with the same user, source and secrets. For processes and containers alone
     data: dict[str, str] = {}
@@ -344,7 +348,7 @@ def _data_trouble(run: Run) -> Trouble | None:
             message = "data must have names for variables"
             return Trouble("run.data", message, quoted(name[:80]), "a letter, then up to 31 letters, digits and _")
         if _DATA_SOURCE.fullmatch(source) is None or "/../" in f"{source}/":
-            allowed = "/path, https://…, s3://…, hf:org/name@revision, object:ADDRESS; no blanks"
+            allowed = "/path, https://…, s3://…, hf:org/name@revision, job:ID/path, object:ADDRESS; no blanks"
             return Trouble(f"run.data.{name}", "data must name a source", quoted(source[:80]), allowed)
         if "@" in source.partition("://")[2].partition("/")[0]:
             message = "a source has no password in it, as requests are shown"

@@ -109,6 +109,10 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             for field, why in NOT_SCHEDULED.items():
                 if _has(self.request, field):
                     raise ValueError(f"request must have no {field}: {why}")
+            run = (self.request or {}).get("run")
+            data = run.get("data") if isinstance(run, dict) else None
+            if isinstance(data, dict) and any(str(each).startswith("job:") for each in data.values()):
+                raise ValueError(f"request must have no run.data of a job: {NOT_SCHEDULED['run.files_of']}")
         elif self.cron or self.tz or self.overlap != "skip":
             raise ValueError(f"cron, tz and overlap must be left out with {self.act}")
 

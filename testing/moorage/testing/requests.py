@@ -460,6 +460,7 @@ FIELDS: Final = (
             one({"A_1": "https://x.org/a?b=c#sha256=" + ADDRESS}, "A_1=https://x.org/a?b=c#sha256=" + ADDRESS),
             one({"m": "hf:org/name@v1", "s": "s3://b/k"}, "m=hf:org/name@v1", "s=s3://b/k"),
             one({"o": "object:" + ADDRESS}, "o=object:" + ADDRESS),
+            Value({"k": "job:sweep:0-9@1764543600000/out", "p": "job:prep@1"}),
         ),
         (
             one({"a b": "/x"}, "a b=/x"),

@@ -79,6 +79,9 @@ async def test_the_files_come_again_and_files_that_are_gone_are_told(
         with pytest.raises(Rejected) as gone:
             await keep_files(client._wire, elsewhere)
         assert (gone.value.code, gone.value.problem.field) == ("request-gone", "$.run.files")
+        of_data = client.request(["true"], fields={"data": {"set": f"object:{'0' * 64}"}})
+        with pytest.raises(Rejected):
+            await keep_files(client._wire, of_data)
 
 
 async def test_the_files_come_whole_if_the_server_answers_the_second_try_alone(

@@ -14,7 +14,8 @@ from moorage.cli.framework.console import is_live, print_err
 from moorage.cli.jobs.flag_values import pairs
 from moorage.cli.jobs.from_shell import warn_of_sbatch
 from moorage.client.errors import rejected
-from moorage.client.sources import is_here
+from moorage.client.sources import is_here, is_kept
+from moorage.schemas.job import DATA_JOB, DATA_OBJECT
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ async def with_files(
     Those `of_schedule` stay until the schedule is removed. Raises `Rejected`."""
     warn_of_sbatch(request)
     sent = {
-        name: await send_files(client, [os.path.expanduser(path)], request.job or "", of_schedule=of_schedule)
+        name: _object(await send_files(client, [os.path.expanduser(path)], request.job or "", of_schedule=of_schedule))
         for name, path in _data_here(data)
     }
-    request = _with_data(request, sent)
-    from moorage.client.files_of import divided, files_of
+    from moorage.client.files_of import divided, files_of, source_of
 
+    after = [each if isinstance(each, str) else each.job for each in request.after]
+    kept = {name: await source_of(client._wire, path, after) for name, path in _data_kept(data)}
+    request = _with_data(request, sent | kept)
     plain, jobs = divided(with_ or ())
     if jobs and of_schedule:
         await client.schedules.send_files(list(with_ or ()))  # which refuses them
@@ -72,13 +75,18 @@ def _data_here(data: Sequence[str] | None) -> list[tuple[str, str]]:
     return [(name, path) for name, path in pairs("data", data or (), "SOURCE") if is_here(path)]
 
 
-def _with_data(request: Request, addresses: Mapping[str, str]) -> Request:
+def _data_kept(data: Sequence[str] | None) -> list[tuple[str, str]]:
+    return [(name, source) for name, source in pairs("data", data or (), "SOURCE") if is_kept(source)]
+
+
+def _object(address: str) -> str:
+    return f"{DATA_OBJECT}{address}"
+
+
+def _with_data(request: Request, sources: Mapping[str, str]) -> Request:
     from moorage.client.request_builder import build_request
 
-    if not addresses:
-        return request
-    own = {name: f"object:{address}" for name, address in addresses.items()}
-    return build_request(request, fields={"data": {**request.workload.data, **own}})
+    return build_request(request, fields={"data": {**request.workload.data, **sources}}) if sources else request
 
 
 def with_packed(
@@ -89,7 +97,9 @@ def with_packed(
     data: Sequence[str] | None = None,
 ) -> Request:
     """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
-    request = _with_data(request, {name: packed_address([os.path.expanduser(at)]) for name, at in _data_here(data)})
+    packed = {name: _object(packed_address([os.path.expanduser(at)])) for name, at in _data_here(data)}
+    refuse_jobs([source.removeprefix(DATA_JOB) for _, source in _data_kept(data)])
+    request = _with_data(request, packed)
     from moorage.client.files_of import divided
 
     plain, jobs = divided(with_ or ())

@@ -250,7 +250,7 @@ class JobFlags:
         list[str] | None,
         Flag(
             help="What the job reads, fetched once a worker into $MOORAGE_DATA_NAME: /path of the worker, https://…, "
-            "s3://…, hf:org/name@rev, or ./folder of this machine.",
+            "s3://…, hf:org/name@rev, job:ID/path, or ./folder of this machine.",
             value="NAME=SOURCE",
             reads=data_sources,
         ),

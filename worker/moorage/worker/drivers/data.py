@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.held_data import DIGITS, HELD_MAX, held_key
-from moorage.schemas.job import DATA_OBJECT, Run, Secret
+from moorage.schemas.job import DATA_JOB, DATA_OBJECT, Run, Secret
+from moorage.schemas.kept_source import read_source
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.driver import Assignment, Driver
@@ -77,7 +78,7 @@ class Data:
             return self._path(source)
         user = self._policy.user_of(tenant) or run.user or ""
         secrets = sorted(f"{key}={each.secret}" for key, each in run.env.items() if isinstance(each, Secret))
-        words = user, *([] if source.startswith(DATA_OBJECT) else secrets)
+        words = user, *([] if source.startswith((DATA_OBJECT, DATA_JOB)) else secrets)
         whose = hashlib.sha256("\0".join(words).encode(errors="surrogatepass")).hexdigest()[:DIGITS]
         return f"{self.setups.root}/{tenant}.{held_key(tenant, self._driver.name, source)}{whose}"
 
@@ -96,12 +97,22 @@ def _fetching(run: Run, name: str, *, is_here: bool) -> Run:
     """Return what fetches one source: a setup whose first line says what it does."""
     source = run.data[name]
     told = f"# data {name} of {source}\n"
+    if source.startswith(DATA_JOB):
+        files, path = read_source(source)
+        at = shlex.quote(path)
+        absent = f"data {name}: job {files.job} has kept no {path.partition('/')[2]}"
+        command = (
+            f'{told}if [ -d {at} ]; then exec cp -a {at}/. "$MOORAGE_SETUP"/; fi\n'
+            f"[ -e {at} ] || {{ echo {shlex.quote(absent)} >&2; exit 1; }}\n"
+            f'exec cp -a {at} "$MOORAGE_SETUP"/'
+        )
+        return msgspec.structs.replace(run, setup=command, files=None, files_of=[files], data={}, cwd=None, items=None)
     if source.startswith(DATA_OBJECT):
         address = source.removeprefix(DATA_OBJECT)
         only = 'set -- * .[!.]*; [ "$#" = 2 ] && [ -d "$1" ] && [ "$2" = ".[!.]*" ] && cd "$1"\n'
         command = f'{told}{only}exec cp -a . "$MOORAGE_SETUP"/'
-        return msgspec.structs.replace(run, setup=command, files=address, data={}, cwd=None, items=None)
+        return msgspec.structs.replace(run, setup=command, files=address, files_of=[], data={}, cwd=None, items=None)
     python = shlex.quote(sys.executable if is_here else "python3")
     own = f'python={python}; [ -x "$python" ] || python=python3\n'  # that of the worker, if the job's user reaches it
     command = f'{told}{own}exec "$python" -c {shlex.quote(_SCRIPT)} {name} {shlex.quote(source)} "$MOORAGE_SETUP"'
-    return msgspec.structs.replace(run, setup=command, files=None, data={}, cwd=None, items=None)
+    return msgspec.structs.replace(run, setup=command, files=None, files_of=[], data={}, cwd=None, items=None)

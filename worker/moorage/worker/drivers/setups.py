@@ -90,7 +90,8 @@ class Setups:
         self._ours = settings.state_dir if settings.folder_dir is None else settings.folder_dir / below
         self.root = (settings.folder_dir or settings.state_dir) / below / self._owner
         self._bytes_max = settings.setup_bytes if bytes_max is None else bytes_max
-        self._setting = "setup_bytes" if bytes_max is None else "data_bytes"
+        self._is_data = bytes_max is not None
+        self._setting = "data_bytes" if self._is_data else "setup_bytes"
         self._notes = Notes(driver.publish if settings.stream_output else None)
         self._running: dict[str, _Setup] = {}  # by folder
         self._own: dict[AttemptName, _Setup] = {}  # until the end of each is heard
@@ -221,6 +222,9 @@ class Setups:
         replica, attempt, fence = numbers
         name = (tenant, f"setup.{assignment.setup[-16:]}", replica, attempt, fence)
         request = _request_of(assignment.request)
+        if not self._is_data:  # which bring a job's kept files by this
+            run = msgspec.structs.replace(request.workload, files_of=[])
+            request = msgspec.structs.replace(request, run=run)
         of_setup = msgspec.structs.replace(
             assignment,
             name=name,
@@ -404,7 +408,7 @@ def _request_of(request: Request) -> Request:
     """Return the request of a job's setup: its command has nothing of the job that is for one attempt alone."""
     run = msgspec.structs.replace(
         request.workload, argv=["/bin/sh", "-c", request.workload.setup or ""], setup=None,
-        timeout_s=request.workload.setup_s, checkpoint_signal=None, checkpoint=None, keep=[], files_of=[], items=None,
+        timeout_s=request.workload.setup_s, checkpoint_signal=None, checkpoint=None, keep=[], items=None,
         ready=None, ports=0, stdin="none", restart="never", max_restarts=None, stall_s=None, on_stall="warn",
         restart_unready_s=None, calls=False, data={},
     )  # fmt: skip
