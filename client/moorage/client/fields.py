@@ -72,6 +72,8 @@ class Fields(_RunFields, total=False):
     resources: Resources
     requires: dict[str, list[str]]
     prefers: list[str]
+    same: list[str]
+    spread_over: str
     where: list[str]
     uses: dict[str, int]
     fair_key: str

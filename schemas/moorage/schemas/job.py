@@ -20,7 +20,7 @@ from moorage.schemas.retrying import RULES_MAX, Retry
 from moorage.schemas.service import FAIR_KEY_CHARS_MAX, WAIT_TARGET_MS, Scale, ServiceSpec
 from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import NONE, Trouble, quoted
-from moorage.schemas.where import prefers_trouble, where_trouble
+from moorage.schemas.where import LABEL_FORM, SAME_MAX, SITE, is_label, prefers_trouble, where_trouble
 
 REPLICAS_MAX: Final = NUMBERS_MAX
 #: the most ranks of a gang
@@ -601,6 +601,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: wishes about a worker's labels, as `gpu.model=H100` and those of `where`, the most important first: at most 8. A
     #: host with room that passes all is taken before one that passes all but the last, and so on; none keeps it waiting
     prefers: list[str] = []
+    #: labels of workers, at most 4: all ranks of a gang run where these have one value each, as `["rack"]` for one
+    #: rack. `site` is one of them anyway, where workers have that label; [] lets the ranks run in any places
+    same: list[str] | None = None
+    #: a label of workers: each copy goes where its value has the fewest of them, as long as there is room
+    spread_over: str | None = None
     run: Run | None = None  # the program, its driver and its limits; required
     #: each driver's own settings, as `{"process": {"gpu_device_ids": ["0"]}}`; those of the job's driver are checked
     driver_config: dict[str, Any] = {}
@@ -824,6 +829,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or (None if self.gpu is None else self.gpu.trouble)
             or self._distributed_trouble
             or self._gang_trouble
+            or self._place_trouble
             or self._preemptible_trouble
             or self._service_trouble
             or self._instead_trouble
@@ -923,6 +929,34 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             message = "ranks of a gang begin at one step, so their checkpoints need checkpoint_step"
             return Trouble("run.checkpoint", message, quoted(run.checkpoint[:80]), r"checkpoint_step step-(\d+)")
         return None
+
+    @property
+    def _place_trouble(self) -> Trouble | None:
+        if self.spread_over is not None and not is_label(self.spread_over):
+            return Trouble("spread_over", "a label of workers", quoted(self.spread_over[:80]), LABEL_FORM)
+        if self.same is None:
+            return None
+        if self.gpu is None or self.gpu.effective_scheduling != "gang":
+            message = "the ranks of a gang share a place, and other replicas start one by one"
+            return Trouble("same", message, quoted(", ".join(self.same)[:80]), "null without a gang")
+        if len(self.same) > SAME_MAX:
+            return Trouble("same", f"at most {SAME_MAX} labels", len(self.same), f"0..{SAME_MAX}")
+        for at, label in enumerate(self.same):
+            if not is_label(label):
+                return Trouble(f"same[{at}]", "a label of workers", quoted(label[:80]), LABEL_FORM)
+            if label == self.spread_over:
+                message = f"the ranks cannot have one {label} and be spread over several"
+                return Trouble(f"same[{at}]", message, quoted(label), "another label than spread_over")
+        return None
+
+    @property
+    def same_labels(self) -> tuple[str, ...]:
+        """The labels of which all ranks of a gang have one value: those that it names, and its site unless it says
+        otherwise. Empty without a gang."""
+        if not self.is_gang or self.same == []:
+            return ()
+        named = tuple(dict.fromkeys(self.same or ()))
+        return named if SITE in named or self.spread_over == SITE else (*named, SITE)
 
     @property
     def _distributed_trouble(self) -> Trouble | None:

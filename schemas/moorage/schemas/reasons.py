@@ -52,9 +52,9 @@ class Reason(NamedTuple):
 #: another shape helps
 MORE_HOSTS: Final = frozenset(
     {
-        "no-worker", "busy", "fragmented", "host-busy", "gang", "gang-size", "reserved", "leaving", "preempting",
-        "closed", "starts-fail", "jobs-fail", "disk-full", "driver-down", "sick", "foreign", "lent", "just-refused",
-        "frozen-here",
+        "no-worker", "busy", "fragmented", "host-busy", "gang", "gang-size", "place", "place-size", "reserved",
+        "leaving", "preempting", "closed", "starts-fail", "jobs-fail", "disk-full", "driver-down", "sick", "foreign",
+        "lent", "just-refused", "frozen-here",
     }
 )  # fmt: skip
 #: by name, in the order of the reference page
@@ -211,6 +211,13 @@ GANG_SIZE: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
+PLACE_SIZE: Final = add(
+    "place-size",
+    "no place that the gang's ranks may share, by --same or as a site, could hold all of them, even if it were empty",
+    "let the ranks run in several places, with --same any; or ask for fewer of them",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 REFUSED: Final = add(
     "refused",
     "the workers that could hold it have refused it: their rules exclude it, or they cannot run it",
@@ -312,6 +319,12 @@ HOST_BUSY: Final = add(
 )
 GANG: Final = add(
     "gang", "a gang starts as a whole, and now there is room for only some of its replicas", cures=_IN_TIME
+)
+PLACE: Final = add(
+    "place",
+    "there is room for all ranks of the gang, and no place that they may share, by --same or as a site, has all of it",
+    "wait; or let the ranks run in several places, with --same any",
+    cures=_IN_TIME,
 )
 RESERVED: Final = add(
     "reserved",

@@ -17,9 +17,18 @@ HOST_ARCH: Final = "host.arch"
 GPU_MODEL: Final = "gpu.model"
 GPU_DRIVER: Final = "gpu.driver"
 GPU_CUDA: Final = "gpu.cuda"
+#: a label that an operator gives workers: where they stand. The ranks of a gang stay in one site
+SITE: Final = "site"
 #: conditions of one request, and characters of a label's value
 WHERE_MAX: Final = 64
 VALUE_CHARS_MAX: Final = 256
+_LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
+#: what a label may be, in words
+LABEL_FORM: Final = "1 to 63 of A-Z, a-z, 0-9, _, ., / and -"
+#: labels of which the ranks of a gang share the values
+SAME_MAX: Final = 4
+#: the sign of a condition that a worker passes with any value of the label; no request has it
+ANY: Final = " with any value"
 _CONDITION: Final = re.compile(r"([A-Za-z0-9_./-]{1,63})(>=|<=|!=|>|<)(.*)", re.DOTALL)
 _WISH: Final = re.compile(r"([A-Za-z0-9_./-]{1,63})(>=|<=|!=|>|<|=)(.*)", re.DOTALL)
 #: wishes of one request
@@ -34,10 +43,10 @@ class Condition(NamedTuple):
 
     label: str
     sign: str
-    value: str
+    value: str | None  # None, with "=": no such label. No request has it
 
     def __str__(self) -> str:
-        return f"{self.label}{self.sign}{self.value}"
+        return f"{self.label}{self.sign}{self.value}" if self.sign != ANY else f"a label {self.label}"
 
     def holds(self, found: str | None) -> bool:
         """Return whether a worker passes whose label has this value; None: it has no such label."""
@@ -45,7 +54,9 @@ class Condition(NamedTuple):
             return found != self.value
         if self.sign == "=":
             return found == self.value
-        has, asked = version_of(found or ""), version_of(self.value)
+        if self.sign == ANY:
+            return found is not None
+        has, asked = version_of(found or ""), version_of(self.value or "")
         if has is None or asked is None:
             return False
         if self.sign == ">=":
@@ -64,6 +75,11 @@ def version_of(text: str) -> Version | None:
     while len(numbers) > 1 and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
+
+
+def is_label(text: str) -> bool:
+    """Return whether a text may be the name of a worker's label."""
+    return _LABEL.fullmatch(text) is not None
 
 
 def is_condition(text: str) -> bool:

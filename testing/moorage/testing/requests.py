@@ -193,6 +193,14 @@ FIELDS: Final = (
         ),
     ),
     Field(
+        "same",
+        "",
+        unsaid(["rack"], ["rack", "site"], []),
+        unsaid(["a b"], "rack", [""], ["a", "b", "c", "d", "e"]),
+        {"gpu": {"scheduling": "gang"}, "replicas": 2},
+    ),
+    Field("spread_over", "spread-over", (one("zone", "zone"),), (one("a b", "a b"), one("", ""), *unsaid(["zone"]))),
+    Field(
         "where",
         "requires",
         (

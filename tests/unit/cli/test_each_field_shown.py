@@ -100,6 +100,8 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "requires": ("requires", lambda text: {name: each.split(",") for name, each in pairs(text).items()}),
     "where": ("where", split),
     "prefers": ("prefers", split),
+    "same": ("same", lambda text: [] if text == "any" else split(text)),
+    "spread_over": ("spread over", str),
     "driver_config": ("settings", json.loads),
     "deadline_s": ("deadline", seconds),
     "start_within_s": ("starts within", seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -409,3 +410,24 @@ def test_a_size_that_most_tools_read_otherwise_is_said_in_both(
 ) -> None:
     fields_of(JobFlags(memory=size))
     assert capsys.readouterr().err == said
+
+
+def test_a_gang_names_labels_to_share_or_any_place() -> None:
+    flags = JobFlags(gpu="2x1xH100", gang=True)
+    assert request_of(replace(flags, same=["rack", "row"]), ["true"]).same == ["rack", "row"]
+    assert request_of(replace(flags, same=["any"]), ["true"]).same == []
+    assert request_of(flags, ["true"]).same is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (JobFlags(gpu="2x1xH100", same=["rack"]), "--same is about the ranks of a gang"),
+        (JobFlags(gpu="2x1xH100", spread=True, same=["rack"]), "--same is about the ranks of a gang"),
+        (JobFlags(gpu="2x1xH100", gang=True, same=["a b"]), "--same"),
+        (JobFlags(gpu="2x1xH100", gang=True, same=["zone"], spread_over="zone"), "cannot have one zone and be spread"),
+    ],
+)
+def test_labels_to_share_that_do_not_go_together_are_refused(flags: JobFlags, said: str) -> None:
+    with pytest.raises(Rejected, match=said):
+        request_of(flags, ["true"])

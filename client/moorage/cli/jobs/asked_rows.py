@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.client.durations import exact
@@ -34,6 +34,8 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("requires", words(f"{name}={','.join(each)}" for name, each in (request.get("requires") or {}).items())),
         ("where", words(request.get("where") or ())),
         ("prefers", words(request.get("prefers") or ())),
+        ("same", _same(request.get("same"))),
+        ("spread over", request.get("spread_over")),
         ("fair key", request.get("fair_key")),
         ("uses", words(f"{name}={each}" for name, each in (request.get("uses") or {}).items())),
         ("labels", words(f"{name}={each}" for name, each in (request.get("labels") or {}).items())),
@@ -115,6 +117,10 @@ def _env(run: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def _size(count: int) -> str:
     return next((f"{count // size}{unit}" for size, unit in _SIZES if count % size == 0), many(count, "byte"))
+
+
+def _same(labels: Sequence[str] | None) -> str | None:
+    return None if labels is None else words(labels) if labels else "any"
 
 
 def _failures(request: Mapping[str, Any]) -> str | None:

@@ -194,8 +194,8 @@ def _meant(why: str, plain: Iterable[str]) -> str:
     """Return which option a misspelt key most likely means, as a fix; "" if `why` is another error, or none is near."""
     options = [field.name.strip("_").replace("_", "-") for field in fields(JobFlags)]
     wrong = next((key for key in plain if why == f"no option --{key}"), "")
-    near = nearest(wrong, options) or as_elsewhere(f"--{wrong}").partition(" ")[0].removeprefix("--") if wrong else ""
-    near = near if near in options else ""
+    elsewhere = as_elsewhere(f"--{wrong}").partition(" ")[0].removeprefix("--") if wrong else ""
+    near = elsewhere if elsewhere in options else nearest(wrong, options) if wrong else ""
     return f"write {near} in place of {wrong}" if near else ""
 
 

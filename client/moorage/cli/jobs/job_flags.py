@@ -170,6 +170,21 @@ class JobFlags:
     spread: Annotated[
         bool, Parameter(help="Prefer a different host for each replica; where none has room, several run on one.")
     ] = False
+    same: Annotated[
+        list[str] | None,
+        Flag(
+            help="All ranks of the gang on workers with one value of this label, as rack. Repeatable. It is `site` "
+            "anyway, where workers have that label; `any` lets them run in any places.",
+            value="LABEL",
+        ),
+    ] = None
+    spread_over: Annotated[
+        str | None,
+        Flag(
+            help="Replicas spread over the values of this label of workers, as zone, as evenly as there is room.",
+            value="LABEL",
+        ),
+    ] = None
     priority: Annotated[int | None, Flag(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Flag(help="Cores per replica: 4 or 0.5.", value="CORES", of="resources.cpu_milli")] = (
         None
@@ -510,6 +525,10 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
     together = scheduling_of(flags)
+    same = fields.pop("same", None)
+    if same is not None and together.get("scheduling") != "gang":
+        message = "--same is about the ranks of a gang"
+        raise rejected("invalid-argument", message, field="$.same", next="add --gang, or --hosts N")
     ranks = {"replicas": fields.pop("replicas")} if flags.gang and isinstance(fields.get("replicas"), dict) else {}
     request = _built(list(command), flags, fields)
     if not together:
@@ -524,7 +543,15 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
         raise rejected("invalid-argument", message, field="$.gpu", next="add --gpu 1xH100")
     import msgspec
 
-    return build_request(request, msgspec.structs.replace(request.gpu, **together), fields=ranks)
+    gpu = msgspec.structs.replace(request.gpu, **together)
+    if same is not None:
+        ranks["same"] = [] if same == ["any"] else same
+    try:
+        return build_request(request, gpu, fields=ranks)
+    except Rejected as refused:
+        if not (refused.problem.field or "").startswith("$.same"):
+            raise
+        raise of_option("--same", refused) from None
 
 
 def drivers_of(flags: JobFlags) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Final
 from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host, apart, size_of_largest, too_few_lent
+from moorage.scheduler.core.fleet.places import most_in_one
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
@@ -72,7 +73,7 @@ def explain(
     matching = _matching(fleet, shape, counts)
     if isinstance(matching, Explanation):
         return matching
-    sized = _large_enough(matching, shape, counts)
+    sized = _large_enough(fleet, matching, shape, counts)
     if isinstance(sized, Explanation):
         return sized
     if refusing:
@@ -105,14 +106,17 @@ def explain(
     if not staying:
         drained = [_planned(host.worker) for host in unreserved[:HOLDERS_MAX]]
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
-    now = _now(staying, shape)
+    now, where = _now(fleet, staying, shape)
     if shape.together > 1 and now < shape.together:
         reason = reasons.GANG
-        if _now(unreserved, shape) >= shape.together:
+        if _now(fleet, unreserved, shape)[0] >= shape.together:
             reason = reasons.LEAVING
-        elif _now(roomy, shape) >= shape.together:
+        elif _now(fleet, roomy, shape)[0] >= shape.together:
             reason = reasons.RESERVED
-        because = f"room for {now} of {'at least' if shape.most else 'its'} {shape.together} replicas{apart(shape)}"
+        elif where and sum(host.replicas_of(shape, "now") for host in staying) >= shape.together:
+            reason = reasons.PLACE
+        of = "at least" if shape.most else "its"
+        because = f"room for {now} of {of} {shape.together} replicas{where}{apart(shape)}"
         return Explanation(reason, counts, open_hosts, because=because)
     return Explanation(reasons.PLACING, counts, [])
 
@@ -137,7 +141,7 @@ def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] 
     return left or Explanation(REASONS[nearest_to_a_fit(failed)], counts, [])
 
 
-def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
+def _large_enough(fleet: Fleet, hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
     """Return the hosts that could hold a replica if empty, if together they could hold all replicas."""
     rooms = [host.replicas_of(shape, "ever") for host in hosts]
     sized = [host for host, room in zip(hosts, rooms, strict=True) if room]
@@ -153,6 +157,10 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
             f"empty, they would hold {ever} of {'at least' if shape.most else 'its'} {shape.together}{apart(shape)}"
         )
         return Explanation(reasons.GANG_SIZE, counts, [], because=because)
+    most, where = most_in_one(fleet.places(shape), shape, zip(hosts, rooms, strict=True))
+    if most < shape.together:
+        because = f"empty, hosts would hold {most} of its {shape.together}{where}{apart(shape)}"
+        return Explanation(reasons.PLACE_SIZE, counts, [], because=because)
     return sized
 
 
@@ -271,8 +279,8 @@ def _asked_of_host(shape: Shape) -> str:
     return f"it asks for {' and '.join(asked)} on one host" if asked else ""
 
 
-def _now(hosts: list[Host], shape: Shape) -> int:
-    return sum(host.replicas_of(shape, "now") for host in hosts)
+def _now(fleet: Fleet, hosts: list[Host], shape: Shape) -> tuple[int, str]:
+    return most_in_one(fleet.places(shape), shape, ((host, host.replicas_of(shape, "now")) for host in hosts))
 
 
 def _free(host: Host, shape: Shape) -> int:

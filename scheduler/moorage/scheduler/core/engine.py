@@ -683,7 +683,7 @@ class Engine:
         if tenant in self.fleet.named:
             event.shape = self.reader.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
-        if shape.by_name:
+        if shape.by_name or shape.same:
             self.fleet.distinguish(shape)
         outcome = self.admission.submit(draft, event, flight.new.values())
         if not isinstance(outcome, NewJob):

@@ -218,7 +218,7 @@ class Causes:
             return Verdict(Cause.HELD)
         if self._is_limited(tenant, shape, held_up):
             return Verdict(Cause.LIMIT)
-        rooms = self._rooms[shape]
+        rooms = self._in_one_place(self._rooms[shape])
         kept, keeper = self._kept(kind)
         together, free = shape.together, rooms.free
         if free - rooms.free_on(kept) >= together:
@@ -237,6 +237,18 @@ class Causes:
         if other is None:
             return Verdict(Cause.FULL, most)
         return Verdict(self._right(kind, other), other.tenant, passer, (Cause.FULL, most))
+
+    def _in_one_place(self, rooms: _Rooms) -> _Rooms:
+        """Return the rows of the place with the most room, of a shape whose ranks stay in one place; else all rows."""
+        shape = rooms.shape
+        if self._fleet.places(shape) == (shape,):
+            return rooms
+        found = dict[tuple[str | None, ...], _Rooms]()
+        for num, row in rooms.rows.items():
+            labels = self._fleet.hosts[num].labels
+            found.setdefault(tuple(map(labels.get, shape.same)), _Rooms(shape)).put(num, row)
+        best = max(found.values(), key=lambda each: (each.free, each.free + each.closed, each.ever), default=None)
+        return rooms if best is None else best
 
     def _is_limited(self, tenant: Tenant, shape: Shape, held_up: dict[str, frozenset[int]]) -> bool:
         short = limits.short(self._state, tenant, shape)

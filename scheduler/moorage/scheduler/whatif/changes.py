@@ -3,9 +3,9 @@
 A job that waits for others, or for a time, could start only without that. Of all others the order is: a time limit that
 lets it in, any device, another model, any vendor, a lower compute capability, less memory, another slice, a whole GPU
 instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less host memory,
-several replicas of a gang on one host, no gang, fewer replicas, a gang on several hosts instead of more GPUs than one
-host has, fewer GPUs, one label less. These are candidates: each is tried before it is suggested (see `fixes`). Requests
-that would be refused are left out.
+several replicas of a gang on one host, its ranks in several places, no gang, fewer replicas, a gang on several hosts
+instead of more GPUs than one host has, fewer GPUs, one label less. These are candidates: each is tried before it is
+suggested (see `fixes`). Requests that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass
-from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.fleet.spelling import short_name, spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from moorage.schemas.answers.jobs import Fix
@@ -327,6 +327,11 @@ def _same_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
         yield "several replicas on one host", _with_gpu(request, distinct_hosts=False), ("gpu",)
 
 
+def _any_place(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    if len(fleet.places(Shapes().of(request))) > 1:
+        yield "ranks in any places (--same any)", msgspec.structs.replace(request, same=[]), ("same",)
+
+
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is not None and gpu.effective_scheduling == "gang" and request.copies > 1:
@@ -408,6 +413,7 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
-    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _same_hosts, _gang,
+    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _same_hosts, _any_place,
+    _gang,
     _replicas, _several_hosts, _count, _labels,
 )  # fmt: skip

@@ -19,6 +19,7 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.queue.limits import room
 from moorage.scheduler.whatif.changes import Change, pairs, singles
@@ -84,6 +85,10 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
     shape, row = engine.reader.shape_asked_by(tenant, request), engine.state.tenants[tenant]
     if room(engine.state, row, shape) < 1:
         return False
+    return any(_holds_now(engine, place) for place in engine.fleet.places(shape))
+
+
+def _holds_now(engine: Engine, shape: Shape) -> bool:
     missing = shape.together
     for host, _ in engine.fleet.usable(shape):
         missing -= host.replicas_of(shape, "now")

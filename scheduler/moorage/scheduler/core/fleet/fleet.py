@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Fit, Fits, Host, HostClass, SharedDevice
 from moorage.scheduler.core.fleet.kit import Kit, Rules, kit_of
+from moorage.scheduler.core.fleet.places import Places
 from moorage.scheduler.core.fleet.shape import Avoid, Shape
 from moorage.scheduler.core.ledger.state import Attempt, Worker
 from moorage.schemas.frames import OTHERS
@@ -77,6 +78,7 @@ class Fleet:
         self._asked_names: set[str] = set()  # device names that some request has asked for, and that some host has
         #: device name -> hosts; None until a request has asked for one
         self._by_name: dict[str, set[int]] | None = None
+        self._places = Places(self.classes, self.labelled, self.distinguish, lambda: self.inventory)
 
     # -------------------------------------------------------------------------- what lets a job start
 
@@ -193,8 +195,10 @@ class Fleet:
         if shape.requires:
             self._distinguish_labels(shape.requires)
         for each in shape.where:  # a host without the label is apart from each value of it
-            values = [each.value] if each.sign == "!=" else list(self.labelled.get(each.label, ()))
+            values = list(self.labelled.get(each.label, ())) if each.sign != "!=" else [each.value or ""]
             self._distinguish_labels({each.label: values})
+        for label in shape.same:
+            self._distinguish_labels({label: list(self.labelled.get(label, ()))})
         if shape.device_ids:
             self._distinguish_devices(shape.device_ids)
 
@@ -525,14 +529,18 @@ class Fleet:
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """Yield the classes that a shape fits, with how; their hosts may still lend too little, or be too small."""
-        for cls in self.classes.values():
+        for cls in self.classes.values() if shape.place is None else self._places.classes(shape.place):
             fit = cls.fit(shape)
             if not fit.reason:
                 yield cls, fit
 
+    def places(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the shapes for the places in one of which all ranks of a gang run; see `Places.of`."""
+        return self._places.of(shape)
+
     def lack(self, shape: Shape, replicas: int) -> int:
         """Return how many of so many replicas of a shape all hosts together could not hold, if they were empty and
-        healthy; 0 or less if they could hold them all."""
+        healthy; 0 or less if they could hold them all. It must be one of `places`."""
         for cls, _ in self.capable(shape):
             for alike in cls.sizes.values():  # hosts of one size give the same answer
                 replicas -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")

@@ -5,12 +5,13 @@ The fleet's index, the queue and the reasons for waiting are kept by shape, so n
 
 from __future__ import annotations
 
-from typing import Final
+from copy import copy
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ledger.records import MODE_OF, Mode
 from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
-from moorage.schemas.where import condition, wish
+from moorage.schemas.where import ANY, Condition, condition, wish
 
 _ANY_NUMBER: Final = 1 << 30
 #: the table is emptied when it has this many shapes
@@ -27,6 +28,17 @@ Avoid = tuple[tuple[int, int], ...]
 #: the fields that `Shape.device_rank` depends on
 GpuKind = tuple[str, tuple[str, ...], int, int, str | None]
 DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str | None]
+
+
+class Place(NamedTuple):
+    """The hosts with these values of some labels; None: without the label."""
+
+    labels: tuple[str, ...]
+    values: tuple[str | None, ...]
+
+    def __str__(self) -> str:
+        rows = list(zip(self.labels, self.values, strict=True))
+        return ", ".join(f"{label}={value}" for label, value in rows if value is not None) or f"no {rows[-1][0]}"
 
 
 class Shape:
@@ -64,6 +76,7 @@ class Shape:
         "must_sleep",
         "not_apple",
         "on_host_max",
+        "place",
         "ports",
         "preemptible",
         "prefer",
@@ -71,11 +84,13 @@ class Shape:
         "reached",
         "refusing",
         "requires",
+        "same",
         "share_mib",
         "sleeps",
         "slice_profile",
         "slot_index",
         "spread",
+        "spread_over",
         "tenant",
         "together",
         "user",
@@ -108,8 +123,12 @@ class Shape:
         #: a tuple shares its words with the key; a set would take ten times as much memory
         self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.where = tuple(map(condition, request.where))
+        self.same = request.same_labels  # all of a gang's ranks are on hosts with one value of each: see `Places`
+        self.place: Place | None = None  # the only hosts that it fits: a shape of `Places`
+        if self.same and request.same:  # a host without a label that it names itself is in no place of it
+            self.where += tuple(Condition(label, ANY, "") for label in request.same)
         #: it names labels or devices, in which hosts with equal hardware may differ
-        self.by_name = bool(request.requires or request.where or (gpu and request.device_ids))
+        self.by_name = bool(request.requires or self.where or (gpu and request.device_ids))
         self.prefers = tuple(map(wish, request.prefers))  # in their order
         self.data = tuple(sorted(request.run.data.items())) if request.run else ()  # a host that has it is preferred
         self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
@@ -143,13 +162,21 @@ class Shape:
             self.not_apple, self.slice_profile,
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
-        self.spread = request.spreads
+        self.spread = request.spreads or request.spread_over is not None
+        self.spread_over = request.spread_over  # a label: its values count in place of hosts
         ranks = request.ranks
         self.is_gang = request.is_gang
         self.most = 0 if ranks is None else ranks.max
         self.together = ranks.min if ranks is not None else request.copies if scheduling == "gang" else 1
         self.on_host_max = 1 if gpu and gpu.distinct_hosts else _ANY_NUMBER
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
+
+    def at(self, place: Place) -> Shape:
+        """Return this shape for the hosts of one place. It fits devices as this one, and has its index."""
+        found = copy(self)
+        found.same, found.place, found.by_name = (), place, True
+        found.where += tuple(Condition(label, "=", value) for label, value in zip(*place, strict=True))
+        return found
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
         """Return how well a device matches: 2 by a whole word or without a model, 1 inside a word, 0 not at all."""
@@ -207,6 +234,9 @@ def shape_key(request: Request) -> ShapeKey:
         tuple(sorted(request.uses.items())) if request.uses else None,
         tuple(request.prefers) if request.prefers else None,
         tuple(sorted(run.data.items())) if run is not None and run.data else None,
+        None
+        if request.same is None and request.spread_over is None
+        else (None if request.same is None else tuple(request.same), request.spread_over),
     )
 
 
@@ -267,7 +297,7 @@ class Shapes:
 
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
-    labels += [word for each in shape.where for word in each]
+    labels += [word for each in shape.where for word in each if word is not None]
     labels += [name for name, _ in shape.uses]
     labels += [word for each in shape.data for word in each]
     words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)

@@ -484,6 +484,11 @@ class Admission:
         return self._capable.put(shape.index, (self.fleet.inventory, self._counted_lack(shape)))[1]
 
     def _counted_lack(self, shape: Shape) -> int:
+        if shape.same:
+            return min(map(self._lack_at, self.fleet.places(shape)), default=shape.together)
+        return self._lack_at(shape)
+
+    def _lack_at(self, shape: Shape) -> int:
         missing, hosts = shape.together, self.fleet.hosts
         for num, mask in shape.avoid:
             if (host := hosts.get(num)) is not None:
@@ -531,6 +536,9 @@ class Admission:
     def _may_be_back(self, shape: Shape) -> bool:
         """Return whether a shape that the known fleet could not hold could be held once workers that are away are
         back."""
+        if shape.same:
+            places = [*self.fleet.places(shape), *self._away.places(shape)]
+            return any(self._away.lack(each, self._lack_at(each)) <= 0 for each in places)
         return self._away.lack(shape, self._lack(shape)) <= 0
 
     def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:

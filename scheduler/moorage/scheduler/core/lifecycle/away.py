@@ -28,6 +28,11 @@ class Away:
         self._fleet.distinguish(shape)
         return self._fleet.lack(shape, replicas)
 
+    def places(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the shapes for the places that they would have, as `Fleet.places` does."""
+        self._look()
+        return self._fleet.places(shape)
+
     def _look(self) -> None:
         as_of = (self._state.seq, self._known.inventory, len(self._state.workers))
         if as_of == self._as_of:

@@ -64,6 +64,9 @@ class Lacking:
         for num, _ in job.avoid:
             if avoids_all(job, draft.state.worker_by_num[num]):
                 out.add(num)
+        return any(self._could_hold(place, out) for place in self._fleet.places(shape))
+
+    def _could_hold(self, shape: Shape, out: set[int]) -> bool:
         missing = shape.together
         for cls, _ in self._fleet.capable(shape):
             for alike in cls.sizes.values():

@@ -314,12 +314,15 @@ class QuickFailures:
         key = shape.index, barred
         if (known := self._could_hold.get(key)) is not None:
             return known
+        found = self._could_hold[key] = any(self._holds(place, barred) for place in self._fleet.places(shape))
+        return found
+
+    def _holds(self, shape: Shape, barred: frozenset[int]) -> bool:
         missing = shape.together
         for cls, _ in self._fleet.capable(shape):
             for num, host in cls.hosts.items():
                 if host.usable and num not in barred and num not in shape.refusing:
                     missing -= host.replicas_of(shape, "ever")
                 if missing <= 0:
-                    break
-        self._could_hold[key] = missing <= 0
-        return missing <= 0
+                    return True
+        return False

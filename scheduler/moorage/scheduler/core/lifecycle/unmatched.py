@@ -9,6 +9,7 @@ from typing import Final
 from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, Offer, nearest_to_a_fit, shown
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass, apart, size_of_largest, too_few_lent
+from moorage.scheduler.core.fleet.places import most_in_one
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.fleet.spelling import inside, spelled
 from moorage.schemas.gpu import bare_model, model_matches
@@ -101,6 +102,11 @@ class Unmatched:
     def _of_hosts(self, shape: Shape, classes: list[HostClass]) -> str:
         sizes = [(next(iter(alike.values())), len(alike)) for cls in classes for alike in cls.sizes.values()]
         rooms = sum(host.replicas_of(shape, "ever") * count for host, count in sizes)
+        if rooms >= shape.together:
+            every = (host for cls in classes for host in cls.hosts.values())
+            each = ((host, host.replicas_of(shape, "ever")) for host in every)
+            most, where = most_in_one(self._fleet.places(shape), shape, each)
+            return f"hosts would hold {most} of its {shape.together} replicas at once{where}{apart(shape)}"
         if rooms:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once{apart(shape)}"
         hosts = [host for host, _ in sizes]

@@ -186,14 +186,14 @@ class Placing:
         return masks
 
     def _place_one(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
-        avoid = self._peers(num) if shape.spread else _NO_PEERS
+        avoid = self._peers(num, shape) if shape.spread else _NO_PEERS
         choice = self._choose(shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
             choice = self._where_frozen_wait(shape, num, excluded)
         if choice is not None:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
-                avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
+                self._count_peer(shape, avoid, choice.host.worker.num)
             number = self._order.queue.first(num)
             draft.placed(num, number, choice.host.worker.num, choice.mask, self._mode(shape, num))
         return choice
@@ -250,12 +250,35 @@ class Placing:
         return taken, choice
 
     def _place_gang(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
-        fleet = self._fleet
-        if not self._may_fit(shape):
+        most = self._order.most_ranks(num, shape) if shape.most else shape.together
+        places = self._places(shape, most)
+        taken = next((found for place in places if (found := self._take_all(place, most, excluded))), None)
+        if taken is None:
             return None
-        taken: list[Choice] = []
-        for _ in range(self._order.most_ranks(num, shape) if shape.most else shape.together):
-            choice = self._choose(shape, _NO_PEERS, excluded)
+        for index, choice in enumerate(taken):
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(shape))
+        if shape.most > shape.together:
+            draft.takes_ranks(draft.state.jobs[num], len(taken))
+        draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
+        return taken[-1]
+
+    def _places(self, shape: Shape, most: int) -> list[Shape]:
+        """Return the places that a gang of at most `most` ranks may fit in, by an upper bound from the free counts:
+        hopeless ones cost no search. The least that has room for all comes first, which leaves others to larger gangs.
+        """
+        places = self._fleet.places(shape)
+        if shape.mode != EXCLUSIVE:
+            return list(places)
+        rooms = [(sum(cls.rooms_at_most(each) for cls, _ in self._fleet.capable(each)), each) for each in places]
+        rooms.sort(key=lambda row: (-min(row[0], most), row[0]))
+        return [each for room, each in rooms if room >= shape.together]
+
+    def _take_all(self, shape: Shape, most: int, excluded: frozenset[int]) -> list[Choice] | None:
+        """Take room for at most `most` ranks of a gang in one place; None, with all given back, if too few find any."""
+        fleet, taken = self._fleet, list[Choice]()
+        peers = dict[int, int]() if shape.spread else _NO_PEERS
+        for _ in range(most):
+            choice = self._choose(shape, peers, excluded)
             if choice is None and len(taken) >= shape.together:
                 break
             if choice is None:
@@ -266,32 +289,33 @@ class Placing:
                 return None
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)
+            if shape.spread:
+                self._count_peer(shape, peers, choice.host.worker.num)
             if shape.on_host_max == 1:
                 excluded |= {choice.host.worker.num}
-        for index, choice in enumerate(taken):
-            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(shape))
-        if shape.most > shape.together:
-            draft.takes_ranks(draft.state.jobs[num], len(taken))
-        draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
-        return taken[-1]
+        return taken
 
-    def _may_fit(self, shape: Shape) -> bool:
-        """Return whether a gang may fit, by an upper bound from the free counts: a hopeless gang costs no search."""
-        if shape.mode != EXCLUSIVE:
-            return True
-        return sum(cls.rooms_at_most(shape) for cls, _ in self._fleet.capable(shape)) >= shape.together
+    def _peers(self, num: int, shape: Shape) -> dict[int, int]:
+        """Return the number of replicas of this job by worker number, including those placed in this pass.
 
-    def _peers(self, num: int) -> dict[int, int]:
-        """Return the number of replicas of this job by worker number, including those placed in this pass."""
+        With `spread_over`, those on all hosts with that worker's value of the label.
+        """
         used = self._spread.get(num)
         if used is None:
             used = self._spread[num] = {}
             job = self._order.state.jobs.get(num)
             for replica in job.rows.values() if job is not None else ():
-                attempt = replica.attempt
-                if attempt is not None:
-                    used[attempt.worker.num] = used.get(attempt.worker.num, 0) + 1
+                if replica.attempt is not None:
+                    self._count_peer(shape, used, replica.attempt.worker.num)
         return used
+
+    def _count_peer(self, shape: Shape, used: dict[int, int], worker: int) -> None:
+        fleet, nums = self._fleet, [worker]
+        if shape.spread_over is not None and worker in fleet.hosts:
+            value = fleet.hosts[worker].labels.get(shape.spread_over)
+            nums = nums if value is None else fleet.labelled[shape.spread_over][value]
+        for num in nums:
+            used[num] = used.get(num, 0) + 1
 
 
 def _standing(choice: Choice, shape: Shape, avoid: dict[int, int]) -> tuple[int, ...]:

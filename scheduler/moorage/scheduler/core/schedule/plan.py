@@ -321,14 +321,34 @@ def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_m
 def _hosts_for(known: Known, claim: Claim, had: Reservation | None, now_ms: int) -> Reservation:
     """Return the reservation of a job where it fits soonest; without a place for it now, where it was, if anywhere."""
     group, shape = claim.group, claim.group.shape
-    found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms, claim.num)
-    short_ms = 0
+    excluded = claim.leaving | shape.refusing
+    found, short_ms = _soonest(known, shape, excluded, now_ms, claim.num, had), 0
     if found is None:
         is_same = had is not None and had.shape is shape and had.priority == group.priority
         found = (had.hosts, had.start_ms) if had is not None and is_same else (frozenset(), now_ms)
         short_ms = had.short_ms or now_ms if had is not None and is_same else now_ms
     first = known.order.queue.first(claim.num)
     return Reservation(claim.num, first, group.tenant, group.priority, shape, *found, short_ms, group.owner)
+
+
+def _soonest(
+    known: Known, shape: Shape, excluded: frozenset[int], now_ms: int, num: int, had: Reservation | None
+) -> tuple[frozenset[int], int] | None:
+    """Return `soonest`; of a gang that stays in one place, for the place where that is first.
+
+    The place that it had is left only for one where it starts in less than half the time: jobs that outlive their
+    estimates would send it to and fro for ever.
+    """
+    best: tuple[int, frozenset[int], int] | None = None
+    for place in known.fleet.places(shape):
+        found = soonest(known.fleet, place, excluded, known.estimates, now_ms, num)
+        if found is not None:
+            hosts, start_ms = found
+            wait_ms = start_ms - now_ms
+            had_it = had is not None and had.shape is shape and bool(had.hosts & hosts)
+            if best is None or wait_ms // (1 + had_it) < best[0]:
+                best = wait_ms // (1 + had_it), hosts, start_ms
+    return None if best is None else best[1:]
 
 
 def _due_ms(known: Known, claim: Claim) -> int:

@@ -191,8 +191,20 @@ class Preemption:
         read = self.read(draft) if right.only is None else {}
         if read is None:
             return None
-        search = _Search(self, draft, shape, right, excluded, ending, max(wanted, shape.together))
-        return search.run(read)
+        wanted = max(wanted, shape.together)
+        if not shape.same:
+            return _Search(self, draft, shape, right, excluded, ending, wanted).run(read)
+        places = self.fleet.places(shape)
+        searches = [_Search(self, draft, place, right, excluded, ending, wanted) for place in places]
+        if any(search.room >= shape.together for search in searches):
+            return None  # there is room in one place already
+        found = [choice for search in searches if (choice := search.run(read)) is not None]
+        return min(found, key=_cost, default=None)
+
+
+def _cost(choice: Choice) -> tuple[int, int]:
+    """Return the highest priority and the lost work of victims, by which the cheapest are chosen."""
+    return max(victim.priority for victim in choice.victims), sum(victim.cost for victim in choice.victims)
 
 
 class _Read:
