@@ -25,7 +25,9 @@ from moorage.schemas.http_service import (
     HTTP_STATUS,
     PORT,
     PORT_VARIABLE,
+    HttpRequest,
     HttpSpec,
+    SleepBy,
     engine_load,
     is_http,
     passed_on,
@@ -44,6 +46,9 @@ HEALTH_S_MAX: Final = 10.0
 #: between two of these questions once it has been ready, and so many in a row that it fails end that
 LOOK_S: Final = 2.0
 LOOKS: Final = 3
+#: calls that run in a server which is to sleep have so long to end, its sleep and its wake take no longer
+CALLS_END_S: Final = 30.0
+AWAKE_S: Final = 300.0
 #: where engines tell how many requests they run
 METRICS: Final = "/metrics"
 #: a part has at most so many bytes: half of what servers of NATS take by default
@@ -76,6 +81,7 @@ class HttpProgram(Child):
         on_failed: Callable[[int, str], None] = lambda status, why: None,
         on_well: Callable[[bool], None] = lambda is_well: None,
         on_load: Callable[[int, int], None] = lambda running, waiting: None,
+        sleep_by: SleepBy | None = None,
     ) -> None:
         super().__init__(on_over, before_kill)
         self._spec = spec
@@ -83,12 +89,14 @@ class HttpProgram(Child):
         self._on_failed = on_failed
         self._on_well = on_well
         self._on_load = on_load
+        self._sleep_by = sleep_by
         self._heard_s = 0.0  # when it has sent a part of an answer last
         self._session: aiohttp.ClientSession | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._port = 0
+        self.sleeps = False  # it was asked to, and not to wake again
 
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
         """Start the server, and say `ready` once it is healthy and warm. Raises OSError, and MoorageError without the
@@ -158,6 +166,8 @@ class HttpProgram(Child):
         is_well, failed = True, 0
         while True:
             await asyncio.sleep(LOOK_S)
+            if self.sleeps:
+                continue
             if await self._status(self._spec.health, b"", HEALTH_S_MAX) in range(200, 400):
                 failed = 0
             else:
@@ -172,6 +182,42 @@ class HttpProgram(Child):
             if engine := self._spec.metrics:
                 told = engine_load((await self._text(METRICS)).decode(errors="replace"), engine)
                 self._on_load(*(told or (0, 0)))
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether requests put it to sleep and wake it."""
+        return self._sleep_by is not None
+
+    async def sleep(self) -> str:
+        """Have the server sleep, once it has no calls. Return why it does not; "" if it does."""
+        assert self._sleep_by is not None
+        if self._calls:
+            await asyncio.wait(list(self._calls.values()), timeout=CALLS_END_S)
+        if self._calls:
+            return f"{len(self._calls)} calls still run in it"
+        self.sleeps = True
+        status = await self._posted(self._sleep_by.sleep)
+        if status in range(200, 300):
+            return ""
+        self.sleeps = not status  # one that does not answer may sleep all the same
+        return f"{self._sleep_by.sleep.path} is answered with {status or 'nothing'}"
+
+    async def wake(self) -> str:
+        """Have the server run on; return once it is ready for calls. Return why it is not; "" if it is."""
+        assert self._sleep_by is not None
+        status = await self._posted(self._sleep_by.wake)
+        if status not in range(200, 300):
+            return f"{self._sleep_by.wake.path} is answered with {status or 'nothing'}"
+        try:
+            async with asyncio.timeout(AWAKE_S):
+                await self._ready()
+        except TimeoutError:
+            return f"it is not healthy {AWAKE_S:g} s after {self._sleep_by.wake.path}"
+        self.sleeps = False
+        return ""
+
+    async def _posted(self, request: HttpRequest) -> int:
+        return (await self._asked(request.path, request.body.encode(), AWAKE_S, "POST"))[0]
 
     async def _ready(self) -> None:
         """Return once the server is healthy, and has answered the request that warms it."""
@@ -195,12 +241,12 @@ class HttpProgram(Child):
         status, body = await self._asked(path, b"", HEALTH_S_MAX)
         return body if status == 200 else b""
 
-    async def _asked(self, path: str, body: bytes, within_s: float | None) -> tuple[int, bytes]:
+    async def _asked(self, path: str, body: bytes, within_s: float | None, method: str = "") -> tuple[int, bytes]:
         import aiohttp
 
         assert self._session is not None
         headers = {CONTENT_TYPE: "application/json"} if body else {}
-        method, url = "POST" if body else "GET", self._url(path)
+        method, url = method or ("POST" if body else "GET"), self._url(path)
         asking = self._session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
         try:
             async with asyncio.timeout(within_s), asking as answer:

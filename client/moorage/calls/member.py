@@ -169,6 +169,7 @@ class Member:
         self._room_fixed = room
         self.draining = False
         self.dead = False
+        self.shut = False  # its program sleeps, or is about to: no call may reach it
         self.running: dict[int, Call] = {}
         self.room: Room[Call] = Room()
         self._outside = outside
@@ -323,6 +324,12 @@ class Member:
         self._look_at_room()
         self._begin_last_batches()
 
+    def set_shut(self, is_shut: bool, now_s: float) -> None:
+        """Begin no call from now on, as the program is to sleep, or begin those that wait."""
+        self.shut = is_shut
+        if not is_shut:
+            self._fill(now_s)
+
     def on_given(self, call: Call | None, now_s: float, *, is_any_open: bool = True) -> None:
         """A `want` is answered: by a call, or by None if nothing waits there, or no room is open that could have a call
         for this member."""
@@ -473,7 +480,7 @@ class Member:
     @property
     def _is_full(self) -> bool:
         batches_run = self.batches is not None and self.batches.is_full
-        return self.dead or self.rests or batches_run or len(self.running) >= self.places
+        return self.dead or self.shut or self.rests or batches_run or len(self.running) >= self.places
 
     def _begin(self, call: Call, now_s: float) -> bool:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""

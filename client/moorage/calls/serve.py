@@ -23,12 +23,13 @@ from moorage.calls.batcher import OnFrame
 from moorage.calls.batches import Batches
 from moorage.calls.child import END_S, BeforeKill
 from moorage.calls.discovery import PREFIX
+from moorage.calls.engine_sleep import EngineSleep
 from moorage.calls.http_program import HttpProgram
 from moorage.calls.messenger import CLOSE_S, Messenger, Name, attempt_of
 from moorage.calls.program import Program
 from moorage.calls.wire import AHEAD_MAX, FromProgram
 from moorage.schemas.held_calls import HELD_VARIABLE, most_held
-from moorage.schemas.http_service import HttpSpec
+from moorage.schemas.http_service import HttpSpec, SleepBy
 from moorage.schemas.service import (
     CONCURRENCY_MAX,
     INPUT_BYTES_DEFAULT,
@@ -62,6 +63,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchSpec | None = None
     queue: QueueSpec | None = None
     http: HttpSpec | None = None
+    sleep_by: SleepBy | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
@@ -70,6 +72,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
         wrong = wrong or (None if self.http is None else self.http.trouble)
         if self.http is not None and self.batch is not None:
             raise ValueError("a server of HTTP takes each call by itself: leave out batch, or http")
+        if self.sleep_by is not None:
+            if self.http is None:
+                raise ValueError("the service sleeps by a request, and its program is no HTTP server: --http /health")
+            if reached := self.sleep_by.reached((*self.http.paths, self.http.path)):
+                raise ValueError(f"callers would reach {reached}, which is the worker's alone: --paths without it")
         if wrong := wrong or (None if self.queue is None else self.queue.trouble):
             raise ValueError(f"{wrong.message}: found {wrong.found}, allowed are {wrong.allowed}")
 
@@ -155,7 +162,7 @@ async def serve(
         else:
             failed = messenger.member.meter.failed
             program = messenger.program = HttpProgram(
-                serving.http, on_frame, on_over, before_kill, failed, ready_file.show, on_load
+                serving.http, on_frame, on_over, before_kill, failed, ready_file.show, on_load, serving.sleep_by
             )
         answered: OnFrame = messenger.on_frame
         if serving.batch is not None:
@@ -172,7 +179,10 @@ async def serve(
                     await messenger.take()
                     if on_ready is not None:
                         on_ready(messenger)
-                    with ready_file:
+                    async with contextlib.AsyncExitStack() as listens:
+                        if folder is not None and isinstance(program, HttpProgram) and program.can_sleep:
+                            await listens.enter_async_context(EngineSleep(folder, program, messenger.member))
+                        listens.enter_context(ready_file)
                         await _first(asked, over)
                 if over.is_set():
                     log.error("%s%s", said[0], "" if ready.is_set() else " before it was ready")

@@ -63,6 +63,7 @@ _NEXT: Final = {
     "service.queue.most": "say how many calls wait at a member, as {'most': 200} or --queue 200",
     "service.queue.wait_s": "say how long a call waits, as {'most': 200, 'wait_s': 10} or --queue 200,10s",
     "service.sleep_after_s": "give a time, as {'sleep_after_s': 300} or --sleep-after 5m, and GPUs of its own: --gpu 1",
+    "service.sleep_by": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave sleep_by out",
     "service.awake_s": "say how long a member keeps its GPUs, as {'awake_s': 30} or --awake-at-least 30s",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "service.output_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,answer=1GiB",

@@ -65,6 +65,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sets_up: bool = False  # a job may have a command that prepares the host before its first attempt (`run.setup`)
     outlives_agent: bool = False  # attempts run on without the agent, and their ends are kept until it reports them
     freezes: bool = False  # attempts can be frozen, with the memory of their GPUs in the host's RAM, and resumed
+    sleeps_engines: bool = False  # members of services over HTTP are put to sleep by a request of their own program
     execs: bool = False  # a command can be run in a running attempt, with its user, folder, environment and devices
     relimits: bool = False  # a running attempt can be given another time limit
     signals: bool = False  # a signal can be sent to the processes of a running attempt that handle it
@@ -101,6 +102,7 @@ KNOWN: Final[Mapping[str, Capabilities]] = {
         brings_files=True,
         sets_up=True,
         outlives_agent=True,
+        sleeps_engines=True,
         execs=True,
         relimits=True,
         signals=True,

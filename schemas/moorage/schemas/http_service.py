@@ -27,6 +27,11 @@ HTTP_VARIABLE: Final = "MOORAGE_CALL_HTTP"
 PORT_VARIABLE: Final = "MOORAGE_HTTP_PORT"
 #: stands for the port in the words of the program and in the values of its variables
 PORT: Final = "{port}"
+SLEEP_BY_VARIABLE: Final = "MOORAGE_CALL_SLEEP_BY"  # that of `service.sleep_by`
+#: in the folder of an attempt whose program sleeps by a request: where its worker asks for that, and a file
+#: that is there while it sleeps
+SLEEP_SOCKET: Final = ".moorage-sleep"
+ASLEEP_FILE: Final = ".moorage-asleep"
 PATH_DEFAULT: Final = "/v1/chat/completions"
 PATHS_DEFAULT: Final = ("/v1/*",)
 PATHS_MAX: Final = 64
@@ -96,6 +101,38 @@ class HttpSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
         return None
 
 
+class SleepBy(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """The requests that put a member's HTTP server to sleep, its GPU memory in the host's RAM, and that wake it."""
+
+    sleep: HttpRequest
+    wake: HttpRequest
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with them; None if nothing is."""
+        for field, request in (("sleep", self.sleep), ("wake", self.wake)):
+            if why := target_trouble(request.path):
+                return Trouble(
+                    f"service.sleep_by.{field}", f"its path {why}", quoted(request.path), "as /sleep?level=1"
+                )
+        if "level=2" in self.sleep.path.partition("?")[2].split("&"):
+            message = "level 2 gives up the weights, and nothing loads them again"
+            return Trouble("service.sleep_by.sleep", message, quoted(self.sleep.path), "/sleep?level=1")
+        return None
+
+    def reached(self, paths: Iterable[str]) -> str:
+        """Return the one of them that callers who reach these paths would reach; "" if none."""
+        reached = (each.path for each in (self.sleep, self.wake) if not path_refused("POST", each.path, paths))
+        return next(reached, "")
+
+
+#: by engine, how it sleeps: vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode, SGLang with --enable-memory-saver
+SLEEP_BY: Final = {
+    "vllm": SleepBy(HttpRequest("/sleep?level=1"), HttpRequest("/wake_up")),
+    "sglang": SleepBy(HttpRequest("/release_memory_occupation", "{}"), HttpRequest("/resume_memory_occupation", "{}")),
+}
+
+
 def models_trouble(models: Sequence[str]) -> Trouble | None:
     """Return what is wrong with the names of what a service serves; None if nothing is."""
     if len(models) > MODELS_MAX:
@@ -153,6 +190,11 @@ def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def http_of(variable: str) -> HttpSpec | None:
     """Return what `HTTP_VARIABLE` says; None for "". Raises msgspec.MsgspecError for what it cannot be."""
     return msgspec.json.decode(variable, type=HttpSpec) if variable else None
+
+
+def sleep_by_of(variable: str) -> SleepBy | None:
+    """Return what `SLEEP_BY_VARIABLE` says; None for "". Raises msgspec.MsgspecError for what it cannot be."""
+    return msgspec.json.decode(variable, type=SleepBy) if variable else None
 
 
 def is_http(headers: Mapping[str, str]) -> bool:

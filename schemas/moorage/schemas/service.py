@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.schemas.http_service import HttpSpec, models_trouble
+from moorage.schemas.http_service import HttpSpec, SleepBy, models_trouble
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.trouble import NONE, Trouble, quoted
 
@@ -249,10 +249,18 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     sleep_after_s: float = 0
     #: seconds for which a member that was woken keeps its GPUs, though another one that sleeps is called, 0..86400
     awake_s: float = AWAKE_S_DEFAULT
+    #: requests that put its members' HTTP server to sleep and wake it, where no driver has to freeze it, as
+    #: `{"sleep": {"path": "/sleep?level=1"}, "wake": {"path": "/wake_up"}}`; null: its driver freezes it
+    sleep_by: SleepBy | None = None
     #: its members' program is an HTTP server, as `{"health": "/health"}`; null for one that `moorage serve` speaks with
     http: HttpSpec | None = None
     #: names of what it serves, by which callers of the HTTP door reach it; each is of one service of the tenant
     models: tuple[str, ...] = ()
+
+    @property
+    def sleeps_itself(self) -> bool:
+        """Whether a request to its program puts a member to sleep, so that no driver has to freeze it."""
+        return self.sleep_by is not None
 
     @property
     def trouble(self) -> Trouble | None:
@@ -280,6 +288,12 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
             return wrong
         if wrong := (None if self.http is None else self.http.trouble) or models_trouble(self.models):
             return wrong
+        if self.sleep_by is not None:
+            if not self.sleep_after_s:
+                message = "its members sleep after some time without a call, and sleep_after_s says none"
+                return Trouble("service.sleep_by", message, quoted(self.sleep_by.sleep.path), f"{NONE} sleep_by")
+            if wrong := self.sleep_by.trouble:
+                return wrong
         if self.http is not None and self.batch is not None:
             return Trouble(
                 "service.batch", "a service over HTTP takes each call by itself", str(self.batch), "no batch"

@@ -5,6 +5,7 @@
 It answers what OpenAI's API asks for, with made-up tokens: chat, completions, embeddings, models, streams with usage.
 The body's `max_tokens` and `delay_ms` say how many come and how fast, and `fail_at` where a stream breaks. `GET /stat`
 says what it has run, finished and given up. `POST /v1/health?status=503` makes it unhealthy.
+`POST /sleep` and `/wake_up` are as vLLM's: it dies of a call while it sleeps.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FakeEngine:
         self._places = asyncio.Semaphore(places)
         self._ready_s = time.monotonic() + load_s
         self._load_s = load_s
-        self._is_loaded = False
+        self._is_loaded = self._is_asleep = False
         self._health_status = 200
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.router.add_get(self.habits.health, self._health)
@@ -72,7 +73,8 @@ class FakeEngine:
         self.app.router.add_route("*", "/v1/echo{rest:.*}", self._echo)
         self.app.router.add_get("/v1/blob", self._blob)
         self.app.router.add_post("/v1/health", self._set_health)
-        self.app.router.add_post("/sleep", self._closed_door)
+        self.app.router.add_post("/sleep", self._sleep)
+        self.app.router.add_post("/wake_up", self._wake)
         self.app.router.add_post("/v2/models/{model}/infer", self._echo)
         self.app.router.add_post("/api/chat", self._chat)
         self.app.router.add_post("/prompt", self._prompt)
@@ -89,6 +91,8 @@ class FakeEngine:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.ids[request.headers.get("X-Request-Id", "")] += 1
+        if self._is_asleep:
+            os._exit(1)
         try:
             body = await request.json()
         except ValueError:
@@ -166,7 +170,7 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [row]})
 
     async def _stat(self, _: web.Request) -> web.Response:
-        counts = {name: self.counts[name] for name in ("running", "done", "aborted", "unhealthy")}
+        counts = {name: self.counts[name] for name in ("running", "done", "aborted", "unhealthy", "slept")}
         twice = [each for each, times in self.ids.items() if each and times > 1]
         return web.json_response({**counts, "pid": os.getpid(), "version": self.version, "ran_twice": twice})
 
@@ -205,8 +209,17 @@ class FakeEngine:
     async def _blob(self, request: web.Request) -> web.Response:
         return web.Response(body=bytes(range(256)) * (int(request.query.get("kib", "4")) * 4))
 
-    async def _closed_door(self, _: web.Request) -> web.Response:
+    async def _sleep(self, _: web.Request) -> web.Response:
+        """As vLLM: it dies of a sleep with calls under way, and of a call while it sleeps."""
+        if self.counts["running"] or self.counts["waiting"]:
+            os._exit(1)
+        self._is_asleep = True
         self.counts["slept"] += 1
+        return web.Response()
+
+    async def _wake(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self._load_s / 10)
+        self._is_asleep = False
         return web.Response()
 
     def _error(self, status: int, kind: str, message: str) -> web.Response:

@@ -327,6 +327,20 @@ FIELDS: Final = (
         {"service": {"name": "embed"}, "gpu": {}},
     ),
     Field(
+        "service.sleep_by",
+        "sleep-by",
+        (
+            one({"sleep": {"path": "/sleep?level=1"}, "wake": {"path": "/wake_up"}}, "vllm"),
+            one({"sleep": {"path": "/s", "body": "{}"}, "wake": {"path": "/w", "body": "[1]"}}, "/s {},/w [1]"),
+        ),
+        (
+            one({"sleep": {"path": "/sleep?level=2"}, "wake": {"path": "/wake_up"}}, "/sleep?level=2,/wake_up"),
+            one({"sleep": {"path": "/sleep"}}, "/sleep"),
+            one({"sleep": {"path": "//s"}, "wake": {"path": "/w"}}, "//s,/w"),
+        ),
+        {"service": {"name": "embed"}, "gpu": {}, "service.sleep_after_s": 90},
+    ),
+    Field(
         "service.awake_s",
         "awake-at-least",
         (one(9, "9s"), one(0, "0s"), one(5400, "90m")),

@@ -5,6 +5,9 @@ a moment. A program works on its calls only while its member has its GPUs. Its m
 to be back. Meanwhile leaders change, swaps are held up, hosts have no RAM, members crash, jobs are held, preemptible
 jobs and others come.
 
+In each third world no driver freezes, and services sleep by a request to their own program: it gets no call from when
+it is asked to until it is awake.
+
 After each record no device has two awake holders. In the end each call was answered once: by the service, or with why
 not. Called all the time, each service with a member answers some of its calls in each round of turns: nobody starves.
 One without a member waits, as any job, for a GPU of which no other one has need.
@@ -37,6 +40,8 @@ from tests.unit.scheduler.honest_worker import HeldAttempt
 
 SLEEPERS_FROM: Final = 800_000
 CAN: Final = {"process": Capabilities(answers_calls=True, freezes=True)}
+ASKS: Final = {"process": Capabilities(answers_calls=True, sleeps_engines=True)}
+BY_REQUEST: Final = {"sleep": {"path": "/sleep"}, "wake": {"path": "/wake_up"}}
 ACTS: Final = (
     "call", "call", "call", "call", "burst", "wait", "wait", "lead", "swap", "no-ram", "crash", "hold", "guest", "over",
 )  # fmt: skip
@@ -85,8 +90,10 @@ class Sleeper:
         self.told: list[Told] = []  # since it had its GPUs last
         self.warm_s = site.now_s + WARM_S
         self.is_over = False
+        self.is_asleep = False  # by a request, or about to be
 
     def run(self, number: int, call: Call, left_ms: int) -> None:
+        assert not self.is_asleep, "an engine may die of a call while it sleeps"
         self.left_s[number] = self.site.dice.choice([1, 1, 1, 3, 12])
 
     def run_next(self, number: int, call: Call, left_ms: int) -> None:
@@ -181,9 +188,10 @@ class Sleepers(Driving):
         self.seen: set[str] = set()  # services that were seen to wake by this leader
         self.is_calm = False  # nothing else happens than calls, and all swaps were seen
         super().__init__()
+        self.by_request = seed % 3 == 0
         self.hosts = [f"w{number}" for number in range(dice.choice([1, 2, 2]))]
         for host in self.hosts:
-            worker = self.worker(host, dice.randint(1, 2), capabilities=CAN)
+            worker = self.worker(host, dice.randint(1, 2), capabilities=ASKS if self.by_request else CAN)
             worker.has_swapped = self.has_swapped
             worker.freezes, worker.not_frozen = dice.random() < 0.6, dice.choice(NO_RAM).format(host)
         self.services = [f"s{number}" for number in range(dice.randint(2, 5))]
@@ -197,6 +205,7 @@ class Sleepers(Driving):
                 "sleep_after_s": dice.choice([1, 5, 20]),
                 "awake_s": self.awake_s[name],
             }
+            service |= {"sleep_by": BY_REQUEST} if self.by_request else {}
             run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, GRACE_S]), "restart": "always"}
             replicas = 2 if dice.random() < 0.4 else 1
             self.submit(name, service=service, run=run, replicas=replicas, gpu={})
@@ -312,7 +321,17 @@ class Sleepers(Driving):
         if is_out is not order.on or self.now_s - asked_s > LATE_S:
             since_s = self.now_s
         self.swaps[held.name] = order.on, since_s, self.now_s
-        return self.now_s - since_s >= self.swap_s(held.place.job, out=order.on)
+        has_swapped = self.now_s - since_s >= self.swap_s(held.place.job, out=order.on)
+        return has_swapped and not (self.by_request and self._has_calls(held, order))
+
+    def _has_calls(self, held: HeldAttempt, order: Freeze) -> bool:
+        """Return whether a member that is asked to sleep by a request has calls left: it begins no more from now on."""
+        sleeper = self.sleepers.get(f"m{held.place.fence}-{held.place.replica}")
+        if sleeper is None:
+            return False
+        sleeper.is_asleep = order.on
+        sleeper.member.set_shut(order.on, self.now_s)
+        return order.on and bool(sleeper.member.running)
 
     def use(self) -> None:
         """Workers see how much memory their members have on their GPUs."""

@@ -19,7 +19,9 @@ from moorage.bus.contexts import Context
 from moorage.client import CallFailed
 from moorage.client.services import AsyncService
 from moorage.schemas.codec import Decoder
+from moorage.schemas.http_service import ASLEEP_FILE, SLEEP_BY_VARIABLE, SLEEP_SOCKET
 from moorage.schemas.service import MemberLoad
+from moorage.system.proctree import MARK_NAMES
 from tests.system.services.members import MemberProcess, error_of, member
 from tests.system.services.test_calling import client
 from tests.waiting import until
@@ -204,3 +206,33 @@ async def test_calls_that_wait_in_an_engine_are_told_as_such(nats_url: str, uniq
         for stream in streams:
             stream.cancel()
         await asyncio.wait(streams)
+
+
+async def test_a_worker_has_an_engine_sleep_once_its_calls_have_ended_and_wakes_it(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    by = '{"sleep": {"path": "/sleep?level=1"}, "wake": {"path": "/wake_up"}}'
+    marks = dict(zip(MARK_NAMES, ("default", "j", "0", "1", "7"), strict=True))
+    env = marks | {"HOME": str(tmp_path), SLEEP_BY_VARIABLE: by}
+    async with engine(nats_url, unique, tmp_path, env=env) as (one, chat):
+
+        async def ask(word: bytes) -> str:
+            reader, writer = await asyncio.open_unix_connection(tmp_path / SLEEP_SOCKET)
+            writer.write(word + b"\n")
+            said = await reader.readline()
+            writer.close()
+            return said.decode().strip()
+
+        runs = asyncio.create_task(chat.call({"max_tokens": 10, "delay_ms": 100}, timeout=600))
+        await until(lambda: _runs(chat, 1), what="a call runs")
+        assert await ask(b"sleep") == "frozen"
+        assert (await runs)["usage"]["completion_tokens"] == 10, "it has ended first"
+        assert (tmp_path / ASLEEP_FILE).exists()
+        assert await ask(b"sleep") == "frozen", "the next agent asks again"
+        waits = asyncio.create_task(chat.call({"max_tokens": 1}, timeout=600))
+        assert await ask(b"dance") == "running it is asked for nothing that it knows"
+        assert await ask(b"wake") == "running"
+        assert (await waits)["usage"]["completion_tokens"] == 1
+        assert not (tmp_path / ASLEEP_FILE).exists()
+        assert (await stat(chat))["slept"] == 1
+        assert one.process.returncode is None

@@ -130,3 +130,42 @@ async def until_state(one: Caller, job: str, wanted: str) -> None:
         return await state(one, job) == wanted
 
     await until(reached, what=f"{job} is {wanted}")
+
+
+def engine(name: str, **sleeps: float) -> dict[str, Any]:
+    """A service of an engine that sleeps by a request, and dies of a call while it does."""
+    serve = [sys.executable, "-m", "moorage.cli", "serve", "--", sys.executable, "-m", "moorage.testing.fake_engine"]
+    by = {"sleep": {"path": "/sleep?level=1"}, "wake": {"path": "/wake_up"}}
+    return {
+        "job": name,
+        "run": {
+            "argv": [*serve, "{port}"],
+            "env": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            "grace_s": 1,
+        },
+        "gpu": {},
+        "service": {"name": name, "concurrency": 8, "sleep_after_s": 1, "sleep_by": by, "http": {"health": "/health"}}
+        | sleeps,
+    }
+
+
+async def test_engines_that_sleep_by_a_request_take_turns_where_no_driver_freezes(nats_server: EmbeddedServer) -> None:
+    names = ("chat-a", "chat-b")
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
+        await made.scheduler(config=QUICK)
+        await made.agent("a", "1xH100", worker="w", drivers=["process"])
+        await one.workers_up("w")
+        async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
+            for name in names:
+                await client.submit(engine(name, awake_s=0))
+                await client.call(name, {"max_tokens": 1})  # its member says at once that it has nothing to do then
+                await until_state(one, name, "FROZEN")
+            for _ in range(2):
+                calls = [client.call(name, {"max_tokens": 3}) for name in names for _ in range(10)]
+                began_s = time.monotonic()
+                answers = await asyncio.gather(*calls)
+                print(f"a turn of each took {time.monotonic() - began_s:.2f} s")
+                assert [each["usage"]["completion_tokens"] for each in answers] == [3] * 20
+            for name in names:
+                (row,) = (await one.show(name))["replica_states"]
+                assert row["attempt"] == 1, "it has not died of a call"

@@ -69,6 +69,10 @@ def _ready(text: str) -> Any:
     return found | ({"for_s": seconds(lasting)} if lasting else {})
 
 
+def _requests(text: str) -> dict[str, Any]:
+    return {name: {"body": ""} | request for name, request in json.loads(text).items()}
+
+
 def _enforced(text: str) -> dict[str, str]:
     return dict(re.findall(r"(memory|compute) kept (\w+)", text))
 
@@ -141,6 +145,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
         },
     ),
     "service.sleep_after_s": ("service", part(r"sleeps after (\w+)", seconds)),
+    "service.sleep_by": ("service", part(r"by requests ({.*}})", _requests)),
     "service.awake_s": ("service", part(r"awake (\w+) at least", seconds)),
     "service.pack": ("service", flag(", packed")),
     "service.http": ("service", part(r"over HTTP ({.*?})", json.loads)),

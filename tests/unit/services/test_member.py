@@ -867,6 +867,16 @@ def test_calls_that_wait_in_an_engine_count_as_waiting_and_what_it_runs_as_its_p
     assert _told(m, 5.0) == (3, 6, 0, 0), "it runs three, and nothing waits"
 
 
+def test_a_member_whose_program_sleeps_begins_no_call_until_it_is_awake() -> None:
+    m, outside = member(places=2)
+    m.set_shut(True, 0.0)
+    m.on_call(call("a"), 0.0)
+    m.on_turn(Turn("m", awake=True), 0.1)
+    assert ran(outside) == [], "its GPUs are its own again, and its program sleeps still"
+    m.set_shut(False, 0.2)
+    assert ran(outside) == ["a"]
+
+
 def _told(m: Member, now_s: float) -> tuple[int, int, int, int]:
     load = m.load(now_s)
     return load.places, load.running, load.waiting, load.oldest_ms

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 from moorage.cli.framework.arguments import DURATION, JOBS_LISTED, Parameter
-from moorage.cli.framework.batches import batch, queue
+from moorage.cli.framework.batches import batch, queue, sleep_by
 from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.flag_values import (
     after,
@@ -479,6 +479,15 @@ class JobFlags:
             of="service.sleep_after_s",
         ),
     ] = None
+    sleep_by: Annotated[
+        str | None,
+        Flag(
+            help="With --sleep-after: its members' HTTP server sleeps by the requests of vllm or sglang, or by these: "
+            "a path each, and behind a space the JSON of its body. So it sleeps where no driver freezes jobs, too.",
+            value="ENGINE or SLEEP,WAKE",
+            of="service.sleep_by",
+        ),
+    ] = None
     awake_at_least: Annotated[
         str | None,
         Flag(
@@ -699,6 +708,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             fields["service"]["batch"] = batch(flags.batch)
         if flags.queue is not None:
             fields["service"]["queue"] = queue(flags.queue)
+        if flags.sleep_by is not None:
+            fields["service"]["sleep_by"] = sleep_by(flags.sleep_by)
         for option, field in _SLEEPS.items():
             if (given := getattr(flags, option)) is not None:
                 fields["service"][field] = _duration(option, given)
@@ -707,7 +718,9 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             "invalid-argument", "--pack is about the members of a service", field="$.service",
             next="name the service with --service, or leave --pack out: other jobs are packed anyway",
         )  # fmt: skip
-    elif given := [name for name in ("models", "batch", "queue", *_SLEEPS) if getattr(flags, name) is not None]:
+    elif given := [
+        name for name in ("models", "batch", "queue", "sleep_by", *_SLEEPS) if getattr(flags, name) is not None
+    ]:
         option = "--" + given[0].replace("_", "-")
         raise rejected(
             "invalid-argument", f"{option} is about the calls of a service", field="$.service",

@@ -169,6 +169,7 @@ def serving_of(
     from moorage.calls.serve import Serving, function_argv
     from moorage.cli.framework.batches import batch as batch_said
     from moorage.cli.framework.batches import queue as queue_said
+    from moorage.schemas.http_service import SLEEP_BY_VARIABLE, sleep_by_of
     from moorage.schemas.service import (
         BATCH_VARIABLE,
         CONCURRENCY_VARIABLE,
@@ -210,6 +211,7 @@ def serving_of(
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
             output_bytes=int(environment.get(OUTPUT_VARIABLE, OUTPUT_BYTES_DEFAULT)),
             queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
+            sleep_by=sleep_by_of(environment.get(SLEEP_BY_VARIABLE, "")),
             http=None if function else _http_of(environment, http, path, paths, warm, idle, metrics),
         )
     except ValueError as error:

@@ -75,7 +75,7 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
     program = await asyncio.create_subprocess_exec("/bin/sleep", "600")
     try:
         Path(group.path, "cgroup.procs").write_text(str(program.pid))
-        watch = DeviceWatch([GPU], "b", GpuPool([GPU]), 60.0, 0.0, None, lambda slot, pids: pids)
+        watch = DeviceWatch([GPU], "b", GpuPool([GPU]), 60.0, 0.0, None, lambda slot, pids, is_leased: pids)
         told: list[str] = []
 
         def publish(to: AttemptName, frame: bytes) -> None:

@@ -84,7 +84,7 @@ async def test_a_gpu_that_a_vm_has_is_neither_lost_nor_foreign_nor_free(amd: Amd
         card, other = inventory.devices()
         pool = GpuPool(inventory.devices())
         lease = pool.try_claim_slots([0], "exclusive", "j1")
-        watch = DeviceWatch(inventory.devices(), "boot", pool, 600.0, 0.0, None, lambda slot, pids: pids)
+        watch = DeviceWatch(inventory.devices(), "boot", pool, 600.0, 0.0, None, lambda slot, pids, is_leased: pids)
         assert await inventory.hand_on(card) == [GPU, AUDIO]
         plain = await open_machine("f00d" * 8, root=amd.root)  # what an inventory says that does not know of it
         assert [device.uuid for device in plain.devices()] == [other.uuid]

@@ -20,6 +20,8 @@ from tests.unit.scheduler.queries.test_forecast_looks import nothing
 
 CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
 CANNOT = {"process": Capabilities(answers_calls=True)}
+ASKS = {"process": Capabilities(answers_calls=True, sleeps_engines=True)}
+BY_REQUEST = {"sleep_by": {"sleep": {"path": "/sleep"}, "wake": {"path": "/wake_up"}}}
 
 
 class Models:
@@ -270,6 +272,18 @@ def test_a_call_that_cannot_wait_for_its_turn_still_asks_for_it() -> None:
     models.silent.add("a")
     models.serve(40)
     assert models.states()[0] == "RUNNING"
+
+
+def test_services_that_sleep_by_a_request_take_turns_where_no_driver_freezes_and_others_do_not() -> None:
+    models = Models("a", "b", can=ASKS, service=BY_REQUEST)
+    assert models.states() == ["FROZEN", "RUNNING"], "the GPU of one that sleeps takes another one"
+    models.call("a")
+    models.serve_called(40, "b")
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+    models.submit("c", on_no_match="wait")
+    models.serve(2)
+    assert models.drive.explained("c")["reason"] == "no-sleep"
+    assert models.drive.order("freeze", job="a")["kind"] == "done", "an operator has it sleep, too"
 
 
 @pytest.mark.parametrize(
@@ -870,14 +884,21 @@ def test_a_fleet_that_freezes_nothing_has_no_service_that_sleeps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("can", "freezes", "state"), [(CAN, True, "FROZEN"), (CANNOT, False, "QUEUED"), (CAN, False, "QUEUED")]
+    ("can", "by", "freezes", "state"),
+    [
+        (CAN, {}, True, "FROZEN"),
+        (CANNOT, {}, False, "QUEUED"),
+        (CAN, {}, False, "QUEUED"),
+        (ASKS, BY_REQUEST, True, "FROZEN"),
+        (ASKS, {}, True, "QUEUED"),
+    ],
 )
 def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and_else_ends(
-    can: Any, freezes: bool, state: str
+    can: Any, by: dict[str, Any], freezes: bool, state: str
 ) -> None:
     models = Models(can=can)
     models.worker.freezes = freezes
-    models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300})
+    models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300} | by)
     models.drive.engine.offer(Wake("t", "a", "reply", json=True))
     models.drive.settle()
     models.serve(100)

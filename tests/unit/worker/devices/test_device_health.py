@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -184,8 +185,12 @@ def test_an_operators_word_is_news_once_and_readings_judge_on() -> None:
 # ------------------------------------------------------------------------------------------ in the pool, in the file
 
 
+def explained(slot: int, pids: Collection[int], is_leased: bool) -> Collection[int]:
+    return pids if is_leased else ()
+
+
 def watch(pool: GpuPool, file: Path | None = None, **more: object) -> DeviceWatch:
-    fields = {"boot": "b1", "probation_s": PROBATION_S, "now": 0.0, "explained": lambda slot, pids: pids} | more
+    fields = {"boot": "b1", "probation_s": PROBATION_S, "now": 0.0, "explained": explained} | more
     return DeviceWatch(DEVICES, pool=pool, file=file, **fields)  # type: ignore[arg-type]
 
 
@@ -193,7 +198,7 @@ def test_a_gpu_in_mig_mode_is_not_given_out_and_its_slices_are() -> None:
     whole = Device(0, "nvidia", "NVIDIA A30", "GPU-0", 24576, mig=True)
     part = Device(0, "nvidia", "NVIDIA A30 MIG 1g.6gb", "MIG-8f6c1b52-77aa-4c1e-9d2b-000000000001", 5952, mig=True)
     pool = GpuPool([whole, part])
-    watch = DeviceWatch([whole, part], "b1", pool, PROBATION_S, 0.0, None, lambda slot, pids: pids)
+    watch = DeviceWatch([whole, part], "b1", pool, PROBATION_S, 0.0, None, explained)
     assert watch.seen([WELL, WELL], 1.0)
     assert [(each.slot, each.kind, each.ends) for each in watch.told] == [(0, "mig", False)]
     assert "MIG mode" in watch.told[0].detail

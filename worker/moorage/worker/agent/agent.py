@@ -54,6 +54,7 @@ from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.driver import Assignment, Driver, Freezes, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
+from moorage.worker.freezing.engines import Engines
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.attempt_messages import (
     LEAVE_GRACE_S_MAX,
@@ -220,6 +221,7 @@ class Agent:
             self, self.attempts.held, inventory, self.drivers, settings.modes_offered,
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
+        self.engines = Engines(self, self.attempts.held, self.drivers, inventory)
         self.items = items or JobItems()
         self._item_starts = ItemStarts(self.items, self._start_with_items, self.enqueue)
         self.watch = DeviceWatch(
@@ -237,7 +239,7 @@ class Agent:
         self.guard.announce = None if mps is None else mps.announce
         is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
         self.claims = AttemptClaims(
-            self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients,
+            self, self.pool, inventory, self.engines, Rendezvous(host.ports, settings.address), self.clients,
             ServicePorts(
                 settings.ports_lent, host.ports if is_real else set(), settings.address, probes=is_real
             ),
@@ -384,6 +386,9 @@ class Agent:
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined, state.ended)
+        for attempt, phase, *_ in found.held:
+            if phase == "running" and attempt.sleeps_itself:
+                attempt.frozen = self.engines.is_asleep(attempt)
         # of two on one slot the one that runs and is not preemptible has it
         held = sorted(found.held, key=lambda row: (row[0].frozen, row[0].request.preemptible))
         stuck: list[AttemptName] = []
@@ -779,6 +784,9 @@ class Agent:
     def _freeze_attempt(self, command: FreezeAttempt) -> None:
         attempt = command.attempt
         driver, name = self.drivers[attempt.driver], attempt.name
+        if attempt.sleeps_itself:
+            self.engines.ask(attempt, on=command.on)
+            return
 
         def step() -> None:
             assert isinstance(driver, Freezes), "its capabilities say that it freezes"

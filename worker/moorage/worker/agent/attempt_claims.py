@@ -14,6 +14,7 @@ from moorage.worker.attempt.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.attempt.service_ports import ServicePorts
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
+from moorage.worker.freezing.engines import Engines
 from moorage.worker.session.attempt_messages import Attempt, Log, NotFree, SeenFree
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.clients import MpsClients
@@ -32,6 +33,7 @@ class AttemptClaims:
         shell: Shell,
         pool: GpuPool,
         inventory: Inventory,
+        engines: Engines,
         rendezvous: Rendezvous,
         clients: MpsClients,
         ports: ServicePorts,
@@ -39,6 +41,7 @@ class AttemptClaims:
         self._shell = shell
         self._pool = pool
         self._inventory = inventory
+        self._engines = engines
         self._rendezvous = rendezvous
         self._clients = clients
         self._ports = ports
@@ -197,7 +200,7 @@ class AttemptClaims:
         for attempt in attempts:
             slots = attempt.quarantined or attempt.slots
             if attempt.place.mode == "exclusive":
-                not_free = tuple([slot for slot in slots if not await self._inventory.memory_is_free(slot)])
+                not_free = tuple([slot for slot in slots if not await self._engines.memory_is_free(slot)])
             else:
                 if readings is None:
                     readings = await self._inventory.sample()

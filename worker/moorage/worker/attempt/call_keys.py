@@ -17,7 +17,7 @@ from moorage.bus.call_key import CERTIFICATE, CREDS_VARIABLE, SUBJECT_VARIABLE, 
 from moorage.bus.contexts import INBOX_VARIABLE, Context
 from moorage.bus.own_login import Login
 from moorage.schemas.codec import encode
-from moorage.schemas.http_service import HTTP_VARIABLE
+from moorage.schemas.http_service import HTTP_VARIABLE, SLEEP_BY_VARIABLE
 from moorage.schemas.roles import inbox
 from moorage.schemas.service import (
     BATCH_VARIABLE,
@@ -121,6 +121,7 @@ class CallKeys:
                 OUTPUT_VARIABLE: str(service.output_bytes),
                 **({} if service.batch is None else {BATCH_VARIABLE: str(service.batch)}),
                 **({} if service.http is None else {HTTP_VARIABLE: encode(service.http).decode()}),
+                **({} if service.sleep_by is None else {SLEEP_BY_VARIABLE: encode(service.sleep_by).decode()}),
                 **({} if service.queue is None else {QUEUE_VARIABLE: str(service.queue)}),
                 **({} if file is None else {CREDS_VARIABLE: file}),
             }

@@ -7,7 +7,6 @@ the pool; placements on a device that a foreign process uses are refused. The ho
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,8 +30,8 @@ CLOSED_BY: Final = "health"
 HANDED_ON: Final = "handed on to a VM"
 
 
-#: returns those of these pids that the leases of a slot explain
-Explained = Callable[[int, Collection[int]], Container[int]]
+#: returns those of these pids that a slot's leases explain, where it is leased, and members that sleep there
+Explained = Callable[[int, Collection[int], bool], Container[int]]
 
 
 class _File(msgspec.Struct):
@@ -147,10 +146,8 @@ class DeviceWatch:
         """Return the first process that no lease explains; "" for none, and for a device that a local claim has."""
         if not reading.processes or state.local:
             return ""
-        ours: Container[int] = (os.getpid(),)
-        if state.sharers:
-            ours = self._explained(state.slot, [process.pid for process in reading.processes])
-        return reading.foreign(ours)
+        pids = [process.pid for process in reading.processes]
+        return reading.foreign(self._explained(state.slot, pids, bool(state.sharers)))
 
     def _write(self) -> None:
         """Store the records. A failure is logged once, and the next reading tries again."""

@@ -6,6 +6,7 @@
   sharing/limiter/limiter.c
 - freezer.py: which processes are frozen, and the record of them, which outlives the agent
 - room.py: whether there is memory for what they hold
+- engines.py: members of services that sleep by a request to their own program, in place of all of these
 - cuda.py: the helper process, which calls the driver: lock, checkpoint, restore, unlock
 
 What an order means for an attempt, and when it gives up its devices and gets them again, is part of its state:

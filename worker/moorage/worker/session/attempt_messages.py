@@ -165,6 +165,11 @@ class Attempt:
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
+    def sleeps_itself(self) -> bool:
+        """Whether a request to its own program puts it to sleep, and wakes it."""
+        return self.request.service is not None and self.request.service.sleeps_itself
+
+    @property
     def master_port_wanted(self) -> int:
         """The rendezvous port for rank 0 of a gang, 0 for other attempts."""
         if not self.place.hold or self.replica != 0:

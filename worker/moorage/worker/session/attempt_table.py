@@ -374,7 +374,9 @@ class AttemptTable:
         if not attempt.frozen and not freeze.on:
             reports.append(Report("resumed", *attempt.name, freeze.n))
         elif not attempt.frozen:
-            if self.drivers[attempt.driver].freezes and attempt.place.mode == "exclusive":
+            can = self.drivers[attempt.driver]
+            freezes = can.sleeps_engines if attempt.sleeps_itself else can.freezes
+            if freezes and attempt.place.mode == "exclusive":
                 self._freeze(attempt, on=True)
             else:
                 reports.append(Report("not-frozen", *attempt.name, 0, "this worker cannot freeze it"))
@@ -466,9 +468,16 @@ class AttemptTable:
     def _resume_to_end(self, attempt: Attempt) -> None:
         """Resume a frozen attempt that is to end as soon as it has its devices: it may have work there to save.
 
-        Its grace goes on meanwhile. A look at its devices that is under way comes to an end first.
+        Its grace goes on meanwhile. A look at its devices that is under way comes to an end first. A program that
+        sleeps by itself ends as it is.
         """
-        if attempt.phase != "ending" or not attempt.frozen or attempt.freezing or attempt.grace_s <= 0:
+        if (
+            attempt.sleeps_itself
+            or attempt.phase != "ending"
+            or not attempt.frozen
+            or attempt.freezing
+            or attempt.grace_s <= 0
+        ):
             return
         if not attempt.leased:
             self.commands.append(TryLease(attempt))
@@ -681,6 +690,8 @@ class AttemptTable:
             attempt = self._freeing.get(name)
             if attempt is not None and attempt.phase == "exited":
                 self._freed(attempt)
+            elif attempt is not None and attempt.phase == "ending" and attempt.sleeps_itself:
+                del self._freeing[attempt.name]
             elif attempt is not None and attempt.phase == "ending":
                 self._freeze(attempt, on=False)
             elif attempt is not None:
@@ -690,6 +701,9 @@ class AttemptTable:
         for name, slots in event.items:
             attempt = self._freeing.get(name)
             if attempt is None:
+                continue
+            if attempt.phase == "ending" and attempt.sleeps_itself:
+                del self._freeing[name]
                 continue
             if attempt.phase == "ending" or (attempt.phase == "running" and self._now >= attempt.free_by_s):
                 self._freeze(attempt, on=False, resumes=attempt.resumes)  # it cannot be frozen, as its memory stays

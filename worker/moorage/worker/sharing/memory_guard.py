@@ -132,9 +132,12 @@ class MemoryGuard:
                     found.setdefault(slot, []).append(attempt)
         return found
 
-    def explained(self, slot: int, pids: Collection[int]) -> set[int]:
-        """Return which processes on a leased device belong to its leases, or cannot be told from those."""
-        attempts = [attempt for attempt in self._held.values() if slot in attempt.slots]
+    def explained(self, slot: int, pids: Collection[int], is_leased: bool) -> set[int]:
+        """Return which processes on a device belong to its leases, or to members that sleep there, or cannot be told
+        from those."""
+        attempts = [each for each in self._held.values() if slot in each.slots and (is_leased or each.sleeps_itself)]
+        if not attempts and not is_leased:
+            return {os.getpid()}
         drivers = {attempt.driver: self._drivers[attempt.driver] for attempt in attempts}
         if not attempts or not all(driver.can_measure() for driver in drivers.values()):
             return set(pids)

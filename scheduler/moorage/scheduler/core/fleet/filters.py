@@ -110,7 +110,7 @@ def _lets_answer(offer: Offer, shape: Shape) -> bool:
 
 
 def _lets_sleep(offer: Offer, shape: Shape) -> bool:
-    return not shape.must_sleep or shape.driver in offer.kit.freeze_drivers
+    return not shape.must_sleep or offer.kit.lets_sleep(shape.driver, by_request=shape.sleeps_itself)
 
 
 def _reaches(offer: Offer, shape: Shape) -> bool:

@@ -430,7 +430,7 @@ class Host:
         awaited = self.awaited
         if shape.preemptible:
             awaited = self.needed
-        elif shape.sleeps and shape.driver in self.cls.kit.freeze_drivers:
+        elif shape.sleeps and self.cls.kit.lets_sleep(shape.driver, by_request=shape.sleeps_itself):
             awaited = self.needed | (awaited & ~self.turns)
         closed = self.shut | awaited
         return 0 if self.waiting else self.free & ~closed & self.cls.fit(shape).mask

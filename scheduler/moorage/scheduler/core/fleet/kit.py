@@ -31,6 +31,7 @@ class Kit(NamedTuple):
     user_drivers: frozenset[str]  # drivers whose jobs may run as any user
     call_drivers: frozenset[str]  # drivers whose jobs may answer the calls of a service
     freeze_drivers: frozenset[str]  # drivers whose jobs can be frozen
+    sleep_drivers: frozenset[str]  # those, and drivers whose members sleep by a request of their own program
     reach_drivers: frozenset[str]  # drivers whose jobs may have its ports, and be looked at
     memory_limits: frozenset[str]  # drivers whose jobs are held to the memory that they ask for
     ports: int
@@ -47,6 +48,10 @@ class Kit(NamedTuple):
         """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
         rules = dict(self.drivers_for)
         return rules.get(tenant, rules.get(OTHERS, frozenset()))
+
+    def lets_sleep(self, driver: str, *, by_request: bool) -> bool:
+        """Return whether members of this driver sleep here: frozen, or `by_request` to their own program."""
+        return driver in (self.sleep_drivers if by_request else self.freeze_drivers)
 
     def level(self, driver: str, mode: str) -> tuple[int, int]:
         """Return how well a job's part of memory and compute is enforced, as positions in `LEVELS`."""
@@ -79,6 +84,7 @@ def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
         any_user,
         that("answers_calls", unless_told=False),
         that("freezes", unless_told=False),
+        that("freezes", unless_told=False) | that("sleeps_engines", unless_told=False),
         that("reaches", unless_told=False),
         that("memory_limit", unless_told=True),
         int(hello.get("ports", 0)),

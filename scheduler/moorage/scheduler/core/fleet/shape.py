@@ -87,6 +87,7 @@ class Shape:
         "same",
         "share_mib",
         "sleeps",
+        "sleeps_itself",
         "slice_profile",
         "slot_index",
         "spread",
@@ -112,6 +113,7 @@ class Shape:
         self.sleeps = (
             request.sleeps
         )  # it also takes devices for which only attempts wait that sleep, in turns with them
+        self.sleeps_itself = request.sleeps and request.service is not None and request.service.sleeps_itself
         self.must_sleep = request.sleeps and not request.ends_idle
         self.ports = request.run.ports if request.run else 0
         #: its worker gives it ports, or looks whether it is ready
@@ -227,7 +229,8 @@ def shape_key(request: Request) -> ShapeKey:
         run.driver if run else "",
         run.user if run else None,
         request.preemptible,
-        request.service and (request.spreads, request.sleeps, request.ends_idle),  # None without a service
+        # None without a service
+        request.service and (request.spreads, request.sleeps and 1 + request.service.sleeps_itself, request.ends_idle),
         run is not None and run.calls,
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
         tuple(sorted(request.where)) if request.where else None,

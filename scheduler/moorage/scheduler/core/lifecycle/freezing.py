@@ -8,8 +8,9 @@ from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
-from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Attempt
+from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Attempt, Worker
 from moorage.schemas.frames import Report
+from moorage.schemas.job import Request
 from moorage.schemas.printable import shortened, shown
 
 FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "freeze-due", "resume-due"})
@@ -47,6 +48,14 @@ def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) ->
             write_freeze(draft, attempt, FREEZE, f"idle for {min(max(report.code, 0), IDLE_S_MAX)} s")
     elif state in RUNS and attempt.wakes:
         write_freeze(draft, attempt, RESUME, "it is used again")
+
+
+def can_freeze(worker: Worker, request: Request) -> bool:
+    """Return whether members or replicas of a request are frozen on a worker: by its driver, or by a request to their
+    own program."""
+    can = worker.can(request.workload.driver)
+    sleeps_itself = request.service is not None and request.service.sleeps_itself
+    return bool(can.get("freezes") or (sleeps_itself and can.get("sleeps_engines")))
 
 
 def write_freeze(draft: Draft, attempt: Attempt, word: int, why: str) -> None:

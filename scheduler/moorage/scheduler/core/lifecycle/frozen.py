@@ -99,6 +99,8 @@ class Frozen:
         """Return whether a frozen attempt is to run on and may, or has a grace to save its work on its devices."""
         state = attempt.replica.state
         if state in LEAVING:
+            if self._lifecycle.shape_of(attempt.replica.job).sleeps_itself:
+                return False  # its program ends as it sleeps
             return self._lifecycle.request_of(attempt.replica.job).workload.grace_s > 0
         return state == FROZEN and not attempt.freeze and self._may_run(attempt)
 

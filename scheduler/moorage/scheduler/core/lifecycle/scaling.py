@@ -26,6 +26,7 @@ from moorage.scheduler.core.ledger.acts import Lends, Scale
 from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import FROZEN, Attempt, Job, State
+from moorage.scheduler.core.lifecycle.freezing import can_freeze
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.members import Old
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -354,8 +355,7 @@ class Scaling:
         return False
 
     def _can_freeze(self, members: list[Attempt], request: Request) -> bool:
-        driver = request.workload.driver
-        return any(each.worker.can(driver).get("freezes") and not self._refused(each) for each in members)
+        return any(can_freeze(each.worker, request) and not self._refused(each) for each in members)
 
     def _needs(
         self, request: Request, service: _Service, members: list[Attempt], wanted: int, mono_ms: int

@@ -32,6 +32,7 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
 )
 from moorage.scheduler.core.lifecycle.admission import lacks, no_job
+from moorage.scheduler.core.lifecycle.freezing import can_freeze
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.operate.resizing import Resizing
@@ -191,7 +192,7 @@ class Orders:
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
 
     def _why_not_frozen(self, job: Job, running: list[Attempt]) -> Problem | None:
-        shape, driver = self.reader.shape_of(job), self.reader.request_of(job).workload.driver
+        shape, request = self.reader.shape_of(job), self.reader.request_of(job)
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.is_gang or job.gang:
             found = "it is a gang, whose ranks share memory and wait for each other"
@@ -203,8 +204,8 @@ class Orders:
             found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
             for worker in (attempt.worker for attempt in running):
-                if not worker.can(driver).get("freezes"):
-                    found = f"the driver {driver} of worker {worker.id} freezes no jobs"
+                if not can_freeze(worker, request):
+                    found = f"the driver {request.workload.driver} of worker {worker.id} freezes no jobs"
                     allowed = "the driver process with NVIDIA's driver 570 or newer"
         if not found:
             return None

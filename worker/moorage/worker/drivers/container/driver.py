@@ -85,6 +85,7 @@ class ContainerDriver(Driver):
         brings_files=True,
         sets_up=True,
         outlives_agent=True,
+        sleeps_engines=True,
         execs=True,
         relimits=True,
         signals=True,
