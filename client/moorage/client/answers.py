@@ -75,7 +75,7 @@ class JobList(JobsAnswer, frozen=True, kw_only=True):
                 age(row.age_ms),
                 row.code,
                 row.worker,
-                reported_words(row.reported),
+                reported_words(row.reported, of_several=row.replicas is not None),
                 row.why or row.reason,
             )
             for row in self.jobs[:SHOWN_MAX]

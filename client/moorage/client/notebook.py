@@ -116,7 +116,7 @@ def picture(job: str, known: Mapping[str, str], explained: Explained) -> str:
         "state": state,
         "why": explained.means if state == QUEUED else explained.why,
         "done": f"{done} of {of}" if of else "",
-        "reported": reported_words(explained.reported),
+        "reported": reported_words(explained.reported, of_several=bool(of)),
         **{name: _counted(count, told.ended.get(name, "")) for name, count in counts.items() if count},
     }
     return table(f"Job {job}", rows, f"<progress max='{of}' value='{done}'></progress>" if of else "")

@@ -21,6 +21,7 @@ def value_words(value: Value) -> str:
     )
 
 
-def reported_words(values: Mapping[str, Value]) -> str:
-    """Return the values in a line: `step=1200 loss=0.31`."""
-    return " ".join(f"{name}={value_words(value)}" for name, value in values.items())
+def reported_words(values: Mapping[str, Value], *, of_several: bool = False) -> str:
+    """Return the values in a line: `step=1200 loss=0.31`. Of a job of several replicas it says whose they are."""
+    text = " ".join(f"{name}={value_words(value)}" for name, value in values.items())
+    return f"{text} (of its first replica that reports)" if text and of_several else text

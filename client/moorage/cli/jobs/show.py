@@ -302,7 +302,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("from", began_words(shown)),
             ("stored", stored_words(shown)),
             ("use", use_words(shown.use)),
-            ("reported", reported_words(shown.reported)),
+            ("reported", reported_words(shown.reported, of_several=shown.replicas is not None)),
             ("not reported", refused_words(shown)),
             *after_rows(shown),
             ("stalled", stalled_words(shown.stalled)),

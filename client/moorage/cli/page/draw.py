@@ -398,7 +398,7 @@ def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:
         ("code", code_cell(shown.code)),
         ("why", ended_by_itself(shown.state, shown.code, shown.why)),
         ("use", use_cell(shown.use) if shown.use is not None else ""),
-        ("reported", reported_words(shown.reported)),
+        ("reported", reported_words(shown.reported, of_several=shown.replicas is not None)),
         ("not reported", refused_words(shown)),
     ]
 

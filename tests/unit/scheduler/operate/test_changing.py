@@ -187,3 +187,13 @@ def test_changes_of_other_bounds_leave_an_attempt_its_time_limit_and_many_leave_
     for number in range(BOUNDS_MAX, BOUNDS_MAX + 3):
         change(drive, timeout_s=number)
     assert (len(drive.job("j").bounds), limit_ms()) == (BOUNDS_MAX, 3_000)
+
+
+def test_a_job_that_is_over_is_run_again_and_a_service_may_have_another_one(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    drive.submit("web", gpu={}, service={"name": "web"}, run={"driver": "process", "argv": ["serve"]})
+    for name in ("j", "web"):
+        drive.cancel(name)
+    drive.settle()
+    assert "moorage again j " in change(drive, replicas=2)["next"]
+    assert change(drive, "web", replicas=2)["next"] == "moorage services web names the job that has its service now"

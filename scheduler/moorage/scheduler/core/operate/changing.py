@@ -140,12 +140,17 @@ class Changing:
         name = event.asked.job
         if job is None and self._state.finished.find(job_key(event.tenant, name)) is None:
             return no_job(event.tenant, name)
+        service = None if job is None else self._reader.request_of(job).service
+        if service is None:
+            fix = f"moorage again {word_of(name)} runs it once more, as a new job"
+        else:  # its name may be that of the service, which another job has by now
+            fix = f"moorage services {service.name} names the job that has its service now"
         return problem(
             "failed-precondition",
             f"job {name} is over: there is nothing of it to change",
             found=job.state if job is not None else "over",
             job=name,
-            next=f"moorage again {word_of(name)} runs it once more, as a new job",
+            next=fix,
         )
 
 
