@@ -582,11 +582,12 @@ class AsyncClient:
         its `ledger` as `if_seq`. Raises what `submit` raises.
         """
         from moorage.client.answers import PlanInfo
+        from moorage.client.keywords import Misused
         from moorage.client.planning import plan_arguments
 
         if what is None and (gpu is not None or fields):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
-            raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
+            raise Misused(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         arguments = plan_arguments(request, drain, add, quota, share)
         if self._wire.operator != NO_OPERATOR:  # its key has the verb of operators alone

@@ -56,6 +56,10 @@ _OF_CLIENT: Final = {
 }
 
 
+class Misused(TypeError):
+    """A method of the SDK was called with what it does not take: the text says it, and no frame below the call does."""
+
+
 def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "") -> None:
     """Raise TypeError for the first unknown keyword, with the right one or the nearest name.
 
@@ -65,10 +69,10 @@ def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "
         if name in known:
             continue
         if name in _HERE and not beside:
-            raise TypeError(f"no keyword {name!r} here: {_HERE[name]}")
+            raise Misused(f"no keyword {name!r} here: {_HERE[name]}")
         near = nearest(name, known, _NEAR)
         there = f"the nearest is {near!r}" if near else f"there are {', '.join(sorted(known))}"
-        raise TypeError(f"no keyword {name!r} here{beside and f', {beside}'}: {there}")
+        raise Misused(f"no keyword {name!r} here{beside and f', {beside}'}: {there}")
 
 
 def no_attribute(of: object, name: str) -> AttributeError:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+from moorage.client.keywords import Misused
 from moorage.client.notebook import in_notebook
 from moorage.schemas.errors import MoorageError
 
@@ -144,7 +145,7 @@ class LoopThread:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
                     loop.call_soon_threadsafe(give_up)
                     waits.acquire(timeout=CANCEL_S_MAX)
-            elif isinstance(error, MoorageError):  # its text says all, and the frames of the loop say nothing
+            elif isinstance(error, MoorageError | Misused):  # its text says all, and the frames of the loop say nothing
                 if error.__cause__ is not None:
                     error.__cause__.__traceback__ = None
                 raise error.with_traceback(None) from error.__cause__

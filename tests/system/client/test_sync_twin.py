@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +130,21 @@ def test_client_run_returns_stdout_and_submit_follows_and_ends_jobs(client: Clie
         client.job("nobody").show()
     with pytest.raises(Rejected):
         client.job("no.id")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.submit(["true"], time_limit="8h"),
+        lambda client: client.plan(gpu="1xH100"),
+        lambda client: client.job("no-such").show(),
+    ],
+)
+def test_what_a_call_is_told_has_no_frame_below_it(client: Client, call: Callable[[Client], object]) -> None:
+    """In a notebook the sentence stood behind thirty lines of frames."""
+    with pytest.raises((TypeError, NotFound)) as told:
+        call(client)
+    assert [Path(frame.path).name for frame in told.traceback][-2:] == ["sync.py", "loop_thread.py"]
 
 
 def test_many_are_waited_for_by_their_own_handles(client: Client) -> None:

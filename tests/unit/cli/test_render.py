@@ -31,7 +31,7 @@ from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.client.reading import as_struct
 from moorage.schemas.answers.fleet import WorkerInfo
-from moorage.schemas.answers.jobs import JobRow
+from moorage.schemas.answers.jobs import JobRow, ReplicaCounts, ShownJob
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event, FleetRow, Replicas
@@ -547,6 +547,17 @@ def test_a_format_may_name_a_field_that_has_its_default() -> None:
 )
 def test_an_end_that_nobody_asked_for_has_a_reason(state: str, code: int | None, why: str, shown: str) -> None:
     assert job_rows.ended_by_itself(state, code, why) == shown
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [("", "9 of 200 failed"), ("end", "9 of 200 failed"), ("gang: replica 1: code 3", "gang: replica 1: code 3")],
+)
+def test_the_end_of_many_replicas_is_how_many_failed_unless_it_has_a_reason(why: str, said: str) -> None:
+    """show and the page said of a sweep that it ended by itself, with code 1."""
+    counts = ReplicaCounts(of=200, states={"SUCCEEDED": 191, "FAILED": 9}, ended={"FAILED": "0-8"})
+    shown = ShownJob(job="j", tenant="t", state="FAILED", rev=1, code=1, why=why, replicas=counts)
+    assert job_rows.end_of(shown) == said
 
 
 def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from moorage.cli.framework.fleets import Table
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import replica_words, shown_words
 from moorage.cli.jobs.use import use_cell
+from moorage.client.replicas import failed_words
 from moorage.client.reported_words import value_words
 from moorage.schemas.errors import is_as_asked
 from moorage.schemas.exit_words import exit_words
@@ -200,6 +201,12 @@ def ended_by_itself(state: str, code: int | None, why: str) -> str:
         has_failed = state == "FAILED" or (state == "QUEUED" and not why)  # queued again, with the code of that attempt
         return f"it ended by itself, {exit_words(code)}" if has_failed and code else ""
     return why
+
+
+def end_of(shown: ShownJob) -> str:
+    """Return why a job ended; of one with many replicas how many of them failed, unless something else ended it."""
+    why = ended_by_itself(shown.state, shown.code, shown.why)
+    return failed_words(shown.replicas) or why if not shown.why or is_as_asked(shown.why) else why
 
 
 def no_jobs(tenant: str, states: Sequence[str], others: Sequence[str] = (), *, history: bool = False) -> str:

@@ -20,6 +20,7 @@ from moorage.cli.jobs.grid_lines import grid_lines
 from moorage.cli.jobs.job_rows import (
     after_rows,
     code_cell,
+    end_of,
     ended_by_itself,
     members_words,
     stall_event_words,
@@ -312,7 +313,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("ports", _ports(found.ports)),
             ("output", _cuts(found.output_cuts)),
             ("code", code_cell(shown.code)),
-            ("why", ended_by_itself(shown.state, shown.code, shown.why)),
+            ("why", end_of(shown)),
             ("keep", "; ".join(found.keep_unmatched)),
             ("kept", _kept(shown)),
             *_kept_rows(shown),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from moorage.cli.framework.render import utc
 from moorage.cli.jobs.asked_rows import asked_rows, service_words, words
 from moorage.cli.jobs.explain import explained_rows, fix_lines
-from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
+from moorage.cli.jobs.job_rows import after_rows, code_cell, end_of, why_cell
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.show import item_cell, refused_words, setup_words
 from moorage.cli.jobs.spent import spent_rows
@@ -396,7 +396,7 @@ def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:
         ("run again as", ", ".join(shown.again)),
         *after_rows(shown),
         ("code", code_cell(shown.code)),
-        ("why", ended_by_itself(shown.state, shown.code, shown.why)),
+        ("why", end_of(shown)),
         ("use", use_cell(shown.use) if shown.use is not None else ""),
         ("reported", reported_words(shown.reported, of_several=shown.replicas is not None)),
         ("not reported", refused_words(shown)),

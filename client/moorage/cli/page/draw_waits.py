@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moorage.cli.framework.render import utc
 from moorage.cli.jobs.asked_rows import words
-from moorage.cli.jobs.job_rows import code_cell, ended_by_itself
+from moorage.cli.jobs.job_rows import code_cell, end_of
 from moorage.cli.jobs.spent import part_words
 from moorage.cli.page.templates import Part, part
 from moorage.client.answers import JobInfo
@@ -59,9 +59,10 @@ def story(shown: JobInfo, parts: Sequence[WaitedPart]) -> Part:
             "at": utc(last.time_ms),
             "gpus": last.gpus,
             "times": len(places),
+            "is_all": shown.changes[0].rev == 1,
         },
         end=" ".join(filter(None, (f"code {code_cell(shown.code)}" if shown.code is not None else "",
-                                   ended_by_itself(shown.state, shown.code, shown.why)))) if ended else "",
+                                   end_of(shown)))) if ended else "",
         ended=utc(shown.ended_ms) if ended and shown.ended_ms else "",
         facts=[each for each in facts if each[1]],
         again=list(shown.again),

@@ -107,9 +107,9 @@ class TraceWriter:
 
     def follow(self, record: Record, folded: Folded) -> None:
         """Read a record that has just been folded."""
-        new = {job.num for job in folded.accepted}
+        arrive = {job.num for job in folded.accepted}
         for act in record.acts:
-            if not (isinstance(act, Hold) and act.job in new):  # one that comes on hold is asked for so
+            if not (isinstance(act, Hold) and act.job in arrive):  # one that comes on hold is asked for so
                 self._act(act, str(act.__struct_config__.tag))
         for job in folded.accepted:
             self._arrives(job)
