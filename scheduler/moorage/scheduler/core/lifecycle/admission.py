@@ -711,7 +711,7 @@ def _warned(request: Request) -> list[str]:
         *reserved_variables.warnings_of(env, gang=gang, mps=mps),
         *reserved_variables.shown_secrets(name for name, value in env.items() if isinstance(value, str)),
         *request.cut_short,
-        *_unfilled(request.workload),
+        *(_unfilled(request.workload) if request.service is None else ()),  # `moorage serve` fills in {port}
     ]
 
 
