@@ -36,6 +36,9 @@ class Cause(StrEnum):
     REST = "rest"
 
 
+#: waits that a job, its owner or its own attempts asked for: no fleet would have ended them
+ASKED: Final = frozenset({Cause.AFTER, Cause.NOT_BEFORE, Cause.HELD, Cause.MAX_RUNNING, Cause.BACKOFF})
+
 #: what each means, as in "40m: its tenant's limit"
 MEANS: Final[dict[str, str]] = {
     Cause.AFTER: "other jobs had to end first",
@@ -98,12 +101,19 @@ class WaitedAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class SeriesAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Numbers over time. The series are `OF/NAME/WHAT`: of the fleet `fleet//gpus`, `granted`, `used`, `waiting`,
-    `wait_p50` and `wait_p90` in seconds; `cause/CAUSE/waiting`, `tenant/NAME/granted` and `waiting`, and of a host
-    `granted`, `used` and `memory_mib`. A number is the mean of a step; null is unknown."""
+    """Numbers over time, as `OF/NAME/WHAT`. A number is the mean of a step; null is unknown.
 
-    step_ms: int = always(int)  # of each number; longer where more than a day was asked for
+    - the fleet: `fleet//gpus`, `granted`, `used`, `waiting` (without waits that jobs asked for, as for other jobs),
+      and `wait_p50`, `wait_p90` in seconds; `cause/CAUSE/waiting`; `pool/MODEL/gpus`, `granted`, `used`
+    - a tenant: `granted`, `waiting`, `wait_p50`, `wait_p90`
+    - a host: `granted`, `used`, `memory_mib`, `temperature_c` of its hottest GPU
+    - a job, over its life: `used` in percent of its `gpus`, `memory_mib`, and `reported:NAME` of what it reports
+    - a service: `calls` and `errors` a second, `members`, calls that are `running`, `ran_p50`, `ran_p95`, `waited_p95`
+      in ms, and calls a `batch`
+    """
+
+    step_ms: int = always(int)  # of each number; longer where more than a day was asked for, or a job lives long
     from_ms: int = always(int)  # begin of the first step
     until_ms: int = always(int)
     series: dict[str, list[float | None]] = always(dict[str, list[float | None]])
-    left_out: bool = False  # whether there were more tenants or hosts than are kept
+    left_out: bool = False  # whether there were more tenants, hosts, services or jobs than are kept

@@ -24,20 +24,20 @@ from urllib.parse import urlencode
 import pytest
 from msgspec import structs
 
-from moorage.cli.page import draw, draw_series, draw_waits
+from moorage.cli.page import draw, draw_series, draw_service, draw_waits
 from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
 from moorage.client.answers import JobInfo
-from moorage.client.errors import NotFound
+from moorage.client.errors import FailedReplica, NotFound
 from moorage.client.reading import as_struct
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
 from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import Answer, Device
+from moorage.schemas.frames import Answer, Device, ServiceLately
 from moorage.schemas.optional import install_extra
 from moorage.schemas.waited import SeriesAnswer, WaitedPart, WaitedRow
 from tests.system.cli.node import Node, moorage, node_on
@@ -135,7 +135,7 @@ def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknow
         **{f"tenant/t{at}/granted": [at, 1, 1, 1] for at in range(1, 12)},
     }
     told = SeriesAnswer(step_ms=60_000, from_ms=0, until_ms=240_000, series=series)
-    (past,) = draw_series.past(told, "1d", whole=True)
+    (summary, past) = draw_series.past(told, "1d")
     assert "<script>alert" not in past.html
     (gpus, granted, *_) = re.findall(r'<path class="s-[a-z]+" d="([^"]*)">', past.html)
     assert gpus.count("M") == granted.count("M") == 2, "what is unknown is a gap"
@@ -143,9 +143,78 @@ def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknow
     assert '<td class="n">4</td><td class="n">8</td><td class="n">0</td>' in past.html, "mean, most and last"
     assert "full: all GPUs" in past.html
     assert "(others)" in past.html, "the smallest of many tenants are one layer"
-    (own,) = draw_series.past(told, "1d", whole=False)
-    assert "fleet" not in own.html
-    assert "nothing so far" in draw_series.past(SeriesAnswer(), "1d", whole=True)[0].html
+    (_, own) = draw_series.past(told, "1d", "t1")
+    assert "GPUs there" not in own.html
+    for said in ("<b>8</b>GPUs there", "<b>50 %</b>granted"):
+        assert said in summary.html
+    assert "most of all for: all GPUs" in summary.html
+    assert "nothing so far" in draw_series.past(SeriesAnswer(), "1d")[1].html
+
+
+def test_the_past_says_whom_the_fleet_kept_waiting_the_longest_first() -> None:
+    series: dict[str, list[float | None]] = {
+        "fleet//gpus": [8, 8], "fleet//granted": [8, 4], "fleet//used": [2, None],
+        "tenant/a/waiting": [0, 0], "tenant/b/waiting": [3, 3], "tenant/b/wait_p90": [120, None],
+        "tenant/c/waiting": [5, 5],
+    }  # fmt: skip
+    told = SeriesAnswer(step_ms=1_800_000, from_ms=0, until_ms=3_600_000, series=series)
+    summary, past = draw_series.past(told, "7d")
+    rows = re.findall(
+        r"<tr><td><a[^>]*>(\w)</a></td>\s*<td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)<", summary.html
+    )
+    assert rows == [("c", "5", "5", "-"), ("b", "3", "3", "2m")]
+    assert "<b>25 %</b>used" in summary.html
+    assert "/past?span=1d" in past.html
+
+
+def a_service(*errors: float, members: float = 2) -> SeriesAnswer:
+    """An hour of a service with 10 calls a second, and these of them that failed in each of its minutes."""
+    rows: dict[str, list[float | None]] = {
+        "calls": [10.0] * len(errors), "errors": [*errors], "members": [members] * len(errors),
+        "ran_p50": [20.0] * len(errors), "ran_p95": [None] * len(errors),
+    }  # fmt: skip
+    named = {f"service/t/s/{name}": row for name, row in rows.items()}
+    return SeriesAnswer(step_ms=60_000, from_ms=0, until_ms=len(errors) * 60_000, series=named)
+
+
+@pytest.mark.parametrize(
+    ("errors", "now", "said"),
+    [
+        ((1, 1, 0, 0, 0.05), 1, "is healthy</span><small>for 3m, since 1970-01-01 00:02 UTC"),
+        ((0, 0, 0, 2, 2), 240, "is failing: 40 % of its calls</span><small>for 2m, since 1970-01-01 00:03 UTC"),
+        ((0, 0), None, "has no member that answers</span>"),
+    ],
+)
+def test_a_service_is_healthy_or_not_since_a_moment(errors: tuple[float, ...], now: int | None, said: str) -> None:
+    told = a_service(*errors)
+    lately = None if now is None else ServiceLately("t", "s", 2, 4, 1, 0, 600, now, 1, 20, "its-job")
+    verdict, charts = draw_service.service("t", "s", draw_service.ServiceDetail(told, [told], lately, None), "1h")
+    assert said in re.sub(r"\s+", " ", verdict.html).replace(" </span>", "</span>")
+    assert ("/job/t/its-job" in verdict.html) == (now is not None)
+    assert "/service/t/s?span=7d" in charts.html
+    assert "half ran at most" in charts.html
+
+
+def test_a_job_has_a_chart_of_each_number_that_it_reported() -> None:
+    rows: dict[str, list[float | None]] = {
+        "job/a/used": [10, 50, None], "job/a/memory_mib": [1024, 2048, None],
+        "job/a/reported:val/loss": [None, 3, -1], f"job/a/reported:{BAD}": [1, 1, 1],
+    }  # fmt: skip
+    life = draw_series.of_job(SeriesAnswer(step_ms=10_000, from_ms=0, until_ms=30_000, series=rows)).html
+    assert "<script>alert" not in life
+    assert '<td class="n">1.5</td><td class="n">2</td><td class="n">2</td>' in life, "of memory, in GiB"
+    (loss,) = re.findall(r'<path class="s-line" d="([^"]*)"><title>val/loss', life)
+    assert loss == "M333.3,0.0L666.7,220.0h333.3", "a line from the most to the least"
+    assert "<small>-1 to 3</small>" in life
+    assert draw_series.of_job(SeriesAnswer()).html == ""
+
+
+def test_failures_are_told_by_kind_with_their_items() -> None:
+    failed = [FailedReplica(at, "FAILED", 3, "", f"seed-{at}", f"step {at}: nan", "n1") for at in (4, 17)]
+    failed.append(FailedReplica(9, "FAILED", 1, "out of memory", "seed-9", "", "n1"))
+    assert [(each["count"], each["code"], each["said"], each["of"], each["names"]) for each in draw._kinds(failed)] == [
+        (2, 3, "step #: nan", "items", "seed-4, seed-17"), (1, 1, "out of memory", "items", "seed-9"),
+    ]  # fmt: skip
 
 
 def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:

@@ -163,7 +163,7 @@ async def test_nothing_stays_on_a_page_that_it_no_longer_has(node: Node, unique:
             await expect(seen.locator("#facts")).to_contain_text(unique, timeout=SEEN_MS)
             await expect(seen.locator("#trouble")).to_have_count(0)
             ids = await seen.locator("main > div[id]").evaluate_all("all => all.map(each => each.id)")
-            assert ids == ["facts", "story", "why", "replicas", "attempts", "use", "output", "changes"]
+            assert ids == ["facts", "why", "story", "replicas", "attempts", "use", "charts", "output", "changes"]
     await node.run("cancel", "later", tenant=unique)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -19,6 +20,7 @@ from moorage.cli.jobs.show import item_cell, refused_words, setup_words
 from moorage.cli.jobs.spent import spent_rows
 from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
+from moorage.cli.page.draw_series import of_job
 from moorage.cli.page.draw_waits import story
 from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches, waits_words
@@ -37,9 +39,10 @@ from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
 from moorage.schemas.frames import Device, Load, ServiceLately
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.names import word_of
+from moorage.schemas.names import is_tenant, word_of
 from moorage.schemas.service import CALL_MS
-from moorage.schemas.waited import WaitedPart
+from moorage.schemas.units import many
+from moorage.schemas.waited import SeriesAnswer, WaitedPart
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
 TROUBLES_MAX: Final = 30
@@ -47,6 +50,9 @@ WAITING_FIRST: Final = 5
 ROWS_MAX: Final = 200
 BARS_MAX: Final = 64
 LANES_MAX: Final = 128
+#: replicas that are named of one kind of failure
+KINDS_NAMED: Final = 12
+_NUMBER: Final = re.compile(r"\d+")
 #: how far back lanes may go
 SPANS: Final = ("5m", "15m", "1h")
 #: a GPU in the map, and how many of them stand in one row
@@ -139,7 +145,9 @@ def _service(row: ServiceLately) -> dict[str, Any]:
         return f"over {age(CALL_MS[-1])}" if ms is None else f"{ms} ms" if ms else "-"
 
     return {
-        "name": f"{row.tenant}/{row.service}",
+        "tenant": row.tenant,
+        "service": row.service,
+        "has_page": is_tenant(row.tenant),
         "members": row.members,
         "running": f"{row.running} of {row.places}",
         "waiting": row.waiting,
@@ -319,6 +327,7 @@ class JobDetail(NamedTuple):
     output: Sequence[str]
     failed: Sequence[FailedReplica] = ()
     waited: Sequence[WaitedPart] = ()
+    life: SeriesAnswer = SeriesAnswer()
 
 
 def job(detail: JobDetail, now_ms: int) -> list[Part]:
@@ -331,13 +340,17 @@ def job(detail: JobDetail, now_ms: int) -> list[Part]:
         fixes = fix_lines(detail.why)
     attempts, changes = bars(shown.changes, now_ms), shown.changes
     is_ill = shown.state in TERMINAL and shown.state != "SUCCEEDED"
+    replicas = part("job", "replicas", **_replicas(detail))
+    first = [replicas] if detail.failed else []  # which ones failed, and why, is what a person comes for
     return [
+        *first,
         part("job", "facts", shown=shown, ill=is_ill, rows=facts),
-        story(shown, detail.waited),
         part("job", "why", rows=why, fixes=fixes),
-        part("job", "replicas", **_replicas(detail)),
+        story(shown, detail.waited),
+        *([] if first else [replicas]),
         part("job", "attempts", rows=_attempts(attempts[-BARS_MAX:]), hidden=max(0, len(attempts) - BARS_MAX)),
         part("job", "use", rows=[_use(row) for row in detail.use]),
+        of_job(detail.life),
         part("job", "output", lines=detail.output),
         part(
             "job",
@@ -354,7 +367,18 @@ def _replicas(detail: JobDetail) -> dict[str, Any]:
     shown = detail.shown
     drawn = grid(shown)
     if drawn is None:
-        return {"letters": "", "numbers": "", "each": 1, "key": [], "words": "", "rows": [], "more": 0, "again": ""}
+        return {
+            "letters": "",
+            "numbers": "",
+            "each": 1,
+            "key": [],
+            "words": "",
+            "title": "",
+            "kinds": [],
+            "rows": [],
+            "more": 0,
+            "again": "",
+        }
     failures = 0 if shown.replicas is None else sum(shown.replicas.states.get(state, 0) for state in FAILURES)
     rows = [
         {
@@ -373,10 +397,33 @@ def _replicas(detail: JobDetail) -> dict[str, Any]:
         "each": drawn.each,
         "key": [(letter, WORDS[letter]) for letter in drawn.counts],
         "words": shown_words(shown.replicas),
+        "title": f"{shown.job}: {many(failures, 'replica')} of {shown.replicas.of} failed"
+        if rows and shown.replicas
+        else "",
+        "kinds": _kinds(detail.failed),
         "rows": rows,
         "more": failures - len(rows) if rows else 0,
         "again": f"moorage again {word_of(shown.job)} --failed" if failures else "",
     }
+
+
+def _kinds(failed: Sequence[FailedReplica]) -> list[dict[str, Any]]:
+    """Return the failures by their code and last line, numbers in it aside: the most frequent first."""
+    kinds: dict[tuple[int | None, str], list[str]] = {}
+    has_items = all(item_cell(row.item) not in ("", "-") for row in failed)
+    for row in failed:
+        name = item_cell(row.item) if has_items else str(row.replica)
+        kinds.setdefault((code_cell(row.code), _NUMBER.sub("#", row.stderr or row.why)), []).append(name)
+    return [
+        {
+            "count": len(names),
+            "code": code,
+            "said": said,
+            "of": "items" if has_items else "replicas",
+            "names": ", ".join(names[:KINDS_NAMED]) + (", …" if len(names) > KINDS_NAMED else ""),
+        }
+        for (code, said), names in sorted(kinds.items(), key=lambda each: -len(each[1]))
+    ]
 
 
 def facts_of(shown: JobInfo) -> list[tuple[str, Any]]:

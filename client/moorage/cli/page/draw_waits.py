@@ -15,7 +15,7 @@ from moorage.client.durations import age
 from moorage.schemas.job import PLACED, QUEUED, TERMINAL
 from moorage.schemas.names import word_of
 from moorage.schemas.units import many
-from moorage.schemas.waited import MEANS, Cause, WaitedPart, WaitedRow
+from moorage.schemas.waited import ASKED, MEANS, Cause, WaitedPart, WaitedRow
 
 #: the class of a cause's colour in the style sheet: causes with one cure have one colour
 COLOURS: Final[dict[str, str]] = {
@@ -25,7 +25,7 @@ COLOURS: Final[dict[str, str]] = {
     **dict.fromkeys((Cause.RESERVED,), "w-reserved"),
     **dict.fromkeys((Cause.FRAGMENTED,), "w-fragmented"),
     **dict.fromkeys((Cause.CLOSED, Cause.NO_HOST, Cause.AWAY), "w-closed"),
-    **dict.fromkeys((Cause.AFTER, Cause.NOT_BEFORE, Cause.HELD, Cause.MAX_RUNNING, Cause.BACKOFF), "w-asked"),
+    **dict.fromkeys(ASKED, "w-asked"),
 }
 OTHER: Final = "w-other"
 #: weeks that are shown
@@ -42,6 +42,7 @@ def story(shown: JobInfo, parts: Sequence[WaitedPart]) -> Part:
     facts = [
         ("command", words(shown.run.get("argv", ()))),
         ("again of", shown.asked.get("again_of") or ""),
+        ("service", (shown.asked.get("service") or {}).get("name", "")),
     ]
     return part(
         "story",

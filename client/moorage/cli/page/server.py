@@ -32,7 +32,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from moorage.cli.framework.console import error_line
-from moorage.cli.page import acts, draw, draw_series, draw_waits
+from moorage.cli.page import acts, draw, draw_series, draw_service, draw_waits
 from moorage.cli.page.doors import Doors
 from moorage.cli.page.source import PICTURE_S, Source
 from moorage.cli.page.templates import Part, drawn
@@ -40,7 +40,8 @@ from moorage.client.durations import seconds
 from moorage.client.errors import Rejected
 from moorage.client.view.view import View
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.names import is_job, is_tenant, is_worker
+from moorage.schemas.names import is_job, is_service, is_tenant, is_worker
+from moorage.schemas.waited import SeriesAnswer
 
 #: browsers that are told at a time; further ones have to come again
 STREAMS_MAX: Final = 128
@@ -225,7 +226,7 @@ class Page:
                 parts = draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
                 if source.feed.operates and is_worker(name):
                     with contextlib.suppress(MoorageError, TimeoutError):  # what counts may be behind
-                        parts.append(draw_series.of_host(await source.series(draw_series.SPANS["1d"], name)))
+                        parts.append(draw_series.of_host(await source.series(draw_series.SPANS["1d"], worker=name)))
                 return parts
             case _ if not source.private:
                 return [
@@ -250,15 +251,30 @@ class Page:
                 found = await asyncio.gather(*(source.devices(each.worker) for each in shown))
                 return draw.lanes(view, source.lanes, list(zip(shown, found, strict=True)), after, wanted, span)
             case ["past"]:
-                span = query["span"] if query.get("span") in draw_series.SPANS else "1d"
-                told = await source.series(draw_series.SPANS[span])
-                return draw_series.past(told, span, whole=source.feed.operates)
+                tenant = query.get("tenant", "") if source.feed.operates else source.client.tenant
+                tenant = tenant if is_tenant(tenant) else ""
+                told, span = await self._over(query.get("span", ""), tenant=tenant)
+                return draw_series.past(told, span, tenant)
+            case ["service", tenant, name] if is_tenant(tenant) and is_service(name):
+                _, span = await self._over(query.get("span", ""), tenant=tenant, service=name)
+                found_service = await source.service(tenant, name, draw_series.SPANS[span])
+                return draw_service.service(tenant, name, found_service, span)
             case ["usage"]:
                 by = tuple(word for word in query.get("by", BY_DEFAULT).split(",") if word in BY) or BY[:1]
                 rows, from_ms = await source.usage(seconds(query.get("since", SINCE_DEFAULT)), by)
                 waits = await source.waits(max(seconds(query.get("since", SINCE_DEFAULT)), WAITS_S_MIN))
                 return [*draw.usage(rows, from_ms, by), *draw_waits.waits(*waits)]
         return None
+
+    async def _over(self, span: str, **of: str) -> tuple[SeriesAnswer, str]:
+        """Return numbers over a span and its name: of a day if none is asked for, or of an hour while no step of a day
+        is over."""
+        asked = span if span in draw_series.SPANS else "1d"
+        told = await self._source.series(draw_series.SPANS[asked], **of)
+        if asked != span and not draw_series.is_known(told):
+            asked = "1h"
+            told = await self._source.series(draw_series.SPANS[asked], **of)
+        return told, asked
 
     def _fixed(self, at: str, request: Request) -> Markup | None:
         """Return what stands above the parts and is not sent again: fields to type into, and forms for acts."""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from moorage.cli.framework.console import error_line
 from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, JobDetail
+from moorage.cli.page.draw_service import ServiceDetail
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
 from moorage.client.answers import JobInfo, JobList
@@ -27,10 +28,11 @@ from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
 from moorage.client.waited import waited_of
 from moorage.schemas.answers.fleet import DeviceRow
+from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
-from moorage.schemas.frames import Event, Events
+from moorage.schemas.frames import Event, Events, ServiceLately
 from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.waited import SeriesAnswer, WaitedAnswer, WaitedRow
@@ -58,6 +60,8 @@ SLOW_S: Final = 10.0
 AHEAD_MAX: Final = 4
 #: seconds for which a moment of the past holds: what was written late may still come
 PAST_S: Final = 30.0
+HOUR_S: Final = 3_600
+DAY_S: Final = 24 * HOUR_S
 #: seconds for which it is known what devices a worker has
 DEVICES_S: Final = 60.0
 
@@ -263,7 +267,10 @@ class Source:
                 with contextlib.suppress(MoorageError):
                     failed = await failed_replicas((own or self.client)._wire, shown, FAILED_ROWS)
             waited = await waited_of(self.client, shown, tenant)
-            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, waited)
+            life = SeriesAnswer()
+            with contextlib.suppress(MoorageError):  # what counts may be behind
+                life = await self._series({"job": job}, tenant)
+            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, waited, life)
 
         detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
         return detail
@@ -366,14 +373,46 @@ class Source:
         found: tuple[list[WaitedRow], int] = await self.kept(("waits", since_s), SLOW_S, ask)
         return found
 
-    async def series(self, since_s: int, worker: str = "") -> SeriesAnswer:
-        """Return numbers over time: of the fleet for operators, of a host, else of the key's own tenant."""
+    async def series(self, since_s: int, *, worker: str = "", tenant: str = "", service: str = "") -> SeriesAnswer:
+        """Return numbers over time: of a host, a tenant, or a tenant's service; else of the fleet for operators, and of
+        the key's own tenant for others."""
 
         async def ask() -> Any:
-            asked = {"series": True, "since_s": since_s} | ({"worker": worker} if worker else {})
-            wire = self.client._wire
-            answer = await (wire.operate("usage", asked) if self.feed.operates else wire.answer("usage", asked))
-            return msgspec.convert(answer.data, SeriesAnswer)
+            asked = {"since_s": since_s} | {
+                name: value for name, value in (("worker", worker), ("service", service)) if value
+            }
+            return await self._series(asked, tenant)
 
-        found: SeriesAnswer = await self.kept(("series", since_s, worker), SLOW_S, ask)
+        found: SeriesAnswer = await self.kept(("series", since_s, worker, tenant, service), SLOW_S, ask)
+        return found
+
+    async def _series(self, asked: dict[str, Any], tenant: str) -> SeriesAnswer:
+        wire, asked = self.client._wire, {"series": True, **asked}
+        of_all = self.feed.operates and not tenant
+        answer = await (wire.operate("usage", asked) if of_all else wire.answer("usage", asked, tenant or None))
+        return msgspec.convert(answer.data, SeriesAnswer)
+
+    async def service(self, tenant: str, name: str, since_s: int) -> ServiceDetail:
+        """Return what is known of a service; what its members last failed with is its own tenant's alone."""
+        spans = HOUR_S, DAY_S, 31 * DAY_S
+        shown = await self.series(since_s, tenant=tenant, service=name)
+        told = [await self.series(each, tenant=tenant, service=name) for each in spans]
+        lately = next((row for row in self.view().services if (row.tenant, row.service) == (tenant, name)), None)
+        own = self._outputs.get(tenant) or (self.client if tenant == self.client.tenant else None)
+        row = None
+        if own is not None and not (own is self.client and self.feed.operates):
+            row = next((each for each in await self._services(own) if each.service == name), None)
+        if lately is None and row is not None and row.use is not None:
+            use = row.use
+            lately = ServiceLately(
+                tenant, name, use.members, use.places, use.running, use.waiting, use.calls,
+                sum(use.errors.values()), (use.waited_ms or [0])[-1], (use.ran_ms or [0])[-1], row.job,
+            )  # fmt: skip
+        return ServiceDetail(shown, told, lately, row)
+
+    async def _services(self, own: AsyncClient) -> list[ServiceRow]:
+        async def ask() -> Any:
+            return msgspec.convert((await own._wire.answer("services", {})).data, ServicesAnswer).services
+
+        found: list[ServiceRow] = await self.kept(("services", own.tenant), ROUND_S, ask)
         return found

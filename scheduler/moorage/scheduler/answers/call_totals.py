@@ -182,6 +182,7 @@ class _Service:
             errors=sum(number for code, number in since.errors.items() if _is_of_service(code)),
             waited_ms=_most(since.numbers[_WAITED]),
             ran_ms=_most(since.numbers[_RAN]),
+            job=next((each.job for each in reversed(current)), ""),
         )
 
     def use(self, tenant: str, service: str, state: State | None, now_ms: int) -> ServiceUse:
@@ -199,6 +200,25 @@ class _Service:
             waited_ms=[_most(since.numbers[_WAITED], part) for part in _PARTS],
             ran_ms=[_most(since.numbers[_RAN], part) for part in _PARTS],
             last_error=next(told, ""),
+        )
+
+    def over_time(self, tenant: str, service: str, state: State | None, now_ms: int) -> tuple[float | None, ...]:
+        """Return what `CallTotals.over_time` explains."""
+        now = self.lately(tenant, service, state, now_ms)
+        since = _difference(self.total, self._marks[0].figures) if self._marks else _Figures()
+        per_s = 1000 / max(STEP_MS, now_ms - self._marks[0].at_ms) if self._marks else 0.0
+        batches = sum(since.numbers[_BATCHES])
+        ran, waited = since.numbers[_RAN], since.numbers[_WAITED]
+        return (
+            round(now.calls * per_s, 3),
+            round(now.errors * per_s, 3),
+            float(now.members),
+            float(now.running),
+            *(
+                float(CALL_MS[-1] if ms is None else ms) if now.calls else None
+                for ms in (_most(ran, _PARTS[0]), _most(ran, _PARTS[1]), _most(waited, _PARTS[1]))
+            ),
+            round(since.numbers[_BATCHED] / batches, 2) if batches else None,
         )
 
     @property
@@ -249,6 +269,16 @@ class CallTotals:
         rows = [each.lately(tenant, service, self._state, now_ms) for tenant, service, each in self._each()]
         current = [row for row in rows if row.members or row.calls]
         return sorted(current, key=lambda row: (-row.errors, -row.calls, row.tenant, row.service))
+
+    def over_time(self, now_ms: int) -> list[tuple[str, str, tuple[float | None, ...]]]:
+        """Return of each service that has members or calls, of about the last minute: calls and errors a second,
+        members, calls that run, ms that half of the calls and 95 % of them ran at most, ms that 95 % waited at most,
+        and calls a batch. None is not known, as without calls; 60,000 ms may be more."""
+        return [
+            (tenant, service, each.over_time(tenant, service, self._state, now_ms))
+            for tenant, service, each in self._each()
+            if tenant != OTHERS and each.heard_ms is not None and now_ms - each.heard_ms < FORGET_MS
+        ]
 
     def _each(self) -> Iterator[tuple[str, str, _Service]]:
         for (tenant, service), each in sorted(self._services.items()):

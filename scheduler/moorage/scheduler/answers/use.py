@@ -93,18 +93,6 @@ def use_of_job(engine: Engine, job: Job) -> Used | None:
     )
 
 
-def use_by_host(engine: Engine) -> dict[str, tuple[float, float]]:
-    """Return, by worker, how many GPUs' worth of its devices is at work, and how many MiB of them are used, of those
-    whose load is fresh."""
-    found: dict[str, tuple[float, float]] = {}
-    for host in engine.fleet.hosts.values():
-        if host.heard and not host.stale:
-            devices = [use for each in host.use.values() for use in each.devices]
-            percent = sum((use.percent or 0) / (use.shared_by or 1) for use in devices)
-            found[host.worker.id] = round(percent / 100, 3), float(sum(use.memory_mib or 0 for use in devices))
-    return found
-
-
 def used_now(engine: Engine) -> list[ModelUse]:
     """Return by model the leased devices with a reading, how many GPUs' worth of them is at work, and how many idle.
 

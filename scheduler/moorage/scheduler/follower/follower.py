@@ -27,6 +27,7 @@ from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.series import AllSeries
+from moorage.scheduler.follower.told import Told
 from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
@@ -60,7 +61,7 @@ class Question(msgspec.Struct, array_like=True):
     `usage` is about the GPU time of a tenant (None: of all), with `waits` about where its waits went, with `series`
     about numbers over time; `acts` about operators' orders, with `events` about the fleet's past; `where` about the
     frames with the history of the `job`; `read` has it note that somebody of the tenant read output, which is no record
-    of the ledger; `used` tells what GPUs do now; `written` is answered once the history stream has all histories up to
+    of the ledger; `used` has what is `told`; `written` is answered once the history stream has all histories up to
     that record.
     """
 
@@ -275,7 +276,7 @@ class Follower:
     async def answer(self, question: Question) -> dict[str, Any] | Problem:
         """Return the answer once the question's record is folded; the problem `behind` if that takes too long."""
         if question.verb == "used":
-            self._series.told_use(question.arguments["hosts"], self._state.time_ms)
+            self._series.told_use(msgspec.convert(question.arguments["told"], Told), self._state.time_ms)
             return {}
         if self._state.seq < question.seq or (question.verb == "written" and self._history.waiting):
             future = asyncio.get_running_loop().create_future()

@@ -27,7 +27,7 @@ class FleetDetails:
         self._engine = engine
         self._counts = counts
         self._idle_since: dict[int, int] = {}  # by job number: ledger ms
-        self._jobs: list[UsedJob] = []
+        self.jobs: list[UsedJob] = []  # those whose use was read last
 
     def catch_up(self) -> Iterator[None]:
         """Read the use of all jobs that run; yields where the event loop should run other tasks."""
@@ -63,7 +63,7 @@ class FleetDetails:
                 )
             )
         rows.sort(key=attrgetter("percent_min", "percent", "tenant", "job"))
-        self._jobs, self._idle_since = rows, since
+        self.jobs, self._idle_since = rows, since
 
     def frame(self) -> bytes:
         """Return the frame; current once `catch_up` has ended."""
@@ -74,7 +74,7 @@ class FleetDetails:
             if row.live or row.gpus
         ]
         tenants.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-        jobs = self._jobs
+        jobs = self.jobs
         return encode(
             FleetDetail(
                 state.epoch,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Handler
 from moorage.scheduler.answers.counts import Counts
-from moorage.scheduler.answers.use import use_by_host
+from moorage.scheduler.answers.over_time import told_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
@@ -54,7 +54,7 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 #: of so many frames for observers, one comes with a frame for operators: workers report use every 2 s
 DETAIL_EVERY: Final = 4
-#: the follower is told every ten seconds what GPUs do
+#: the follower is told every ten seconds what is done, and is in no record
 USE_EVERY: Final = 20
 #: a leader that ran so much later than it should was stopped, or its machine had no time for it
 PAUSE_S: Final = 3.0
@@ -558,7 +558,7 @@ class Term:
                     await asyncio.sleep(0)
                 self.counts.idle.look(self.engine, self.engine.built_ms)
                 if number % USE_EVERY == 0:
-                    use = {"hosts": use_by_host(self.engine)}
+                    use = {"told": told_now(self.engine, details.jobs, self.counts.calls)}
                     self.follower.ask(Question("used", self.engine.state.seq, None, use), lambda _: None)
                 detail = details.frame()
                 await self._gate.recorded()

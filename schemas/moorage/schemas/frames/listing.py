@@ -129,6 +129,7 @@ class ServiceLately(msgspec.Struct, frozen=True):
     errors: int  # calls answered with an error
     waited_ms: int | None  # nine of ten calls had waited no longer; 0 without calls, null for longer than 60,000
     ran_ms: int | None  # nine of ten calls ran no longer; 0 and None as above
+    job: str = ""  # the job of the member that was heard last; "" of one that is none
 
 
 class FailedLately(msgspec.Struct, frozen=True):

@@ -275,7 +275,7 @@ class HostClass:
 #: the fields of a host that are heard from its worker in this term, beside the ledger
 HEARD: Final = (
     "busy", "data", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "reported", "sick", "stale",
-    "stopped", "troubles", "use", "util_percent", "waiting", "warning", "warnings",
+    "stopped", "temperature_c", "troubles", "use", "util_percent", "waiting", "warning", "warnings",
 )  # fmt: skip
 
 
@@ -316,6 +316,7 @@ class Host:
         "sick",
         "stale",
         "stopped",
+        "temperature_c",
         "troubles",
         "turns",
         "use",
@@ -362,6 +363,7 @@ class Host:
         #: nothing new is placed here if there is no load frame for so long
         self.loads_within_ms = int(LOADS_MISSED_MAX * float(hello.get("load_s", LOAD_S_DEFAULT)) * 1000)
         self.util_percent = 0  # mean of its devices, by its last load frame
+        self.temperature_c: int | None = None  # of its hottest device, likewise; None: none says so
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
         self.down: dict[str, tuple[str, int]] = {}

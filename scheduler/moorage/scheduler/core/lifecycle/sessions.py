@@ -419,6 +419,8 @@ class Sessions:
         if (host.troubles, host.warnings, host.warning) != before:
             self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
+        heat = [reading.temperature_c for reading in frame.gpu_pool if reading.temperature_c is not None]
+        host.temperature_c = max(heat, default=None)
         host.load_ms = mono_ms
         if frame.data or host.data:
             host.data = frozenset(frame.data)
