@@ -166,6 +166,7 @@ def explained(why: Explained) -> str:
 def explained_rows(why: Explained) -> list[tuple[str, Any]]:
     """Return why a job waits, as names and values."""
     return [
+        ("serves", _serves(why)),
         ("asks", why.asks),
         ("place", _place(why) if why.position is not None else ""),
         ("waiting", many(why.waiting_replicas, "replica") if why.waiting_replicas else ""),
@@ -183,6 +184,19 @@ def explained_rows(why: Explained) -> list[tuple[str, Any]]:
         *[("leaves", _leaving(row)) for row in why.leaves],
         ("stalled", stalled_words(why.stalled)),
     ]
+
+
+def _serves(why: Explained) -> str:
+    """Return the service and its models, and how many members are ready; of none the other rows say why."""
+    if not why.service or why.members_ready is None:
+        return ""
+    models = f", {', '.join(why.models)}" if why.models else ""
+    ready = "no member is" if not why.members_ready else f"{why.members_ready} member{_are(why.members_ready)}"
+    return f"{why.service}{models}: {ready} ready for calls"
+
+
+def _are(number: int) -> str:
+    return " is" if number == 1 else "s are"
 
 
 def _place(why: Explained) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -43,6 +44,7 @@ from moorage.scheduler.core.ledger.state import (
     STATE,
     WHY,
     WORKER,
+    Attempt,
     Job,
     Replica,
     Tenant,
@@ -92,8 +94,20 @@ def explain_job(engine: Engine, tenant: str, name: str) -> Explained | Problem:
     if job is None:
         return finished_row(engine, tenant, name, Explained)
     told = _not_waiting(engine, job) if job.first_waiting is None else _waiting(engine, job, job.first_waiting)
+    if job.live and (service := engine.reader.request_of(job).service) is not None:
+        told = replace(
+            told, service=service.name, models=service.models, members_ready=len(list(_ready_members(engine, job)))
+        )
     told = replace(told, reported=values) if (values := reported_of(engine, job)) else told
     return replace(told, replicas=replicas_of(job)) if job.size > 1 else told
+
+
+def _ready_members(engine: Engine, job: Job) -> Iterator[Attempt]:
+    """Yield the members that run and are ready for calls, as far as the job has a check for that."""
+    has_check = engine.reader.request_of(job).workload.ready is not None
+    for member in job.attempts:
+        if member.is_current and member.replica.state == RUNNING and (member.ready or not has_check):
+            yield member
 
 
 def _waiting(engine: Engine, job: Job, first: Replica) -> Explained:
@@ -229,13 +243,21 @@ def _why_frozen(engine: Engine, job: Job) -> str:
 
 
 def _why_unready(engine: Engine, job: Job) -> str:
-    """Return which check an attempt that runs has not met since its start, and when it ends for that; "" for none."""
+    """Return which check an attempt that runs has not met since its start, and when it ends for that, or does not meet
+    any more; "" for none."""
     ready = engine.reader.request_of(job).workload.ready
+    if engine.reader.request_of(job).service is not None and next(_ready_members(engine, job), None) is not None:
+        return ""
     for member in job.attempts if ready is not None else ():
         if member.is_current and member.replica.state == RUNNING and not member.ever_ready and ready is not None:
             ran_s = (engine.state.time_ms - member.began_ms) / 1000
             ends = f"at {ready.within_s:g} s it ends as not-ready" if ran_s < ready.within_s else "it ends as not-ready"
             return f"not ready since its start {ran_s:.0f} s ago: its check is {ready.words}; {ends}"
+        if member.is_current and member.replica.state == RUNNING and member.unready_ms and ready is not None:
+            return (
+                f"ready no more for {(engine.state.time_ms - member.unready_ms) / 1000:.0f} s: its check is"
+                f" {ready.words}"
+            )
     return ""
 
 

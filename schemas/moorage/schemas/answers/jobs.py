@@ -318,6 +318,9 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     why: str = ""  # of a job that does not wait: the newest reason that still applies
     code: int | None = None
     leaves: list[Leave] = []
+    service: str = ""  # the service whose calls it answers
+    models: tuple[str, ...] = ()  # what that serves
+    members_ready: int | None = None  # how many of its replicas are ready for calls
     reported: Values = {}  # the newest values that its first replica which reports has reported of itself
     stalled: list[ReplicaStall] = []
     compacted: bool = False

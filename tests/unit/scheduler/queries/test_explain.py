@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from moorage.cli.jobs.explain import explained_rows
 from moorage.scheduler.answers import view as view_module
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.explain import HOLDERS_MAX
 from moorage.scheduler.answers.waiting import explain_job
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving, wire
+from tests.unit.scheduler.lifecycle.test_services import READY, served
 
 
 def why(drive: Driving, job: str) -> dict[str, Any]:
@@ -477,3 +481,22 @@ def test_a_job_on_a_silent_worker_says_so_and_what_follows() -> None:
     )
     drive.pass_time(lost_s * 1000, renew=False)
     assert why(drive, "j")["state"] == "QUEUED"
+
+
+def test_a_services_models_are_told_and_why_none_is_ready() -> None:
+    service = {"name": "chat", "models": ["m1", "m2"], "http": {"health": "/health"}}
+    drive = served(2, run=READY, service=service)
+    told = why(drive, "a")
+    assert (told["service"], told["models"], told["members_ready"]) == ("chat", ("m1", "m2"), 1)
+    assert "its check is" not in told.get("why", "")
+    drive.pass_time(30_000)
+    drive.report("not-ready", "a")
+    drive.pass_time(9_000)
+    told = why(drive, "a")
+    assert told["members_ready"] == 0
+    assert told["why"].startswith("ready no more for 9 s: its check is ")
+    rows = dict(explained_rows(msgspec.convert(told, Explained)))
+    assert rows["serves"] == "chat, m1, m2: no member is ready for calls"
+    other = {"name": "other", "models": ["m3"]}
+    drive.submit("b", run=READY, gpu={"count": 9}, service=other, on_no_match="wait")
+    assert (why(drive, "b")["members_ready"], why(drive, "b")["reason"]) == (0, "count")
