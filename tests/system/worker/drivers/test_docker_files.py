@@ -9,10 +9,11 @@ from typing import Final
 
 import pytest
 
+from moorage.schemas.held_data import held_key
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
 from moorage.worker.attempt.attempt_folders import FOLDERS
-from tests.engines import engine, why_no_dockerd
+from tests.engines import PROGRAMS, engine, why_no_dockerd
 from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder
 from tests.system.worker.attempt.test_attempt_folders import placed
 from tests.system.worker.attempt.test_job_files import bucket, sent, tar
@@ -63,3 +64,40 @@ async def test_a_container_has_the_files_of_its_job_and_the_next_agent_keeps_wha
             finally:
                 await running.stop()
             assert os.listdir(state / FOLDERS / "w1@docker") == ["acme.a.0.1.10"]
+
+
+@pytest.mark.slow
+async def test_containers_read_data_by_a_mount_that_is_read_only_and_fetched_once(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as docker:
+        docker.make_image(IMAGE, programs=(*PROGRAMS, "cp"))
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+        async with (
+            bucket(nats_url, unique) as store,
+            ScriptedLeader(nats_url, unique) as leader,
+            state_folder() as state,
+        ):
+            address = await sent(store, tar(**{"set/deep/one": b"1\n", "set/two": b"2\n"}))
+            running = await start(settings_of(state, unique, drivers=("docker",)), nats_url)
+            try:
+                await leader.joined("w1")
+                data = {"Set": f"object:{address}", "also": f"object:{address}"}
+                script = "echo $MOORAGE_DATA_SET; cd $MOORAGE_DATA_ALSO && cat deep/one two; touch x 2>&- || echo no"
+                run = {"driver": "docker", "image": IMAGE, "argv": ["sh", "-c", script], "data": data}
+                for job, fence in (("a", 10), ("b", 11)):
+                    name = name_of(job, fence=fence)
+                    await leader.want("w1", placed(name, "", **run))
+                    assert (await leader.await_report("w1", "exited", name, 60)).code == 0
+                    await until(lambda name=name: leader.text(name) == "/moorage/data/Set\n1\n2\nno\n", 60)
+                assert len(list(state.glob(".data/*/*.done"))) == 1
+                key = held_key("acme", "docker", data["Set"])
+                await until(lambda: leader.seat("w1").loads[-1].data == [key], 60)
+                bad = name_of("bad", fence=12)
+                await leader.want("w1", placed(bad, "", **run | {"data": {"set": "https://127.0.0.1:1/x"}}))
+                refused = await leader.await_report("w1", "refused", bad, 60)
+                assert "python3" in refused.detail, "its image has none"
+            finally:
+                await running.stop()
