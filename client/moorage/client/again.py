@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,10 +15,11 @@ from moorage.client.asking import decode_accepted
 from moorage.client.errors import Conflict, NotPermitted, read_answer, rejected
 from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
-from moorage.client.sending import AGAIN_AFTER_S, BROUGHT, bucket_of, send
+from moorage.client.sending import BROUGHT, bucket_of, is_fresh, send
 from moorage.schemas.frames import Accepted, AgainAnswer
 from moorage.schemas.job import DATA_OBJECT
 from moorage.schemas.names import is_files
+from moorage.system.archive_parts import PARTS_HEADER, decode_parts, part_object
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -53,7 +53,7 @@ async def keep_files(client: Connected, request: Request) -> None:
         await _keep(client, address)
 
 
-async def _keep(client: Connected, address: str) -> None:
+async def _keep(client: Connected, address: str, *, is_part: bool = False) -> None:
     bucket = bucket_of(client)
     try:
         found = await client.again(lambda: bucket.find(address))
@@ -67,7 +67,11 @@ async def _keep(client: Connected, address: str) -> None:
             found=address,
             next="bring them once more, with --with or files=, --data or data=",
         )
-    if time.time() - found.stored_s < AGAIN_AFTER_S:
+    has_parts = PARTS_HEADER in found.headers
+    if has_parts:
+        for part in decode_parts(b"".join([piece async for piece in bucket.get(found)])):
+            await _keep(client, part_object(part.digest), is_part=True)
+    if is_fresh(found, has_parts=has_parts or is_part):
         return
     with tempfile.TemporaryFile() as file:
         async for piece in bucket.get(found):
@@ -77,7 +81,7 @@ async def _keep(client: Connected, address: str) -> None:
             file.seek(0)  # of each try
             return iter(lambda: file.read(_PIECE), b"")
 
-        own = {name: found.headers[name] for name in ("Content-Type", BROUGHT) if found.headers.get(name)}
+        own = {name: found.headers[name] for name in ("Content-Type", BROUGHT, PARTS_HEADER) if found.headers.get(name)}
         headers = {name: values[0] for name, values in own.items()}
         await client.again(lambda: bucket.put(address, pieces(), headers, lambda _: None))
 

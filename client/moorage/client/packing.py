@@ -7,7 +7,6 @@ as git leaves out those of a `.gitignore` (`ignore_rules`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tarfile
@@ -19,6 +18,7 @@ from typing import IO, Final, NamedTuple
 from moorage.bus.target import HOME_DEFAULT
 from moorage.client.errors import rejected
 from moorage.client.ignore_rules import Rule, leaves_out, rules_of
+from moorage.system.archive_parts import Member, Part, ends_of, read_parts
 from moorage.system.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 
 IGNORE_FILE: Final = ".moorageignore"
@@ -27,7 +27,6 @@ IGNORE_FILE: Final = ".moorageignore"
 _ALWAYS: Final = rules_of("\n".join((".git", "__pycache__", ".venv", HOME_DEFAULT)).encode())
 #: 1980-01-01 UTC: some programs do not accept 0 as a time
 _MTIME_S: Final = 315_532_800
-_READ_BYTES: Final = 1 << 20
 _SPOOL_BYTES: Final = 32 << 20
 #: bytes of a program's first line that Linux reads
 FIRST_LINE_BYTES_MAX: Final = 256
@@ -39,7 +38,7 @@ class Packed(NamedTuple):
     """A tar file on disk or in memory, with its address (its SHA-256) and its size in bytes.
 
     `files` is its number of files; links and folders are not counted. `warnings` name programs that cannot be started.
-    `tops` are the names at its top, in their order, a folder's with / behind it.
+    `tops` are the names at its top, in their order, a folder's with / behind it. `parts` are what it is sent in.
     """
 
     file: IO[bytes]
@@ -48,6 +47,7 @@ class Packed(NamedTuple):
     files: int
     warnings: tuple[str, ...] = ()
     tops: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
@@ -71,16 +71,13 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
         raise _too_large(f"{len(found)} files and folders", f"{MEMBERS_MAX} files and folders")
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - it is handed on
     try:
-        from_windows = _write(found, spool)
-        spool.seek(0)
-        digest = hashlib.sha256()
-        while piece := spool.read(_READ_BYTES):
-            digest.update(piece)
+        from_windows, members = _write(found, spool)
+        address, parts = read_parts(spool, ends_of(members, spool.seek(0, os.SEEK_END)))
     except BaseException:
         spool.close()
         raise
     files = sum(path.is_file() and not path.is_symlink() for path in found.values())
-    return Packed(spool, digest.hexdigest(), spool.tell(), files, _warnings(from_windows), _tops(found))
+    return Packed(spool, address, spool.tell(), files, _warnings(from_windows), _tops(found), parts)
 
 
 def _tops(found: Mapping[str, Path]) -> tuple[str, ...]:
@@ -100,22 +97,24 @@ def _warnings(from_windows: list[str]) -> tuple[str, ...]:
     )
 
 
-def _write(found: Mapping[str, Path], spool: IO[bytes]) -> list[str]:
-    """Write the archive, and return the names of programs whose first line ends with CR LF."""
-    size, from_windows = 0, list[str]()
+def _write(found: Mapping[str, Path], spool: IO[bytes]) -> tuple[list[str], list[Member]]:
+    """Write the archive, and return the names of programs whose first line ends with CR LF, and the members."""
+    size, from_windows, members = 0, list[str](), list[Member]()
     # GNU's format has names of any length and, unlike pax, no headers of its own that could differ
     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name in sorted(found):
+            at: int = archive.offset  # type: ignore[attr-defined]
             try:
                 more, is_from_windows = _add(archive, name, found[name])
             except OSError as error:
                 raise _unreadable(found[name], error) from None
             size += more
+            members.append(Member(name, at, more))
             if is_from_windows:
                 from_windows.append(name)
             if size > FILES_BYTES_MAX:
                 raise _too_large(f"more than {FILES_BYTES_MAX >> 20} MiB", f"{FILES_BYTES_MAX >> 20} MiB")
-    return from_windows
+    return from_windows, members
 
 
 def _below(path: Path) -> Iterator[tuple[str, Path]]:

@@ -144,7 +144,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: working directory: absolute on the worker, or relative to the attempt's own folder; null is the attempt's folder
     cwd: str | None = None
     #: SHA-256 of the tar file that is unpacked into the attempt's folder before it starts. It is the name of an object
-    #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
+    #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip; or, with the header `Moorage-Parts`, a list
+    #: of `[SHA-256, bytes]` of its parts in their order as JSON, each of which is the object `part.<SHA-256>`, likewise
     files: str | None = None
     #: jobs whose kept files are in the attempt's folder before it starts, as far as their replicas have SUCCEEDED by
     #: then; it waits for none of them (see `after`). An attempt that finds no file of one of them fails: `files-gone`.

@@ -231,7 +231,13 @@ def empty(folder: str | Path) -> None:
             os.unlink(entry.path)
 
 
-def compressed(tar: IO[bytes]) -> Iterator[bytes]:
+class Seekable(Protocol):
+    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int: ...
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def compressed(tar: Seekable) -> Iterator[bytes]:
     """Yield a tar file as gzip, in pieces."""
     size, sample = tar.seek(0, os.SEEK_END), b""
     for at in range(_SAMPLES):

@@ -67,7 +67,7 @@ async def test_the_files_come_again_and_files_that_are_gone_are_told(
         before = await bucket.find(address)
         await keep_files(client._wire, request)
         assert await bucket.find(address) == before
-        monkeypatch.setattr("moorage.client.again.AGAIN_AFTER_S", AGAIN_AFTER_S - 1e9)
+        monkeypatch.setattr("moorage.client.sending.AGAIN_AFTER_S", AGAIN_AFTER_S - 1e9)
         await keep_files(client._wire, request)
         after = await bucket.find(address)
         assert before is not None
@@ -102,7 +102,7 @@ async def test_the_files_come_whole_if_the_server_answers_the_second_try_alone(
         bucket, address = bucket_of(client._wire), request.workload.files
         assert address is not None
         before = await bucket.find(address)
-        monkeypatch.setattr("moorage.client.again.AGAIN_AFTER_S", AGAIN_AFTER_S - 1e9)
+        monkeypatch.setattr("moorage.client.sending.AGAIN_AFTER_S", AGAIN_AFTER_S - 1e9)
         monkeypatch.setattr(ObjectStore, "put", put_late)
         await keep_files(client._wire, request)
         after = await bucket.find(address)

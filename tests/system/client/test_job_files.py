@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
 import tarfile
 import tempfile
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
+from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.cli.jobs import get
 from moorage.client import AsyncClient
+from moorage.client.again import keep_files
 from moorage.client.answers import JobInfo
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
 from moorage.client.handlers import Heard, value_of
@@ -28,7 +33,9 @@ from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change
 from moorage.schemas.handler import ACCEPTED_HEADER, kept_object
+from moorage.system.archive_parts import decode_parts, part_object
 from moorage.system.archives import compressed
+from moorage.worker.attempt.job_files import JobFiles
 from tests.system.cli.node import Node, start
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, shown
 from tests.unit.client.test_packing import made
@@ -346,3 +353,68 @@ async def test_an_end_says_that_there_is_no_checkpoint_and_a_file_or_a_link_is_o
             done = await client.run(["sh", "-c", script], checkpoint="./ck/", retries=1)
             assert "1\n" in done.stdout
             assert ("-> s1" in done.stdout) == ("ln -s" in form)
+
+
+async def test_a_changed_line_sends_and_fetches_its_own_part_of_many_files(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = made(tmp_path / "code", "a.py", "z.py")
+    (code / "weights.bin").write_bytes(os.urandom(9 << 20))
+    (code / "set").mkdir()
+    for number in range(40):
+        (code / "set" / f"{number:02}").write_bytes(os.urandom(100_000))
+    read = ["sh", "-c", "cat a.py set/* weights.bin z.py | sha256sum"]
+
+    def wanted() -> str:
+        files = [code / "a.py", *sorted((code / "set").iterdir()), code / "weights.bin", code / "z.py"]
+        return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+
+    async with AsyncClient(node.url, tenant=unique) as client:
+        stream = f"OBJ_{client._wire.subjects.files_bucket(client.tenant)}"
+        fetched: list[str] = []
+        inflate = JobFiles._inflate
+
+        async def counted(files: JobFiles, store: ObjectStore, info: ObjectInfo, *rest: Any) -> str:
+            fetched.append(await inflate(files, store, info, *rest))
+            return fetched[-1]
+
+        monkeypatch.setattr(JobFiles, "_inflate", counted)
+
+        async def stored() -> int:
+            return (await JetStream(client._wire.link).stream_info(stream)).size_bytes
+
+        sizes = [0]
+        for line in ("one", "two", "one"):
+            (code / "a.py").write_text(line)
+            assert (await client.run(read, files=code)).stdout.split()[0] == wanted()
+            sizes.append(await stored())
+        first, second, third = (after - before for before, after in pairwise(sizes))
+        assert first > 12 << 20
+        assert 0 < second < 5 << 20, "the file's own part, and the list"
+        assert third == 0
+        (code / "set" / "39").unlink()
+        assert (await client.run(read, files=code)).stdout.split()[0] == wanted()
+        assert len(fetched) == len(set(fetched)), "no part was fetched twice"
+
+        request = client.request(["true"], fields={"files": await client.send_files(code)})
+        monkeypatch.setattr("moorage.client.sending.AGAIN_AFTER_S", -1.0)
+        before = await stored()
+        await keep_files(client._wire, request)
+        assert await stored() > before + (12 << 20), "each part is stored anew, as it would go first"
+        (part, *_) = decode_parts(await content_of(client, str(request.workload.files)))
+        bucket = bucket_of(client._wire)
+        found = await bucket.find(part_object(part.digest))
+        assert found is not None
+        await bucket.forget(bucket.subject(found.nuid))
+        with pytest.raises(Rejected, match="no longer kept"):
+            await keep_files(client._wire, request)
+        monkeypatch.undo()
+        await client.send_files(code)
+        assert await bucket.find(part_object(part.digest)) is not None, "what is gone is sent again"
+
+
+async def content_of(client: AsyncClient, name: str) -> bytes:
+    bucket = bucket_of(client._wire)
+    info = await bucket.find(name)
+    assert info is not None
+    return b"".join([piece async for piece in bucket.get(info)])

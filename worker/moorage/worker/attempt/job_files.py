@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from moorage.schemas.handler import ACCEPTED_HEADER, RANKS_HEADER, is_earlier, o
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.subjects import Subjects
+from moorage.system.archive_parts import LIST_BYTES_MAX, PARTS_HEADER, PARTS_MAX, Part, decode_parts, part_object
 from moorage.system.archives import (
     LEFT_OUT,
     MEMBERS_MAX,
@@ -59,10 +61,13 @@ NAMED_MAX: Final = 8
 NAME_CHARS_MAX: Final = 200
 #: checkpoints of one replica that stay
 CHECKPOINTS_KEPT: Final = 2
+_COPY_BYTES: Final = 1 << 20
 #: header of a checkpoint: bytes of its tar file
 _TAR_BYTES: Final = "Moorage-Tar-Bytes"
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
+#: and of the list of parts beside an archive that was fetched in parts
+_PARTS: Final = ".parts"
 
 log = logging.getLogger("moorage.worker")
 
@@ -524,26 +529,77 @@ class JobFiles:
             raise FilesRefused("they are not, or no longer, in the tenant's bucket: submit the job again with them")
         part = kept.with_name(kept.name + _PART)
         try:
-            with open(part, "wb", opener=_private) as into:  # noqa: ASYNC230 - on the disk of the state folder
-                inflating = Inflating(into, self.bytes_max)
+            with open(part, "w+b", opener=_private) as into:  # noqa: ASYNC230 - on the disk of the state folder
                 async with asyncio.timeout(FETCH_S_MAX):
-                    async for piece in store.get(info):
-                        await asyncio.to_thread(inflating.feed, piece)
+                    if PARTS_HEADER in info.headers:
+                        found, parts = await self._join(tenant, store, info, into)
+                    else:
+                        found, parts = await self._inflate(store, info, into), b""
                 into.flush()
                 await asyncio.to_thread(os.fsync, into.fileno())  # a kept file is not checked again
-            if inflating.address() != address:
+            if found != address:
                 raise BadArchive("their content does not match their address")
             await asyncio.to_thread(self._make_room, part.stat().st_size)
+            if parts:
+                kept.with_name(kept.name + _PARTS).write_bytes(parts)
             part.rename(kept)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
 
+    async def _inflate(self, store: ObjectStore, info: ObjectInfo, into: BinaryIO) -> str:
+        inflating = Inflating(into, self.bytes_max)
+        async for piece in store.get(info):
+            await asyncio.to_thread(inflating.feed, piece)
+        return inflating.address()
+
+    async def _join(self, tenant: str, store: ObjectStore, info: ObjectInfo, into: BinaryIO) -> tuple[str, bytes]:
+        """Write the parts of an archive into a file. Return the SHA-256 of all, and the list of the parts.
+
+        A part that another archive here has is taken from there. Raises BadArchive, BusError, FilesRefused, OSError.
+        """
+        if info.size > LIST_BYTES_MAX:
+            raise BadArchive("the list of their parts is too long")
+        listed = b"".join([piece async for piece in store.get(info)])
+        try:
+            parts = decode_parts(listed)
+        except msgspec.DecodeError as error:
+            raise BadArchive(f"the list of their parts cannot be read: {error}") from None
+        if len(parts) > PARTS_MAX or sum(part.size for part in parts) > self.bytes_max:
+            raise BadArchive(f"they take more than {self.bytes_max} bytes, or have more than {PARTS_MAX} parts")
+        whole, known = hashlib.sha256(), await asyncio.to_thread(self._known_parts, tenant)
+        for part in parts:
+            at = into.tell()
+            if part not in known or not await asyncio.to_thread(_copied, part, *known[part], into):
+                into.seek(at)
+                into.truncate()
+                found = await store.find(part_object(part.digest))
+                if found is None:
+                    raise FilesRefused(
+                        "a part of them is not, or no longer, in the tenant's bucket: submit the job again"
+                    )
+                if await self._inflate(store, found, into) != part.digest or into.tell() - at != part.size:
+                    raise BadArchive("a part of them has other content than its name says")
+            known[part] = Path(into.name), at
+            await asyncio.to_thread(_hash, whole, into, at)
+        return whole.hexdigest(), listed
+
+    def _known_parts(self, tenant: str) -> dict[Part, tuple[Path, int]]:
+        """Return the parts of a tenant's archives here: each with one that has it, and where it begins there."""
+        found: dict[Part, tuple[Path, int]] = {}
+        for path in self._folder.glob(f"{tenant}.{'?' * 64}{_PARTS}"):
+            archive, at = path.with_name(path.name.removesuffix(_PARTS)), 0
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                for part in decode_parts(path.read_bytes()):
+                    found[part] = archive, at
+                    at += part.size
+        return found
+
     def _make_room(self, size: int) -> None:
         """Remove the least recently used files until `size` more fits; an open file stays readable."""
         found: list[tuple[os.stat_result, Path]] = []
         for path in self._folder.iterdir():
-            if not path.name.endswith(_PART):
+            if not path.name.endswith((_PART, _PARTS)):
                 with contextlib.suppress(FileNotFoundError):  # another fetch makes room, too
                     found.append((path.stat(), path))
         left = size + sum(about.st_size for about, _ in found)
@@ -551,6 +607,7 @@ class JobFiles:
             if left <= self._cache_bytes:
                 break
             path.unlink(missing_ok=True)
+            path.with_name(path.name + _PARTS).unlink(missing_ok=True)
             left -= about.st_size
 
     async def close(self) -> None:
@@ -558,6 +615,30 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
+
+
+def _copied(part: Part, archive: Path, at: int, into: BinaryIO) -> bool:
+    """Append a part that another archive has to a file; return False if it has it no longer, or another content."""
+    digest, left = hashlib.sha256(), part.size
+    try:
+        with archive.open("rb") as source:
+            into.flush()  # both may be one file
+            source.seek(at)
+            while left and (piece := source.read(min(left, _COPY_BYTES))):
+                digest.update(piece)
+                into.write(piece)
+                left -= len(piece)
+    except FileNotFoundError:
+        return False
+    return not left and digest.hexdigest() == part.digest
+
+
+def _hash(whole: hashlib._Hash, file: BinaryIO, at: int) -> None:
+    """Add what a file has from there on to a digest."""
+    file.flush()
+    file.seek(at)
+    while piece := file.read(_COPY_BYTES):
+        whole.update(piece)
 
 
 async def _inflated(
