@@ -350,6 +350,7 @@ def test_what_only_counts_up_is_a_counter() -> None:
     counters = {name for name, family in found.items() if family.type == "counter"}
     of_services = {f"moorage_service_{name}" for name in ("calls", "errors", "refused", "woken")}
     of_waits = {"moorage_waited_seconds", "moorage_waited_gpu_seconds"}
+    of_waits |= {"moorage_promises", "moorage_promises_not_told"}
     assert counters == {"moorage_failures", "moorage_ended_jobs", "moorage_tenant_refused"} | of_services | of_waits
     samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
     assert ("moorage_failures_total", {"what": "submit"}, 2) in samples

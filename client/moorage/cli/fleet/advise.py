@@ -32,8 +32,8 @@ def advise(
     try_: Annotated[
         Path | None,
         Parameter(
-            help="Play copies of this trace from the ledger, too: how much sooner would smaller GPUs have let the "
-            "jobs start?",
+            help="Also play copies of this trace from the ledger: how much sooner jobs would have started on those "
+            "GPUs.",
             names=("--try",),
             value="TRACE",
         ),

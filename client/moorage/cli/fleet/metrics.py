@@ -26,7 +26,15 @@ from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, guarde
 from moorage.client.view.checks import running_builds
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.answers.letters import LettersAnswer
-from moorage.schemas.answers.operators import Demand, ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
+from moorage.schemas.answers.operators import (
+    Demand,
+    PromiseRow,
+    ServiceCalls,
+    TenantsAnswer,
+    UsageAnswer,
+    UsageRow,
+    Waits,
+)
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
@@ -136,6 +144,7 @@ class Told(NamedTuple):
     demand: Demand | None = None
     #: where waits went; None: not known now
     waited: Sequence[WaitedRow] | None = ()
+    promises: Sequence[PromiseRow] = ()
     #: when certificates end, in seconds since the epoch
     certificates: Mapping[str, float] = {}
     #: a folder of backups
@@ -147,8 +156,9 @@ async def _ask(client: AsyncClient) -> Told:
     told = msgspec.convert(answer.data, TenantsAnswer)
     usage, letters, waited = await _last_hour(client), await _letters(client), await _waited(client)
     return Told(
-        fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters, told.demand, waited
-    )
+        fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters, told.demand, waited,
+        promises=told.promises,
+    )  # fmt: skip
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
@@ -298,6 +308,7 @@ def families(told: Told) -> Iterator[Metric]:
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
     if told.waited is not None:
         yield from _of_waits(told.waited)
+    yield from _of_promises(told.promises)
     yield from _of_services(told.services)
 
 
@@ -316,6 +327,16 @@ def _of_waits(rows: Sequence[WaitedRow]) -> Iterator[Metric]:
     help_ = "For how long replicas waited for a cause, a gang as one; the rate is how many wait."
     yield _many("waited_seconds", help_, labels, waits, counts=True)
     yield _many("waited_gpu_seconds", "The same for each GPU that they asked for.", labels, gpus, counts=True)
+
+
+def _of_promises(rows: Sequence[PromiseRow]) -> Iterator[Metric]:
+    """Yield what became of promised starts, of which nine of ten are to be kept."""
+    said = {(row.tenant, kept): count for row in rows for kept, count in (("yes", row.kept), ("no", row.missed))}
+    help_ = "Promised starts of this leader's term, by whether they were kept; nine of ten are to be."
+    yield _many("promises", help_, ("tenant", "kept"), said, counts=True)
+    untold = {(row.tenant,): row.not_told for row in rows}
+    help_ = "First starts after a minute or more without a promise, in this leader's term."
+    yield _many("promises_not_told", help_, ("tenant",), untold, counts=True)
 
 
 def _made_s(folder: Path, pattern: str) -> float:

@@ -36,7 +36,7 @@ from moorage.cli.jobs.selectors import (
     one_id,
     with_named,
 )
-from moorage.cli.jobs.spent import spent_rows, waited_words
+from moorage.cli.jobs.spent import promised_words, spent_rows, waited_words
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.answers import JobInfo
@@ -291,6 +291,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             *asked_rows(request, found.brought),
             ("age", age(shown.age_ms) if shown.rev else ""),
             *spent_rows(shown),
+            ("promised", promised_words(shown.promised)),
             ("waited", waited_words(shown.waited or found.waited, shown)),
             ("worker", worker_cell(shown)),
             ("replicas", _replicas(shown)),

@@ -6,6 +6,7 @@ from typing import Final
 
 from moorage.cli.framework.render import age, utc
 from moorage.client.answers import JobInfo
+from moorage.schemas.answers.jobs import PromisedStart
 from moorage.schemas.exit_words import was_killed
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
@@ -35,6 +36,14 @@ def spent_rows(shown: JobInfo) -> list[tuple[str, str]]:
         ("gpu memory", _gpu_memory(shown)),
         ("cpu time", _cpu_time(shown)),
     ]
+
+
+def promised_words(promised: PromisedStart | None) -> str:
+    """Return by when a job was told to start, and what came of it; "" without a promise."""
+    if promised is None:
+        return ""
+    became = {None: "", True: ", kept", False: ", missed"}[promised.kept]
+    return f"to start by {utc(promised.by_ms)} (9 of 10 do){became}"
 
 
 def waited_words(parts: list[WaitedPart], shown: JobInfo) -> str:

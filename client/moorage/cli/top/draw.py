@@ -60,6 +60,8 @@ MARKS: Final = {
 #: so many workers have their state as a word
 NAMED_MAX: Final = 16
 #: so many lines of workers are in the order of their names
+#: from so many promised starts on, fewer kept than eight of ten stand out
+PROMISES_SURE: Final = 20
 IN_ORDER_MAX: Final = 12
 #: signs of GPUs that somebody should look at
 _ODD: Final = frozenset((SICK, FOREIGN, LOST))
@@ -183,6 +185,10 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     calls = [f"{each.tenant}/{each.service} {service_words(each)}" for each in view.services]
     ill = "yellow" if view.services and view.services[0].errors else ""
     lately = [*_in_a_line("failed", failed, columns, "yellow"), *_in_a_line("calls/min", calls, columns, ill)]
+    if any(view.promised):
+        kept, missed, untold = view.promised
+        said = f"starts promised: {kept} of {kept + missed} kept (9 of 10 asked), {untold} long waits not told"
+        lately.append([(said, "yellow" if kept + missed >= PROMISES_SURE and 10 * kept < 8 * (kept + missed) else "")])
     lines = [first, second, *_hour(view.hour, columns), *_fits(view.fits, columns), *lately, *verdict]
     return lines + _unseen(view, columns)
 

@@ -210,6 +210,7 @@ class Model:
             sparks={name: list(readings) for name, readings in self._sparks.items()},
             failed=[] if self._detail is None else self._detail.failed,
             services=[] if self._detail is None else self._detail.services,
+            promised=(0, 0, 0) if self._detail is None else self._detail.promised,
             unseen=list(self.unseen),
             own=self.own,
             hour=self.hour,

@@ -160,6 +160,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="vie
     failed: list[FailedLately] = []
     #: services with members or calls in the last minute: those with errors first, then those with most calls
     services: list[ServiceLately] = []
+    #: promised starts that were kept and missed, and long waits without a promise
+    promised: tuple[int, int, int] = (0, 0, 0)
     #: of a moment of the past: use and health are not known, and `ended` jobs by state in the hour before it
     past: bool = False
     ended: dict[str, int] = {}

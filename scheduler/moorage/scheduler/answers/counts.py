@@ -8,6 +8,7 @@ from __future__ import annotations
 from moorage.scheduler.answers.call_totals import CallTotals
 from moorage.scheduler.answers.idle_hosts import IdleHosts
 from moorage.scheduler.answers.outcomes import Outcomes
+from moorage.scheduler.answers.promises import Promises
 from moorage.scheduler.answers.sizes import Sizes
 from moorage.scheduler.answers.waited import Waited
 from moorage.scheduler.core.engine import Engine
@@ -25,6 +26,7 @@ class Counts:
         self.calls = CallTotals(engine.state)
         self.idle = IdleHosts()
         self.sizes = Sizes(engine)
+        self.promises = Promises(engine)
         self._begun = False
 
     def follow(self, outputs: Outputs) -> None:
@@ -40,11 +42,14 @@ class Counts:
         now_ms, shape_of = engine.state.time_ms, engine.reader.shape_of
         if outputs.started:
             self._waited.add([(job.tenant, shape_of(job), now_ms - job.may_start_ms) for job in outputs.started])
+            for job in outputs.started:
+                self.promises.started(job, now_ms)
         if outputs.ended:
             self.outcomes.add(outputs.ended, now_ms)
         if not self._begun:
             self._begun = True
             self.sizes.begin()
+            self.promises.begin()
         if outputs.ended or self.sizes.pending:
             self.sizes.add(outputs.ended, now_ms)
         for tenant, service in outputs.woken:

@@ -99,6 +99,7 @@ from moorage.schemas.answers.jobs import (
     Explained,
     JobRow,
     Kept,
+    PromisedStart,
     ReplicaCounts,
     ReplicaInfo,
     ReplicaStall,
@@ -166,6 +167,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
         own_subject=follow or engine.output_writer.own_subject(job),
         usage=usage_of_job(engine, job),
         peaks=peaks_of(job.peaks),
+        promised=_promised(engine, job),
         started_ms=_started_ms([(row[REV], row[AT_MS], row[STATE] == RUNNING) for row in job.history]),
         ended_ms=job.ended_ms,
         accepted_ledger=job.ledger,
@@ -194,6 +196,19 @@ def _alive(job: Job) -> dict[str, str]:
     if job.fresh:
         ranges[QUEUED] = joined(sorted((*ranges.get(QUEUED, ()), *job.fresh)))
     return {STATES[state]: format_ranges(each, RANGES_SHOWN) for state, each in sorted(ranges.items())}
+
+
+def _promised(engine: Engine, job: Job) -> PromisedStart | None:
+    """Return by when a job was promised to start, and whether it did; None without a promise."""
+    promise = job.promised
+    if promise is None:
+        return None
+    started_ms = next((row[AT_MS] for row in job.history if row[STATE] == RUNNING), None)
+    is_over = engine.state.time_ms > promise.by_ms
+    kept = started_ms <= promise.by_ms if started_ms is not None else False if is_over and not job.started else None
+    return PromisedStart(
+        by_ms=promise.by_ms, told_ms=promise.told_ms, p50_ms=promise.p50_ms, runs=promise.runs, kept=kept
+    )
 
 
 def _started_ms(rows: list[tuple[int, int, bool]]) -> int | None:
@@ -662,6 +677,7 @@ def tenants(engine: Engine, counts: Counts) -> TenantsAnswer:
         ended=counts.outcomes.as_data(),
         services=calls,
         counters=counters_of(state),
+        promises=counts.promises.rows,
     )
 
 

@@ -32,6 +32,7 @@ from moorage.scheduler.core.events import (
     Execute,
     FromWorker,
     Order,
+    Promising,
     QueueRead,
     Resign,
     ScheduleOrder,
@@ -59,6 +60,7 @@ from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
+from moorage.scheduler.core.lifecycle.promising import promise
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.scaling import Scaling
@@ -499,7 +501,10 @@ class Engine:
         return orders
 
     def _take_in(
-        self, flight: InFlight, event: Order | ScheduleOrder | SnapshotTaken | Resign | Ask | Wake, mono_ms: int
+        self,
+        flight: InFlight,
+        event: Order | ScheduleOrder | SnapshotTaken | Resign | Ask | Wake | Promising,
+        mono_ms: int,
     ) -> None:
         draft, mark = flight.draft, flight.draft.mark()
         if isinstance(event, Order):
@@ -510,6 +515,8 @@ class Engine:
             jobs = self.services.live(event.tenant, event.service)
             woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(event)
             flight.asks.append(Ask(partial(self._woken, event.tenant, woken), event.reply, event.json))
+        elif isinstance(event, Promising):
+            promise(draft, event)
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, Resign):

@@ -260,6 +260,16 @@ class Wake(msgspec.Struct, eq=False):
     came: str = ""
 
 
+class Promising(msgspec.Struct, eq=False):
+    """A job that waits is told by when it starts; see `acts.Promised`."""
+
+    job: int
+    by_ms: int
+    p50_ms: int
+    p90_ms: int
+    runs: int
+
+
 class SnapshotTaken(msgspec.Struct, eq=False):
     """A follower has written a snapshot of the state at `seq`; the next record names it, unless the core refuses it."""
 
@@ -276,7 +286,10 @@ class Resign(msgspec.Struct, eq=False):
 #: what is taken in the order of arrival with submits
 Arrival = Submit | QueueRead | ScheduleRun
 #: all events except these and cancels
-Rest = FromWorker | Order | ChangeOrder | SignalOrder | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
+Rest = (
+    FromWorker | Order | ChangeOrder | SignalOrder | ScheduleOrder | Execute | Ask | Wake | Promising | SnapshotTaken
+    | Resign
+)  # fmt: skip
 Event = Arrival | Cancel | Rest
 
 

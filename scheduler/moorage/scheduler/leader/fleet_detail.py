@@ -86,6 +86,7 @@ class FleetDetails:
                 ended=counts.outcomes.as_data(),
                 failed=counts.outcomes.failed_lately(state.time_ms)[:LISTED_MAX],
                 services=counts.calls.lately(self._engine.built_ms),
+                promised=counts.promises.sums,
             )
         )
 

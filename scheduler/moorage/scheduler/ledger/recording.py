@@ -30,6 +30,7 @@ from moorage.scheduler.core.events import (
     Execute,
     FromWorker,
     Order,
+    Promising,
     QueueRead,
     Resign,
     ScheduleOrder,
@@ -196,6 +197,8 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "run", event.tenant, event.name, event.wish, event.sequence, event.next_ms, event.latest_ms
         case Wake():
             return "wake", event.tenant, event.service, event.came
+        case Promising():
+            return "promise", event.job, event.by_ms, event.p50_ms, event.p90_ms, event.runs
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
         case _:
@@ -241,6 +244,8 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "wake":
             tenant, service, *came = rest
             return Wake(tenant, service, came="".join(came))
+        case "promise":
+            return Promising(*rest)
         case "snapshot":
             return SnapshotTaken(*rest)
         case "resign":

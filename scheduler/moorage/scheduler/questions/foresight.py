@@ -9,6 +9,7 @@ forecast has it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import OrderedDict, deque
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from moorage.scheduler.answers.promises import Promises
 from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
@@ -50,6 +52,8 @@ FORECAST_KEPT_MS: Final = 2_000
 FORECAST_SHARE: Final = 4
 #: how often followed waiting jobs are checked, and how many each time
 FOLLOW_S: Final = 2.0
+#: how often a job is looked for that may be promised a start
+PROMISED_S: Final = 1.0
 FOLLOWED_AT_ONCE: Final = 16
 FOLLOWED_MAX: Final = 256
 #: a job is no longer followed this long after the last question about it
@@ -123,8 +127,10 @@ class Foresight:
         *,
         forks: bool,
         sized: Callable[[str, Request], SizedRow | None] = lambda _tenant, _request: None,
+        promises: Promises | None = None,
     ) -> None:
         self._sized = sized
+        self._promises = promises
         self._engine = engine
         self._now_ms = now_ms
         self._answer = answer
@@ -400,11 +406,23 @@ class Foresight:
 
     async def run(self) -> None:
         """Send, forever, the followers of waiting jobs a message when the reason, position or estimate has changed."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            messages = self._news()
-            if messages:
+        for turn in itertools.count():
+            await asyncio.sleep(PROMISED_S)
+            if turn * PROMISED_S % FOLLOW_S == 0 and (messages := self._news()):
                 self._send(messages)
+            self.promise()
+
+    def promise(self) -> None:
+        """Tell a job that has waited for some seconds by when it starts, if a forecast says so; else ask for one."""
+        promises, now_ms = self._promises, self._now_ms()
+        if promises is None:
+            return
+        promises.look(now_ms)
+        if (found := promises.choose(self._forecast, now_ms)) is not None:
+            self._engine.offer(found)
+        if self.children is not None and promises.wants(self._forecast, now_ms):
+            self._forecast_wanted = True
+            self._begin()
 
     def _news(self) -> list[Message]:
         """Return the messages that can be sent now. Those with fixes follow once a copy has found them."""

@@ -96,6 +96,10 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     late: dict[str, dict[str, str]] = {}
     ends: dict[str, dict[str, Start]] = {}
 
+    def start(self, tenant: str, job: str) -> Start | None:
+        """Return when a job starts; None if that is unknown."""
+        return self.starts.get(tenant, {}).get(job)
+
 
 encode_forecast: Final = msgspec.msgpack.Encoder().encode
 decode_forecast: Final = msgspec.msgpack.Decoder(Forecast).decode

@@ -169,6 +169,16 @@ class JobPeaks(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     cpu_s: float | None = None  # the sum of all attempts
 
 
+class PromisedStart(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """By when a job was told to start, ms since 1970: nine of ten such jobs are to start by then."""
+
+    by_ms: int = always(int)
+    told_ms: int = always(int)
+    p50_ms: int = always(int)  # the median of the forecast behind it, in ms from `told_ms`
+    runs: int = always(int)  # number of earlier runs behind it
+    kept: bool | None = None  # left out while neither has happened
+
+
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Until when the remains of an ended job are kept, ms since 1970."""
 
@@ -191,6 +201,7 @@ class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
     changes: list[Change] = []  # its last transitions; `history` has all
     usage: GpuTime | None = None
     peaks: JobPeaks | None = None
+    promised: PromisedStart | None = None  # while it is in memory
     waited: list[WaitedPart] = []  # where its waits went, if the answer is from its history; else `usage` says it
     started_ms: int | None = None  # when its first attempt began to run, of those in memory or in its history
     scaled: Scaled | None = None

@@ -83,6 +83,20 @@ class Demand(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     idle: list[IdleHost] = always(list[IdleHost])  # the longest idle first
 
 
+class PromiseRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of promised starts in this leader's term: nine of ten are to be kept.
+
+    Void are those whose job its tenant held, changed or cancelled. Not told are jobs that waited for a minute or more
+    without a promise.
+    """
+
+    tenant: str
+    kept: int = always(int)
+    missed: int = always(int)
+    void: int = always(int)
+    not_told: int = always(int)
+
+
 class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The tenants with live jobs, leases or operators' orders, those with most GPUs first; and counts for monitors."""
 
@@ -94,6 +108,7 @@ class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     demand: Demand = always(Demand)  # what the fleet lacks, and which hosts are idle
     services: list[ServiceCalls] = always(list[ServiceCalls])  # by tenant and name; `(others)` is the last one
     counters: list[Counter] = []
+    promises: list[PromiseRow] = []  # the first 200 tenants by name, and `(others)`
 
 
 class Drift(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

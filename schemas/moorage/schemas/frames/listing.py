@@ -182,3 +182,5 @@ class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="ki
     #: services with members or with calls in the last minute, at most 201: those with errors first, then those with
     #: most calls
     services: list[ServiceLately] = []
+    #: promised starts that were kept and missed in this term, and waits of a minute or more without a promise
+    promised: tuple[int, int, int] = (0, 0, 0)

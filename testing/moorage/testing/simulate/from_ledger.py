@@ -50,8 +50,9 @@ KEPT: Final = (
 #: acts that a trace has as events, or that follow from others
 TOLD: Final = frozenset(
     ("worker", "join", "gone", "limit", "share", "flag", "hold", "unhold", "epoch", "snapshot", "compact", "reserves",
-     "used", "peaked", "preempt", "half-life", "cursor", "reported", "ran", "met", "expire", "tombstone", "untomb",
-     "stays", "stored", "exec", "forget", "forget-tenants", "schedule", "schedule-pause", "schedule-remove", "level")
+     "used", "peaked", "promised", "preempt", "half-life", "cursor", "reported", "ran", "met", "expire", "tombstone",
+     "untomb", "stays", "stored", "exec", "forget", "forget-tenants", "schedule", "schedule-pause", "schedule-remove",
+     "level")
 )  # fmt: skip
 _VERBS: Final = {"cordoned": "cordon", "open": "uncordon", "draining": "drain"}
 

@@ -36,7 +36,8 @@ def facts_of(state: State) -> dict[object, tuple[int, bool]]:
 #: what lasts from the next level on, and no history has: which checkpoints attempts have stored, what they had at most,
 #: where they did well and where they failed within seconds
 IN_NO_HISTORY: Final = {
-    "stored", "untold", "saved", "peaks", "reported", "sets", "begun", "well_on", "failed_on", "quick", "well_ms",
+    "stored", "untold", "saved", "peaks", "reported", "promised", "sets", "begun", "well_on", "failed_on", "quick",
+    "well_ms",
 }  # fmt: skip
 
 

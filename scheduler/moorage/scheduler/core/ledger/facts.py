@@ -73,7 +73,7 @@ def kept_rows(ceilings: Ceilings, job: Job) -> int:
 def _of_job(job: Job, rows: list[Transition]) -> None:
     avoids = {num for num, _ in job.avoid}
     job.lent, job.wants = (0, 0), None  # no history has that, and no ledger of a lower level the latter
-    job.peaks, job.reported, job.well_on = None, None, 0  # nor has it these
+    job.peaks, job.reported, job.well_on, job.promised = None, None, 0, None  # nor has it these
     job.ended_ms = 0 if job.live or not job.history else job.history[-1][AT_MS]
     job.ever_ready = any(row[STATE] in (READY, NOT_READY) for row in rows)
     about = [row[WORKER] for row in rows if row[WORKER] in avoids and row[WHY].startswith(ABOUT_THE_JOB)]

@@ -194,6 +194,17 @@ class Wants(NamedTuple):
     leaving: Ranges = ()
 
 
+class Promise(NamedTuple):
+    """By which ledger ms a job was promised to start, and when that was; the median and the bound for nine of ten cases
+    of the forecast behind it, in ms from then, and on how many runs they rest."""
+
+    told_ms: int
+    by_ms: int
+    p50_ms: int
+    p90_ms: int
+    runs: int
+
+
 class Bounds(NamedTuple):
     """What a job's tenant put in place of its request's `max_running` and time limit by the record `seq`; below 0: the
     request's. With `seq` 0 it holds for attempts of all earlier records, too."""
@@ -346,6 +357,7 @@ class Job:
     used: tuple[int, int] | None = None
     #: what its attempts had at most, and their CPU time, as workers reported (see `Peaks`); None while none has
     peaks: tuple[int, int, int, int] | None = None
+    promised: Promise | None = None  # the first start that it was promised
     #: which replica reported of itself, the first of those that have ended, and its newest values as JSON
     reported: tuple[int, str] | None = None
     history: list[Transition] = field(default_factory=list)
@@ -416,6 +428,7 @@ class Job:
                 "peaks": (tuple[int, int, int, int] | None, None),
                 "relimit": (tuple[int, int] | None, None),
                 "reported": (tuple[int, str] | None, None),
+                "promised": (Promise | None, None),
                 "well_on": (int, 0),
             }
         },
@@ -465,6 +478,7 @@ class Job:
         row = number_of((row, "relimit", self.relimit)) if self.relimit is not None else row
         row = number_of((row, "reported", self.reported)) if self.reported is not None else row
         row = number_of((row, "well", self.well_on)) if self.well_on else row
+        row = number_of((row, "promised", self.promised)) if self.promised is not None else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
 
     def note_reported(self, replica: int, values: str) -> None:

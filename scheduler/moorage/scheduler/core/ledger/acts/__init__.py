@@ -29,6 +29,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Peaked,
     Preempt,
     Priority,
+    Promised,
     Relimit,
     Relocate,
     Relocated,
