@@ -240,7 +240,7 @@ class Member:
         says one. Those that came before it in this way stay."""
         if self._room_fixed is not None:
             return self.room_max
-        others = sum(each.says_wait for each in self.room) - call.says_wait
+        others = self.room.saying_wait - call.says_wait
         in_time = 0.0
         if call.says_wait:
             in_time = self.places * call.left_ms(now_s) / self._mean_ms if self._mean_ms > 0 else ROOM_MAX
@@ -482,8 +482,9 @@ class Member:
         batches_run = self.batches is not None and self.batches.is_full
         return self.dead or self.shut or self.rests or batches_run or len(self.running) >= self.places
 
-    def _begin(self, call: Call, now_s: float) -> bool:
-        """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
+    def _begin(self, call: Call, now_s: float, *, may_begin: bool = False) -> bool:
+        """Run a call if there is a place, or say that its time is over; return False if it has to wait. `may_begin`: it
+        has a place, or may go ahead of one."""
         waited_ms = call.waited(now_s)
         left_ms = call.wait_ms - waited_ms
         is_now_or_never = call.wait_ms == 0 and not self._is_full
@@ -498,7 +499,7 @@ class Member:
             self._outside.refuse(call, EXPIRED, run, why)
             return True
         is_full = self._is_full
-        if is_full and not self._goes_ahead(call, now_s):
+        if is_full and not may_begin and not self._goes_ahead(call, now_s):
             return False
         if self._cancelled.pop(call.reply, None) is not None:
             return True
@@ -676,7 +677,7 @@ class Member:
     def _fill(self, now_s: float) -> None:
         """Run what waits here while there is a place; then ask the other members."""
         while self.room and (not self._is_full or self._goes_ahead(next(iter(self.room)), now_s)):
-            self._begin(self.room.take_next(), now_s)
+            self._begin(self.room.take_next(), now_s, may_begin=True)
         self._look_at_room()
         self._fetch(now_s)
 

@@ -19,6 +19,7 @@ from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.batcher import Batcher, OnFrame
 from moorage.calls.batches import Batches
+from moorage.calls.call_headers import foreign, line, passed_on, read_into
 from moorage.calls.discovery import Discovery
 from moorage.calls.held import HeldCalls
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
@@ -28,13 +29,14 @@ from moorage.calls.outbox import RECEIPT_S, Message, Outbox
 from moorage.calls.outputs import Outputs
 from moorage.calls.program import Link
 from moorage.calls.slowest import Slowest
+from moorage.calls.streams import Streams
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.held_calls import MEMBER_DIGITS, Holder, last_words
 from moorage.schemas.roles import IMPORTED_REPLY, may_answer
-from moorage.schemas.served import is_header, is_name, too_large
+from moorage.schemas.served import too_large
 from moorage.schemas.service import (
     ASKED_MAX,
     BAD_BATCH,
@@ -48,35 +50,24 @@ from moorage.schemas.service import (
     ERROR_CODE,
     EXPIRED,
     FAILED,
-    FAIR_KEY,
-    FAIR_KEY_CHARS_MAX,
-    HOPS,
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
     MEMBER_DIED,
     NO_ENDPOINT,
     NOT_ENDPOINTS,
-    OUTPUT,
     OUTPUT_BYTES_DEFAULT,
     OWN_CODES,
     PART,
     PARTS_AHEAD,
-    PRIORITY,
-    PRIORITY_MAX,
     QUEUE,
     RAN_MS,
     REPLY,
-    RESERVED_HEADERS,
     ROOM_QUEUE,
     SEND,
     SEND_TO,
-    TIME_MS,
     TOO_LARGE,
-    WAIT_MS,
-    WAIT_S_MAX,
     WAITED_MS,
-    WHOLE_MS,
     CallErrorBody,
     Found,
     MemberLoad,
@@ -95,17 +86,6 @@ LOAD_QUIET_S: Final = 10.0
 #: how long after its program's end a member lets the others fetch what waits here: idle ones do at once, and those that
 #: have calls of their own may never, so that callers had better hear it soon and call again
 ROOM_S: Final = 1.0
-#: of a stream, a part asks the server this often whether anybody still listens to it: a caller that was killed says
-#: nothing, and an endless function would keep its place for ever
-LISTENS_S: Final = 2.0
-#: what callers may make a member remember of one call
-_WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
-#: headers of a call that a member reads, in small letters
-_WAIT_MS, _TIME_MS, _PRIORITY, _OUTPUT = WAIT_MS.lower(), TIME_MS.lower(), PRIORITY.lower(), OUTPUT.lower()
-_FAIR_KEY: Final = FAIR_KEY.lower()
-_WAITED_MS, _HOPS, _WHOLE_MS = WAITED_MS.lower(), HOPS.lower(), WHOLE_MS.lower()
-#: most characters of a program's own error in its header
-_ERROR_CHARS_MAX: Final = 200
 #: a header of W3C's trace context, with the trace's id
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 #: stands for the code of a call whose caller has given up
@@ -189,7 +169,7 @@ class Messenger:
         self._outbox = Outbox(
             connection, self._inbox, self._hold, self._instead, self.held.answered, lambda: self._outputs.waiting_bytes
         )
-        self._parts: dict[int, tuple[int, float]] = {}  # of each answer in parts: how many, and when one asked last
+        self._streams = Streams(self._inbox)
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         self._output_bytes = output_bytes
         #: the methods of the service that its program has
@@ -215,7 +195,7 @@ class Messenger:
         await self._connection.subscribe(self._inbox, self._on_given)
         self._asked_here = await self._connection.subscribe(self._own_room, self._on_want)
         await self._connection.subscribe(self._search.subject, self._search.on_answer)
-        await self._connection.subscribe(f"{self._inbox}.part.*", self._on_no_responders)
+        await self._connection.subscribe(self._streams.asked, self._on_no_responders)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         for asked in (asked_of(self._subject), asked_of(self._subject, self.id)):
@@ -343,33 +323,12 @@ class Messenger:
             reply = told
         if not reply or not may_answer(self.name.prefix, self._subject, reply):
             return None
-        own: dict[str, str] = {}
-        call = Call(reply, delivery.data, own, delivery.received_monotonic_s, self._wait_ms)
+        call = Call(reply, delivery.data, {}, delivery.received_monotonic_s, self._wait_ms)
         try:
-            for name, value in (delivery.headers or {}).items():
-                known = name.lower()
-                if known == _WAIT_MS:
-                    call.wait_ms, call.says_wait = min(_checked(WAIT_MS, value), _WAIT_MS_MAX), True
-                elif known == _TIME_MS:
-                    call.time_ms = min(_checked(TIME_MS, value), _WAIT_MS_MAX)
-                elif known == _WHOLE_MS:
-                    call.whole_ms = min(_checked(WHOLE_MS, value), _WAIT_MS_MAX)
-                elif known == _OUTPUT:
-                    call.output_max = _checked(OUTPUT, value)
-                elif known == _PRIORITY:
-                    call.priority = _checked(PRIORITY, value, PRIORITY_MAX)
-                elif known == _FAIR_KEY:
-                    call.fair_key = value[:FAIR_KEY_CHARS_MAX]
-                elif known == _WAITED_MS:
-                    call.waited_ms = _number(value)
-                elif known == _HOPS:
-                    call.hops = _number(value)
-                if known not in RESERVED_HEADERS:
-                    own[name] = value
+            read_into(call, delivery)
         except ValueError as wrong:
             self._fail(call, BAD_HEADER, str(wrong))
             return None
-        call.waited_ms = min(call.waited_ms, call.wait_ms)  # no member passes on a call that has waited for longer
         return call
 
     def _on_call(self, delivery: Delivery) -> None:
@@ -420,7 +379,7 @@ class Messenger:
         elif is_there:
             waited_ms = call.waited(time.monotonic())
             self.held.over(call.reply)
-            self._put(self._method(call.endpoint), call.data, call.reply, _passed_on(call, waited_ms))
+            self._put(self._method(call.endpoint), call.data, call.reply, passed_on(call, waited_ms))
         else:
             there = ", ".join(sorted(self.endpoints)) or "none"
             told = f"{self.name.service} has no method {call.endpoint[:48]!r}; its methods: {there}"
@@ -568,44 +527,43 @@ class Messenger:
             if not head.part:
                 self._note(call, now_s, CANCELLED)
                 self.held.over(call.reply)
-                self._parts.pop(number, None)
+                self._streams.over(number)
                 self._inputs.forget(number)
                 self.member.on_end(number, now_s)
                 self._look()
             return
         if call.started_s < 0:  # its batch has not begun: the program cannot know of it
             return
-        wrong = too_large(head.headers)
-        if head.part and wrong:
-            self._fail(call, TOO_LARGE, wrong)
-            self._end_early(number, call)
-            return
         if head.part:
-            before, asked_s = self._parts.get(number, (0, now_s))
-            asks = now_s - asked_s >= LISTENS_S and not call.reply.startswith(f"{IMPORTED_REPLY}.")
-            self._parts[number] = before + 1, now_s if asks else asked_s
-            reply = f"{self._inbox}.part.{number}" if asks else ""
-            first = {} if before else {MEMBER: self.id, WAITED_MS: str(call.waited(call.started_s))}
-            self._put(call.reply, body, reply, {**_foreign(head.headers), **first, PART: str(before + 1)})
+            self._on_part(number, call, head, body, now_s)
             return
-        parts, _ = self._parts.pop(number, (0, 0.0))
+        parts = self._streams.over(number)
         self._inputs.forget(number)
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
         code = 0 if not head.error else head.code or CALL_ERRORS[FAILED][0]
         self._note(call, now_s, code, len(body))
-        if wrong:
+        if wrong := too_large(head.headers):
             self._fail(call, TOO_LARGE, wrong)
         elif head.error:
             self._fail_by_program(call, head)
         else:
-            headers = {**_foreign(head.headers), **headers}
+            headers = {**foreign(head.headers), **headers}
             if parts or head.in_parts:
                 self._answer(call, body, {**headers, END: str(parts)})
             else:
                 self._answer_whole(number, call, body, headers)
         self.member.on_end(number, now_s)
         self._look()
+
+    def _on_part(self, number: int, call: Call, head: FromProgram, body: bytes, now_s: float) -> None:
+        if wrong := too_large(head.headers):
+            self._fail(call, TOO_LARGE, wrong)
+            self._end_early(number, call)
+            return
+        at, reply = self._streams.next(number, now_s, may_ask=not call.reply.startswith(f"{IMPORTED_REPLY}."))
+        first = {MEMBER: self.id, WAITED_MS: str(call.waited(call.started_s))} if at == 1 else {}
+        self._put(call.reply, body, reply, {**foreign(head.headers), **first, PART: str(at)})
 
     def _note(self, call: Call, now_s: float, code: int, answer_bytes: int = 0) -> None:
         """Keep a call that has ended, if it is one of the slowest."""
@@ -698,7 +656,7 @@ class Messenger:
             self._put(to, b"", "", None)
         else:
             self.held.over(call.reply)
-            self._put(to, call.data, call.reply, _passed_on(call, waited_ms))
+            self._put(to, call.data, call.reply, passed_on(call, waited_ms))
 
     def have(self) -> None:
         methods = self.member.room.methods
@@ -727,7 +685,7 @@ class Messenger:
     def send_on(self, call: Call, waited_ms: int) -> None:
         subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject
         self.held.over(call.reply)
-        self._put(subject, call.data, call.reply, _passed_on(call, waited_ms))
+        self._put(subject, call.data, call.reply, passed_on(call, waited_ms))
 
     def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
         if self.member.rests:  # the leader hears of it at once, as of a call that waits
@@ -769,8 +727,8 @@ class Messenger:
             self._fail(call, BAD_BATCH if head.bad_batch else FAILED, head.message, kind=head.kind)
             return
         body, headers = self._failure(FAILED, head.message, kind=head.kind, code=head.code)
-        own = _foreign(head.headers, without=CONTENT_TYPE)
-        self._answer(call, body, {**own, **headers, ERROR: _line(head.message)})
+        own = foreign(head.headers, without=CONTENT_TYPE)
+        self._answer(call, body, {**own, **headers, ERROR: line(head.message)})
 
     def _failure(
         self, error: str, message: str, retry_after_ms: int = 0, kind: str = "", code: int = 0
@@ -869,42 +827,3 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 
 def _unix_ms() -> int:
     return round(time.time() * 1000)
-
-
-def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
-    """Return the headers of a call for another member: the caller's that can be sent, and what it has been through."""
-    own = {ENDPOINT: call.endpoint} if call.endpoint else {}
-    if call.output_max is not None:
-        own[OUTPUT] = str(call.output_max)
-    theirs = {name: value for name, value in call.headers.items() if is_name(name)}
-    waits = {WAIT_MS: str(call.wait_ms)} if call.says_wait else {}
-    return {**theirs, **own, **waits, WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
-
-
-def _foreign(headers: Mapping[str, str], without: str = "") -> dict[str, str]:
-    """Return the headers that a program may give an answer, but for one."""
-    return {
-        name: value for name, value in headers.items() if is_header(name, value) and name.lower() != without.lower()
-    }
-
-
-def _line(message: str) -> str:
-    """Return the text of a program's own error as a header has it."""
-    text = "".join(each if each.isprintable() else " " for each in message[:_ERROR_CHARS_MAX]).strip()
-    return text or FAILED
-
-
-def _checked(name: str, text: str, most: int | None = None) -> int:
-    """Return the number that a caller has put into a header. Raises ValueError."""
-    number = number_of(text)
-    if number is None or (most is not None and number > most):
-        allowed = "from 0 on" if most is None else f"from 0 to {most}"
-        raise ValueError(f"{name} must be a whole number {allowed}, found {text[:40]!r}")
-    return number
-
-
-def _number(text: str) -> int:
-    """Return a number of a header that members set, at most `_WAIT_MS_MAX`; 0 for what is none."""
-    if not (text.isascii() and text.isdigit()) or len(text) > 12:
-        return 0
-    return min(int(text), _WAIT_MS_MAX)

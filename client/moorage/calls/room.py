@@ -31,6 +31,7 @@ class Waiting(Protocol):
     endpoint: str
     fair_key: str
     turn_s: float
+    says_wait: bool
 
     @property
     def rank_s(self) -> float: ...
@@ -53,6 +54,8 @@ class Room(Generic[C]):
         self._by_reply: dict[str, C] = {}
         self._by_method = Counter[str]()
         self._bytes = 0
+        #: how many of them say how long they may wait
+        self.saying_wait = 0
         self._expires_s = float("inf")  # no call here expires before
         self._turn_s = 0.0  # the turn that is taken from
         self._next_s: dict[str, float] = {}  # by fair key, the turn of its next call; empty until one names a key
@@ -78,6 +81,7 @@ class Room(Generic[C]):
         self._by_reply[call.reply] = call
         self._by_method[call.endpoint] += 1
         self._bytes += len(call.data)
+        self.saying_wait += call.says_wait
         self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
 
     def _next_turn(self, key: str) -> float:
@@ -158,6 +162,7 @@ class Room(Generic[C]):
         if not self._by_method[call.endpoint]:
             del self._by_method[call.endpoint]
         self._bytes -= len(call.data)
+        self.saying_wait -= call.says_wait
         if self._by_reply.get(call.reply) is call:
             del self._by_reply[call.reply]
         return call

@@ -280,10 +280,10 @@ class Whereabouts:
             return True
         if not (call.outlived_break or call.outlived_member):  # it was lost at a member, which may be away with it
             return False
-        known = self._members[call.subject]
+        known, said_s = self._members[call.subject], KEPT_S if call.outlived_break else SILENT_S
         for member in [each for each, heard_s in known.items() if now_s - heard_s > KEPT_S]:
             del known[member]
-        return known.keys() <= call.noes
+        return all(member in call.noes for member, heard_s in known.items() if now_s - heard_s <= said_s)
 
 
 def _question(call: Sent) -> _Question:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.calls.messenger import LISTENS_S
 from moorage.calls.served import Context
+from moorage.calls.streams import LISTENS_S
 from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, services
 from moorage.serve import endpoint
 from moorage.testing import SimFleet

@@ -6,6 +6,7 @@ The worlds of `tests/release/breaks/simulated.py`, some seeds of them, and one s
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import cast
 
 import pytest
@@ -260,6 +261,10 @@ async def test_a_call_that_its_member_took_along_ends_before_it_is_asked_for_and
         await fleet.serve("slow", scene.run)
         running = asyncio.create_task(moorage.call("slow", "runs", timeout="10m"))
         await asyncio.sleep(0.1)
+        assert moorage._calls is not None
+        there = await moorage._calls.inbox()
+        there._note("moorage.call.default.slow", "one that has ended in order", time.monotonic())
+        await asyncio.sleep(SILENT_S)
         fleet._bus.network.isolate(scene.member.name)
         calling = asyncio.create_task(moorage.call("slow", "lost", timeout="10m"))
         await asyncio.sleep(0.1)
@@ -267,15 +272,13 @@ async def test_a_call_that_its_member_took_along_ends_before_it_is_asked_for_and
 
         worker, subject = fleet._bus.connect("worker"), "moorage.call.default.slow"
 
-        telling: list[asyncio.Task[None]] = []
+        telling: list[asyncio.Task[int]] = []
 
         def on_asked(asked: Delivery) -> None:
             telling.append(asyncio.create_task(worker.send([(asked.reply, b'{"member":"other","ended":true}', "")])))
 
         await worker.subscribe(f"{subject}.ASK", on_asked)
-        assert moorage._calls is not None
-        inbox = (await moorage._calls.inbox()).answers.base
-        await worker.send([(f"{inbox}.ended", subject.encode(), "")])
+        await worker.send([(f"{there.answers.base}.ended", subject.encode(), "")])
         async with asyncio.timeout(ASK_AFTER_S - 0.1):
             with pytest.raises(Unreachable):
                 await calling

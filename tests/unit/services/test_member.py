@@ -226,6 +226,7 @@ def test_a_room_is_a_list_that_is_sorted_by_rank(seed: int) -> None:
                 priority, wait_ms = dice.choice((0, 50, 50, 100)), dice.choice((100, 5000))
                 made = call(f"r{at}", now_s, wait_ms=wait_ms, priority=priority, waited_ms=at % 7)
                 made.fair_key = dice.choice(("", "ana", "bo")) if seed % 2 else ""
+                made.says_wait = at % 3 == 0
                 room.add(made, now_s)
                 kept.append(made)
                 kept.sort(key=lambda each: each.rank_s)
@@ -241,6 +242,7 @@ def test_a_room_is_a_list_that_is_sorted_by_rank(seed: int) -> None:
                 assert room.take_expired(now_s) == over
                 kept = [each for each in kept if each not in over]
         assert list(room) == kept
+        assert room.saying_wait == sum(each.says_wait for each in kept)
         assert not room.has_more_than(len(kept))
     assert room.take("nobody") is None
 

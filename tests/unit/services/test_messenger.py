@@ -17,10 +17,11 @@ from moorage.calls.batches import Batches
 from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.member import QUIET_S, TICK_S
-from moorage.calls.messenger import CLOSE_S, LISTENS_S, LOAD_QUIET_S, Messenger, Name
+from moorage.calls.messenger import CLOSE_S, LOAD_QUIET_S, Messenger, Name
 from moorage.calls.outbox import CONFIRM_S, KEPT_S, OUT_BYTES_MAX
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
+from moorage.calls.streams import LISTENS_S
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.served import Answer, CallError, checked_headers
