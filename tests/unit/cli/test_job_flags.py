@@ -425,6 +425,7 @@ def test_a_gang_names_labels_to_share_or_any_place() -> None:
         (JobFlags(gpu="2x1xH100", same=["rack"]), "--same is about the ranks of a gang"),
         (JobFlags(gpu="2x1xH100", spread=True, same=["rack"]), "--same is about the ranks of a gang"),
         (JobFlags(gpu="2x1xH100", gang=True, same=["a b"]), "--same"),
+        (JobFlags(gpu="2x1xH100", gang=True, same=["rack", "any"]), "no label goes with it"),
         (JobFlags(gpu="2x1xH100", gang=True, same=["zone"], spread_over="zone"), "cannot have one zone and be spread"),
     ],
 )

@@ -508,6 +508,8 @@ class JobFlags:
 NO_FLAGS: Final = JobFlags()
 #: options of a service that are durations, and their fields
 _SLEEPS: Final = {"sleep_after": "sleep_after_s", "awake_at_least": "awake_s"}
+#: the word of --same for ranks that share no label's value
+ANY_PLACE: Final = "any"
 #: what somebody at a command line means by a request that no worker could ever run: a slip
 ON_NO_MATCH: Final = "reject"
 
@@ -535,6 +537,9 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
         )
     together = scheduling_of(flags)
     same = fields.pop("same", None)
+    if same is not None and len(same) > 1 and ANY_PLACE in same:
+        message = f"--same {ANY_PLACE} lets the ranks run in any places, so no label goes with it"
+        raise rejected("invalid-argument", message, field="$.same", found=", ".join(same), next="take one of them")
     if same is not None and together.get("scheduling") != "gang":
         message = "--same is about the ranks of a gang"
         raise rejected("invalid-argument", message, field="$.same", next="add --gang, or --hosts N")
@@ -554,7 +559,7 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
 
     gpu = msgspec.structs.replace(request.gpu, **together)
     if same is not None:
-        ranks["same"] = [] if same == ["any"] else same
+        ranks["same"] = [] if same == [ANY_PLACE] else same
     try:
         return build_request(request, gpu, fields=ranks)
     except Rejected as refused:

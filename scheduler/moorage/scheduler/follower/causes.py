@@ -247,7 +247,11 @@ class Causes:
         for num, row in rooms.rows.items():
             labels = self._fleet.hosts[num].labels
             found.setdefault(tuple(map(labels.get, shape.same)), _Rooms(shape)).put(num, row)
-        best = max(found.values(), key=lambda each: (each.free, each.free + each.closed, each.ever), default=None)
+
+        def room(each: _Rooms) -> tuple[bool, int, int]:
+            return each.ever >= shape.together, each.free, each.free + each.closed
+
+        best = max(found.values(), key=room, default=None)
         return rooms if best is None else best
 
     def _is_limited(self, tenant: Tenant, shape: Shape, held_up: dict[str, frozenset[int]]) -> bool:

@@ -329,7 +329,7 @@ def _same_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 def _any_place(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if len(fleet.places(Shapes().of(request))) > 1:
-        yield "ranks in any places (--same any)", msgspec.structs.replace(request, same=[]), ("same",)
+        yield "its ranks in any places", msgspec.structs.replace(request, same=[]), ("same",)
 
 
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:

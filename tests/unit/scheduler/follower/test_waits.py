@@ -241,6 +241,21 @@ def test_what_no_host_has_and_what_a_job_bounds_itself_are_told_apart() -> None:
     drive.check_waits()
 
 
+def test_a_gang_that_stays_in_one_rack_waits_for_that_and_not_for_a_host_that_the_fleet_has() -> None:
+    drive = Waiting()
+    for number, rack in enumerate("aab"):
+        drive.worker(f"w{number}", 2, labels={"rack": rack})
+    drive.submit("holds", gpu={"count": 2}, replicas=2, requires={"rack": ["a"]})
+    drive.passes(2000)
+    gang: dict[str, Any] = {"gpu": {"count": 2, "scheduling": "gang"}, "replicas": 2}
+    drive.submit("waits", **gang, same=["rack"])
+    drive.submit("never", **(gang | {"replicas": 3}), same=["rack"])
+    drive.passes(5000)
+    assert drive.causes("waits")["full"] > 3000
+    assert drive.causes("never")["no-host"] > 3000
+    drive.check_waits()
+
+
 def test_time_without_a_leader_is_away() -> None:
     drive = Waiting.with_hosts(1)
     hold_all(drive)

@@ -56,7 +56,7 @@ def test_it_waits_beside_room_in_two_racks_says_why_and_starts_when_one_has_it()
     assert told["reason"] == "place"
     assert told["because"] == "room for 1 of its 2 replicas, the most in one place (rack=a)"
     [first, *_] = drive.fixes("gang")
-    assert (first["say"], first["request"]) == ("ranks in any places (--same any)", {"same": []})
+    assert (first["say"], first["request"]) == ("its ranks in any places", {"same": []})
     drive.run_out(drive.placed_on("two")[0])
     assert values(drive, "gang", "rack") == {"b"}
 
