@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from moorage.cli.framework.options import Options
+from moorage.cli.top.app import AskedPage, Picture, TopApp
+from moorage.cli.top.draw import as_text
+from moorage.cli.top.watched import OneOfSeveral
 from tests.ports import free_ports
 from tests.system.cli.node import Node, moorage, node_on
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -88,5 +94,21 @@ async def test_a_job_goes_to_the_fleet_where_it_starts_sooner_and_top_has_a_pict
         assert [line for line in seen.out.splitlines() if line.startswith("== ")] == [
             f"== {url} ==" for url in (node.url, other.url, nobody)
         ]
-        live = await moorage("top", *both, env=env)
-        assert (live.code, "the live screen shows one fleet" in live.err) == (2, True)
+        for option in (("--operate",), ("--at", "1h")):
+            live = await moorage("top", *both, *option, env=env)
+            assert (live.code, f"{option[0]} is about one fleet" in live.err) == (2, True)
+
+        options = Options(timeout="5s")
+        app = TopApp([OneOfSeveral(url, replace(options, nats=url)) for url in (node.url, nobody, other.url)])
+
+        def text() -> str:
+            return "\n".join(as_text(line) for line in app.screen_stack[0].query_one(Picture).lines)
+
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(lambda: list(app.screen_stack[0].query(Picture)), what="the picture is there to be asked")
+            await until(
+                lambda: "2 of 3 fleets answer" in text() and "t4" in text() and f"{nobody[-8:]}  cannot" in text(),
+                what="two of them are seen, and why the third is not",
+            )
+            await pilot.press("colon", *"t4", "enter")
+            await until(lambda: isinstance(page := app.screen, AskedPage) and "sleep 600" in page.text, what="its page")

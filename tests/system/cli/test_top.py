@@ -10,9 +10,22 @@ from msgspec import structs, to_builtins
 from rich.cells import cell_len
 
 from moorage.cli.page import draw as page
-from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
+from moorage.cli.top.draw import (
+    AT_FIRST,
+    JOBS,
+    WAITS,
+    Line,
+    Target,
+    Wishes,
+    as_text,
+    draw,
+    draw_all,
+    panes_at_first,
+    shared_out,
+)
 from moorage.cli.top.feed import Feed
 from moorage.client import AsyncClient
+from moorage.client.view.view import View
 from moorage.schemas.frames import FailedLately, ServiceLately
 from moorage.schemas.optional import install_extra
 from tests.system.cli.node import Node, moorage
@@ -48,7 +61,7 @@ def test_a_picture_with_wide_letters_is_as_wide_as_any(columns: int, rows: int) 
         troubles=[structs.replace(view.troubles[0], what=why)],
         waiting=[structs.replace(each, because=why) for each in view.waiting],
     )
-    wishes = Wishes(frozenset(range(1, 6)), live=True, cursor=("t1", "job-1"))
+    wishes = Wishes(frozenset(range(1, 6)), live=True, cursor=Target("t1", "job-1"))
     lines = texts(draw(view, columns, rows, wishes).lines)
     wide = [line for line in lines if "用了" in line]
     assert len(wide) >= 4
@@ -125,14 +138,36 @@ def test_of_many_workers_those_with_a_trouble_have_room_first() -> None:
     assert any("n99 draining ···" in line for line in texts(draw(few, 80, 24, Wishes()).lines))
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50), (40, 10)])
+def test_several_fleets_have_a_line_each_and_a_column_in_each_part(columns: int, rows: int) -> None:
+    quiet = structs.replace(a_view(2, 0, 1, 0), use=None)
+    fleets: list[tuple[str, View | str]] = [("lyon", a_view()), ("nats://hall:4222", "cannot reach NATS"), ("b", quiet)]
+    wishes = Wishes(frozenset(range(1, 6)), live=True, cursor=Target("t0", "job-0", "b"))
+    drawn = draw_all(fleets, columns, rows, wishes)
+    lines = texts(drawn.lines)
+    assert (len(lines), max(map(cell_len, lines)) <= columns) == (rows, True)
+    assert lines[0].startswith("moorage  2 of 3 fleets answer")
+    assert [line.split()[0] for line in lines[1:5]] == ["FLEET", "lyon", "nats://hall:4222", "b"]
+    assert "cannot reach NATS"[: columns - 18] in lines[3]
+    assert lines[2].split()[1:4] == ["128", "20", "100"]
+    if rows == 50:
+        assert {Target("t0", "job-0", "lyon"), Target("t0", "job-0", "b")} <= set(drawn.targets)
+        assert any(line.startswith("FLEET  TENANT  JOBS") for line in lines)
+        assert any("lyon n00" in line and "2··!" in line for line in lines)
+        marked = [text for line in drawn.lines for text, style in line if style == "reverse"]
+        assert len(marked) == 2, "in the part of who waits, and in the list of jobs"
+    none = texts(draw_all([("a", "connecting"), ("b", "connecting")], columns, rows, wishes).lines)
+    assert none[0] == "moorage  0 of 2 fleets answer"
+
+
 def test_ascii_has_no_other_sign_and_a_filter_leaves_the_rows_that_match() -> None:
     lines = texts(draw(a_view(), 80, 24, Wishes(ascii=True)).lines)
     assert all(line.isascii() for line in lines)
     assert any("n00 _##2..!#" in line for line in lines)
     drawn = draw(a_view(), 80, 24, Wishes(AT_FIRST, "T1"))
-    assert drawn.targets == [("t1", "job-1"), ("t1", "idle-1")]
+    assert drawn.targets == [Target("t1", "job-1"), Target("t1", "idle-1")]
     without = draw(a_view(), 80, 24, Wishes({WAITS}, "!t1"))
-    assert without.targets == [("t0", "job-0"), ("t2", "job-2"), ("t3", "job-3")]
+    assert without.targets == [Target("t0", "job-0"), Target("t2", "job-2"), Target("t3", "job-3")]
     (line,) = [line for line in texts(draw(a_view(), 80, 24, Wishes(AT_FIRST, "n07")).lines) if "!#" in line]
     assert line.startswith("n07 ")
 
@@ -140,8 +175,8 @@ def test_ascii_has_no_other_sign_and_a_filter_leaves_the_rows_that_match() -> No
 def test_a_larger_terminal_shows_more_and_the_cursor_is_on_one_job() -> None:
     assert JOBS not in panes_at_first(80, 24)
     assert JOBS in panes_at_first(160, 50)
-    drawn = draw(a_view(), 160, 50, Wishes(panes_at_first(160, 50), cursor=("t2", "job-2")))
-    assert drawn.targets.count(("t2", "job-2")) == 1
+    drawn = draw(a_view(), 160, 50, Wishes(panes_at_first(160, 50), cursor=Target("t2", "job-2")))
+    assert drawn.targets.count(Target("t2", "job-2")) == 1
     marked = [text for line in drawn.lines for text, style in line if style == "reverse"]
     assert len(marked) == 2, "in the part of who waits, and in the list of jobs"
     assert all("job-2" in text for text in marked)

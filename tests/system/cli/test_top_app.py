@@ -14,8 +14,9 @@ from textual.pilot import Pilot
 
 from moorage.cli.top.app import AskedPage, Page, Picture, TopApp
 from moorage.cli.top.commands import Act, Command, command_of
-from moorage.cli.top.draw import as_text
+from moorage.cli.top.draw import Target, as_text
 from moorage.cli.top.feed import Feed
+from moorage.cli.top.watched import Watched
 from moorage.client import AsyncClient
 from moorage.schemas.answers.jobs import JobRow
 from tests.system.cli.node import Node, processes_of
@@ -35,6 +36,12 @@ def text(app: TopApp) -> str:
     return "\n".join(as_text(line) for line in app.screen_stack[0].query_one(Picture).lines)
 
 
+def jobs_of(app: TopApp) -> list[JobRow]:
+    feed = app._fleets[0].feed
+    assert feed is not None
+    return feed.view().jobs
+
+
 @contextlib.asynccontextmanager
 async def on(
     node: Node, tenant: str, size: tuple[int, int] = (80, 24), *, operates: bool = False
@@ -42,7 +49,7 @@ async def on(
     async with AsyncClient(node.url, tenant=tenant) as client:
         feed = Feed(client)
         await feed.open()
-        app = TopApp(client, feed, operates=operates)
+        app = TopApp([Watched(client, feed)], operates=operates)
         try:
             async with app.run_test(size=size) as pilot:
                 await until(lambda: list(app.screen_stack[0].query(Picture)), what="the picture is there to be asked")
@@ -117,7 +124,7 @@ async def test_a_colon_goes_to_a_worker_a_job_a_tenant_and_a_time(node: Node, un
         await typed(pilot, job)
         await until(lambda: isinstance(app.screen, AskedPage), what="the job's page")
         await pilot.press("escape")
-        worker = next(row.worker for row in app._feed.view().jobs if row.job == job)
+        worker = next(row.worker for row in jobs_of(app) if row.job == job)
         await typed(pilot, worker)
         await until(lambda: isinstance(page := app.screen, AskedPage) and job in page.text, what="whose jobs it has")
         await pilot.press("escape")
@@ -159,7 +166,7 @@ def test_what_a_line_behind_the_colon_means() -> None:
     view = structs.replace(a_view(3, 0, 2, 0), jobs=jobs)
     for line, meant in {
         "n01": Command(worker="n01"),
-        "a/train-1": Command(job=("a", "train-1")),
+        "a/train-1": Command(job=Target("a", "train-1")),
         "b": Command(tenant="b"),
         "jobs": Command(pane=5),
         "3": Command(pane=3),

@@ -313,7 +313,7 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
 
         raise rejected(
             "invalid-argument", "this asks one fleet, and --nats names several", found=" ".join(options.nats.all),
-            next="give --nats once; moorage fleet, ls, usage, submit and top --once take several fleets",
+            next="give --nats once; moorage fleet, ls, usage, submit and top take several fleets",
         )  # fmt: skip
     timeout = options.timeout or TIMEOUT_DEFAULT
     told = set[str]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -22,8 +22,8 @@ from textual.widgets import Input, Static
 
 from moorage.cli.framework.console import error_line, plain
 from moorage.cli.framework.interrupts import ENDING
-from moorage.cli.top.commands import WORDS, Act, Command, command_of, perform
-from moorage.cli.top.draw import PANES, SIGNS, SORTS, Drawn, Line, Target, Wishes, draw, panes_at_first
+from moorage.cli.top.commands import WORDS, Act, Command, command_in, perform
+from moorage.cli.top.draw import PANES, SIGNS, SORTS, Drawn, Fleets, Line, Target, Wishes, draw_all, panes_at_first
 from moorage.cli.top.job import job_text
 from moorage.cli.top.worker import worker_text
 from moorage.client.moments import past_ms
@@ -31,7 +31,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.printable import shown
 
 if TYPE_CHECKING:
-    from moorage.cli.top.feed import Feed
+    from moorage.cli.top.watched import Watched
     from moorage.client.client import AsyncClient
     from moorage.client.view.view import View
 
@@ -144,7 +144,7 @@ class AskedPage(Page):
 
 
 class TopApp(App[None]):
-    """The live screen over a feed that is open."""
+    """The live screen of a fleet whose feed is open, or of several fleets."""
 
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None  # else the hidden line of the filter would take the keys
@@ -172,8 +172,7 @@ class TopApp(App[None]):
 
     def __init__(
         self,
-        client: AsyncClient,
-        feed: Feed,
+        fleets: Sequence[Watched],
         filter: str = "",
         *,
         ascii: bool = False,
@@ -181,8 +180,7 @@ class TopApp(App[None]):
         operates: bool = False,
     ) -> None:
         super().__init__(ansi_color=True)
-        self._client = client
-        self._feed = feed
+        self._fleets = fleets
         self._filter = filter
         self._ascii = ascii
         self._past = past  # a moment of the past in place of the present
@@ -205,7 +203,8 @@ class TopApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in ENDING[1:]:  # else they would leave the terminal as the screen has it
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
-        self.run_worker(self._feed.keep_asking(self._show_error), group="feed")
+        for each in self._fleets:
+            self.run_worker(each.keep_asking(self._show_error), group=f"feed {each.name}")
         self.set_interval(PICTURE_S, self.draw)
         self.call_after_refresh(self.draw)
 
@@ -230,16 +229,29 @@ class TopApp(App[None]):
         wishes = Wishes(
             panes, self._filter, self._cursor, self._ascii, live=True, sort=self._sort, operates=self._operates
         )
-        drawn = draw(self._view(), columns, rows, wishes)
+        drawn = draw_all(self._told(), columns, rows, wishes)
         self._targets = drawn.targets
-        if self._trouble and self._feed.is_troubled:
+        one = self._fleets[0].feed if len(self._fleets) == 1 else None
+        if self._trouble and one is not None and one.is_troubled:
             drawn.lines[-1] = [(self._trouble[:columns], "red")]
         elif self._said:
             drawn.lines[-1] = [(self._said[:columns], "bold")]
         picture.show(drawn)
 
-    def _view(self) -> View:
-        return self._feed.view() if self._past is None else self._past
+    def _told(self) -> Fleets:
+        """Return what is seen of each fleet. Where there is but one, its last view stands while it does not answer."""
+        if self._past is not None:
+            return [("", self._past)]
+        if len(self._fleets) == 1 and (feed := self._fleets[0].feed) is not None:
+            return [("", feed.view())]
+        return [(each.name, each.told()) for each in self._fleets]
+
+    def _client_of(self, name: str) -> AsyncClient | None:
+        """Return the client of a fleet; None, which the last line says, if it does not answer."""
+        client = next((each.client for each in self._fleets if each.name == name), None)
+        if client is None:
+            self._show_note(f"{name} does not answer")
+        return client
 
     def _show_note(self, text: str) -> None:
         self._said = text
@@ -265,8 +277,10 @@ class TopApp(App[None]):
     def action_open(self) -> None:
         """Open the job under the cursor."""
         if self._cursor is not None and self.screen is self.screen_stack[0]:
-            tenant, job = self._cursor
-            text = partial(job_text, self._client, tenant, job, ascii=self._ascii)
+            tenant, job, fleet = self._cursor
+            if (client := self._client_of(fleet)) is None:
+                return
+            text = partial(job_text, client, tenant, job, ascii=self._ascii)
             self.push_screen(AskedPage(f"{job} of {tenant}", text))
 
     def action_help(self) -> None:
@@ -305,7 +319,8 @@ class TopApp(App[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self._end_asking()
         if event.input.id == "command" and event.value.strip():
-            self._obey(command_of(event.value, self._view()))
+            views = [(name, view) for name, view in self._told() if not isinstance(view, str)]
+            self._obey(*command_in(event.value, views))
         elif event.input.id == "again":
             self._confirmed(event.value.strip())
 
@@ -326,14 +341,15 @@ class TopApp(App[None]):
 
     # ----------------------------------------------------------------------------------------------------- commands
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Command, fleet: str) -> None:
         if command.trouble:
             self._show_note(command.trouble)
         elif command.job is not None:
-            self._cursor = command.job
+            self._cursor = command.job._replace(fleet=fleet)
             self.action_open()
         elif command.worker:
-            self.push_screen(AskedPage(command.worker, partial(worker_text, self._client, command.worker)))
+            if (client := self._client_of(fleet)) is not None:
+                self.push_screen(AskedPage(command.worker, partial(worker_text, client, command.worker)))
         elif command.tenant:
             self._filter = command.tenant
             self.draw()
@@ -343,6 +359,8 @@ class TopApp(App[None]):
         elif command.now:
             self._past = None
             self.draw()
+        elif command.at and len(self._fleets) > 1:
+            self._show_note("the past is of one fleet: give --nats once")
         elif command.at:
             self.run_worker(self._go_to(command.at), group="past", exclusive=True)
         elif command.act is not None:
@@ -352,7 +370,9 @@ class TopApp(App[None]):
         try:
             at_ms = past_ms(moment)
             self._show_note(f"reading the history of {moment}")
-            self._past = await self._feed.past(at_ms)
+            feed = self._fleets[0].feed
+            assert feed is not None
+            self._past = await feed.past(at_ms)
             self._show_note("")
         except MoorageError as error:
             self._show_note(error_line(error))
@@ -375,6 +395,7 @@ class TopApp(App[None]):
 
     async def _perform(self, act: Act) -> None:
         try:
-            self._show_note(await perform(self._client, act))
+            if (client := self._client_of("")) is not None:  # of several fleets, none is acted on
+                self._show_note(await perform(client, act))
         except MoorageError as error:
             self._show_note(error_line(error))

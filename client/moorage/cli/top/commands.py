@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from moorage.cli.top.draw import PANES, Target
+from moorage.cli.top.draw import PANES, Target, Views
 from moorage.client.view.view import View
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def command_of(line: str, view: View) -> Command:
     pane = next((number for number, name in PANES.items() if first in (str(number), name.split(",")[0])), 0)
     if pane:
         return Command(pane=pane)
-    jobs = [(row.tenant, row.job) for row in view.jobs]
-    tenants = sorted({tenant for tenant, _ in jobs})
-    exact_job = [each for each in jobs if first in (each[1], "/".join(each))]
+    jobs = [Target(row.tenant, row.job) for row in view.jobs]
+    tenants = sorted({each.tenant for each in jobs})
+    exact_job = [each for each in jobs if first in (each.job, f"{each.tenant}/{each.job}")]
     workers = [worker.worker for worker in view.workers]
     if first in workers:
         return Command(worker=first)
@@ -65,13 +65,23 @@ def command_of(line: str, view: View) -> Command:
     if first in tenants:
         return Command(tenant=first)
     begun: list[Command] = [Command(worker=name) for name in workers if name.startswith(first)]
-    begun += [Command(job=each) for each in jobs if each[1].startswith(first) or "/".join(each).startswith(first)]
+    begun += [
+        Command(job=each)
+        for each in jobs
+        if each.job.startswith(first) or f"{each.tenant}/{each.job}".startswith(first)
+    ]
     begun += [Command(tenant=name) for name in tenants if name.startswith(first)]
     if len(begun) == 1:
         return begun[0]
     if begun:
         return Command(trouble=f"{len(begun)} jobs, workers and tenants begin with {first}: write more of it")
     return Command(trouble=f"no job, worker, tenant or part here is called {first}")
+
+
+def command_in(line: str, views: Views) -> tuple[Command, str]:
+    """Return what a line means, and of which of several fleets: the first one that has what it names."""
+    found = [(command_of(line, view), name) for name, view in views] or [(Command(trouble="no fleet answers"), "")]
+    return next((each for each in found if not each[0].trouble), found[0])
 
 
 def _act_of(verb: str, rest: list[str], view: View) -> Command:

@@ -1,6 +1,7 @@
 """Draws a `View` as lines of text for a terminal of any size: what `top --once` prints and what the live screen shows.
 
-It has no effect and asks no terminal. A line is a list of pieces of text with a style each; the same state is always in
+Several fleets are one picture: a line for each, and a column for the fleet in each part. It has no effect and asks no
+terminal. A line is a list of pieces of text with a style each; the same state is always in
 a word or a sign, too, so that nothing is told by colour alone.
 """
 
@@ -25,7 +26,19 @@ from moorage.schemas.printable import in_one_line
 from moorage.schemas.units import many
 
 Line = list[tuple[str, str]]
-Target = tuple[str, str]  # tenant and id of a job
+#: fleets by name, each with its view, or in words why it does not answer; where there is but one, its name is ""
+Fleets = Sequence[tuple[str, "View | str"]]
+#: those of them that answer
+Views = Sequence[tuple[str, View]]
+
+
+class Target(NamedTuple):
+    """A job, by its tenant and id; of several fleets with its fleet."""
+
+    tenant: str
+    job: str
+    fleet: str = ""
+
 
 WRONG: Final = 1
 WAITS: Final = 2
@@ -59,6 +72,8 @@ MARKS: Final = {
 }
 #: so many workers have their state as a word
 NAMED_MAX: Final = 16
+#: so much of a fleet's name, in a table
+NAME_CHARS: Final = 20
 #: so many lines of workers are in the order of their names
 #: from so many promised starts on, fewer kept than eight of ten stand out
 PROMISES_SURE: Final = 20
@@ -122,22 +137,32 @@ def panes_at_first(columns: int, rows: int) -> frozenset[int]:
 
 def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
     """Return at most `rows` lines of at most `columns` of a terminal; on the live screen, exactly so many."""
+    return draw_all([("", view)], columns, rows, wishes)
+
+
+def draw_all(fleets: Fleets, columns: int, rows: int, wishes: Wishes) -> Drawn:
+    """Do the same for several fleets, of which one that does not answer is a line."""
     columns, rows = max(columns, COLUMNS_MIN), max(rows, ROWS_MIN)
-    head = [_cut(line, columns) for line in _head(view, columns, wishes)]
+    views = [(name, view) for name, view in fleets if isinstance(view, View)]
+    several = len(fleets) > 1 or not views
+    head = _head_of_all(fleets) if several else _head(views[0][1], columns, wishes)
+    head = [_cut(line, columns) for line in head]
     foot = _cut(_foot(wishes), columns)
     room = rows - len(head) - 1
     numbers = sorted(wishes.panes)
-    if view.own and (JOBS in wishes.panes or wishes.panes == AT_FIRST):  # the jobs of one tenant come first
+    if (
+        not several and views[0][1].own and (JOBS in wishes.panes or wishes.panes == AT_FIRST)
+    ):  # the jobs of one tenant come first
         numbers = [JOBS, *(number for number in numbers if number != JOBS)]
     left = [number for number in numbers if number in (FLEET, JOBS)]
     right = [number for number in numbers if number not in left]
     targets: list[Target] = []
     if columns >= WIDE and left and right:
         half = (columns - 3) // 2
-        beside = _column(view, right, half, room, wishes, targets)
-        body = _beside(beside, _column(view, left, columns - half - 3, room, wishes, targets), half)
+        beside = _column(views, right, half, room, wishes, targets)
+        body = _beside(beside, _column(views, left, columns - half - 3, room, wishes, targets), half)
     else:
-        body = _column(view, numbers, columns, room, wishes, targets)
+        body = _column(views, numbers, columns, room, wishes, targets)
     if wishes.live:  # its foot is at the bottom
         body += [[] for _ in range(room - len(body))]
     lines = [*head, *body[:room], foot]
@@ -191,6 +216,32 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
         lately.append([(said, "yellow" if kept + missed >= PROMISES_SURE and 10 * kept < 8 * (kept + missed) else "")])
     lines = [first, second, *_hour(view.hour, columns), *_fits(view.fits, columns), *lately, *verdict]
     return lines + _unseen(view, columns)
+
+
+def _head_of_all(fleets: Fleets) -> list[Line]:
+    """Return a line for each of several fleets: its numbers and what is wrong, or why it does not answer."""
+    header = ("FLEET", "GPUS", "FREE", "LEASED", "USED", "RUN", "WAIT", "WRONG")
+    rows: list[tuple[list[Any], str, Target | None]] = []
+    for name, view in fleets:
+        if not isinstance(view, View):
+            continue
+        counts, first = view.counts, "".join(f"{each.where} {in_one_line(each.what)}" for each in view.troubles[:1])
+        more = f"  (+{len(view.troubles) - 1} more)" if len(view.troubles) > 1 else ""
+        numbers = [counts.gpus, counts.free, counts.leased, None if view.use is None else f"{view.use} %"]
+        rows.append(([*_cell(name), *numbers, view.running, view.queued, first + more], "", None))
+    heading, lines = _table(header, rows, header[1:-1])
+    told = iter(lines)
+    at_ms = max((view.at_ms for _, view in fleets if isinstance(view, View)), default=None)
+    clock = "" if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("  %H:%M:%S UTC")
+    answering = f"{len(rows)} of {len(fleets)} fleets answer{clock}"
+    return [
+        [("moorage  ", "bold"), (answering, "")],
+        *([heading] if rows else []),
+        *(
+            next(told).line if isinstance(view, View) else [(f"{_middle(name, NAME_CHARS)}{_GAP}{view}", "red")]
+            for name, view in fleets
+        ),
+    ]
 
 
 def _unseen(view: View, columns: int) -> list[Line]:
@@ -306,14 +357,17 @@ def _foot(wishes: Wishes) -> Line:
 
 
 def _column(
-    view: View, numbers: Sequence[int], columns: int, room: int, wishes: Wishes, targets: list[Target]
+    views: Views, numbers: Sequence[int], columns: int, room: int, wishes: Wishes, targets: list[Target]
 ) -> list[Line]:
     """Return these panes below one another. What has no room is left out of the longest ones, and counted."""
     wanted = wishes.filter
-    some = structs.replace(view, workers=[each for each in view.workers if matches(about(each), wanted)])
-    if view.past:  # what is in them was not kept
+    some = [
+        (name, structs.replace(view, workers=[each for each in view.workers if matches(about(each), wanted)]))
+        for name, view in views
+    ]
+    if any(view.past for _, view in views):  # what is in them was not kept
         numbers = [number for number in numbers if number not in (WRONG, IDLE)]
-    elif not view.troubles and view.sees_fleet:  # the head says that nothing is wrong
+    elif not any(view.troubles or not view.sees_fleet for _, view in views):  # the head says that nothing is wrong
         numbers = [number for number in numbers if number != WRONG]
     panes = [_filtered(_MAKE[number](some, columns, wishes), wanted) for number in numbers]
     wants = [len(pane.rows) + bool(pane.rows and pane.heading) for pane in panes]
@@ -420,26 +474,45 @@ def _middle(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - width // 2 - 1]}…{text[-(width // 2) :]}"
 
 
-def _wrong(view: View, columns: int, wishes: Wishes) -> _Pane:
-    def line(trouble: Trouble) -> Line:
-        style = "red" if trouble.grave else "yellow"
-        return [(f"{trouble.where}", style), (f"{_GAP}{in_one_line(trouble.what)}", "")]
+def _in_words(views: Views, words: Callable[[View], str]) -> str:
+    """Return what is said of each view, with its fleet's name where there are several."""
+    return ", ".join(f"{name}: {words(view)}" if name else words(view) for name, view in views)
 
-    rows = [_Row(line(trouble)) for trouble in view.troubles]
-    grave = sum(trouble.grave for trouble in view.troubles)
-    nothing = "nothing" if view.sees_fleet else UNSEEN
+
+def _of_fleet(views: Views) -> tuple[str, ...]:
+    """Return the columns before those of a table: that of the fleet, where there are several."""
+    return ("FLEET",) if any(name for name, _ in views) else ()
+
+
+def _cell(name: str) -> list[Any]:
+    return [_middle(name, NAME_CHARS)] if name else []
+
+
+def _wrong(views: Views, columns: int, wishes: Wishes) -> _Pane:
+    def line(name: str, trouble: Trouble) -> Line:
+        style = "red" if trouble.grave else "yellow"
+        where = _GAP.join((*map(str, _cell(name)), trouble.where))
+        return [(where, style), (f"{_GAP}{in_one_line(trouble.what)}", "")]
+
+    rows = [_Row(line(name, trouble)) for name, view in views for trouble in view.troubles]
+    grave = sum(trouble.grave for _, view in views for trouble in view.troubles)
+    nothing = "nothing" if all(view.sees_fleet for _, view in views) else UNSEEN
     title = f"wrong: {len(rows) or nothing}" + (f", {grave} grave" if grave else "")
     return _Pane(WRONG, title, [], rows)
 
 
-def _waits(view: View, columns: int, wishes: Wishes) -> _Pane:
+def _waits(views: Views, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Waiting) -> list[Any]:
         return [row.tenant, row.count, age(row.oldest_ms), _middle(row.job, 16), row.asks, row.starts, row.why]
 
-    rows = [(cells(row), "", (row.tenant, row.job)) for row in view.waiting]
-    header = ("TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
+    rows = [
+        (_cell(name) + cells(row), "", Target(row.tenant, row.job, name))
+        for name, view in views
+        for row in view.waiting
+    ]
+    header = (*_of_fleet(views), "TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
     heading, found = _table(header, rows, ("JOBS", "OLDEST", "STARTS"))
-    return _Pane(WAITS, f"waits: {waits_words(view)}", heading, found)
+    return _Pane(WAITS, f"waits: {_in_words(views, waits_words)}", heading, found)
 
 
 def waits_words(view: View, tenant: str = "") -> str:
@@ -455,25 +528,32 @@ def waits_words(view: View, tenant: str = "") -> str:
     return of + (f", the oldest {listed} listed" if view.waits > listed else "")
 
 
-def _idle(view: View, columns: int, wishes: Wishes) -> _Pane:
+def _idle(views: Views, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Idle) -> list[Any]:
         lasts = age(row.for_ms) if row.for_ms >= 1000 else "now"
         if not row.job:
             return ["-", "-", row.gpus, row.used, lasts, row.worker]
         return [row.tenant, row.jobs, row.gpus, row.used, lasts, f"{_middle(row.job, 20)} on {row.worker}"]
 
-    rows = [(cells(row), "", (row.tenant, row.job) if row.job else None) for row in view.idle]
-    header = ("TENANT", "JOBS", "GPUS", "USE %", "FOR", "LONGEST")
+    rows = [
+        (_cell(name) + cells(row), "", Target(row.tenant, row.job, name) if row.job else None)
+        for name, view in views
+        for row in view.idle
+    ]
+    header = (*_of_fleet(views), "TENANT", "JOBS", "GPUS", "USE %", "FOR", "LONGEST")
     heading, found = _table(header, rows, ("JOBS", "GPUS", "USE %", "FOR"))
-    gpus = sum(row.gpus for row in view.idle)
+    gpus = sum(row.gpus for _, view in views for row in view.idle)
     title = f"holds GPUs unused: {many(gpus, 'GPU') if rows else 'nobody, as far as use is read'}"
     return _Pane(IDLE, title, heading, found)
 
 
-def _fleet(view: View, columns: int, wishes: Wishes) -> _Pane:
+def _fleet(views: Views, columns: int, wishes: Wishes) -> _Pane:
     """Return the workers: one a line where there is room for the words, several a line where there are many."""
-    name = _named if len(view.workers) <= NAMED_MAX else _marked
-    shown = [(worker, name(worker), _cells_of(worker)) for worker in view.workers]
+    every = [
+        (f"{_middle(fleet, NAME_CHARS)} " if fleet else "", worker) for fleet, view in views for worker in view.workers
+    ]
+    name = _named if len(every) <= NAMED_MAX else _marked
+    shown = [(worker, of + name(worker), _cells_of(worker)) for of, worker in every]
     name_width = max((len(called) for _, called, _ in shown), default=0)
     width = name_width + 1 + max((len(cells) for _, _, cells in shown), default=0) + len(_GAP)
     across = max((columns + len(_GAP)) // width, 1)
@@ -489,9 +569,9 @@ def _fleet(view: View, columns: int, wishes: Wishes) -> _Pane:
         for worker, called, cells in several:
             line += [(called.ljust(name_width), _style_of(worker)), (" " + cells.ljust(width - name_width - 1), "")]
         rows.append(_Row(line))
-    no_worker = "no worker" if view.sees_fleet else UNSEEN
+    no_worker = "no worker" if all(view.sees_fleet for _, view in views) else UNSEEN
     title = f"fleet: {many(len(shown), 'worker') if shown else no_worker}" + (
-        ", all simulated" if view.simulated == "all" else ""
+        ", all simulated" if views and all(view.simulated == "all" for _, view in views) else ""
     )
     return _Pane(FLEET, title, [], rows)
 
@@ -517,8 +597,10 @@ def _cells_of(worker: WorkerCells) -> str:
     )
 
 
-def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
-    def cells(row: JobRow) -> list[Any]:
+def _jobs(views: Views, columns: int, wishes: Wishes) -> _Pane:
+    has_sparks = any(view.sparks for _, view in views)
+
+    def cells(view: View, row: JobRow) -> list[Any]:
         spark = _spark(view.sparks.get(f"{row.tenant}/{row.job}", ()), ascii=wishes.ascii)
         where = row.worker + (f" +{row.workers - 1}" if row.workers > 1 else "")
         return [
@@ -528,19 +610,23 @@ def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
             row.gpu,
             age(row.age_ms),
             use_cell(row.use),
-            *([spark] if view.sparks else []),
+            *([spark] if has_sparks else []),
             where or row.reason,
         ]
 
-    name = wishes.sort or next(iter(SORTS))
+    by = wishes.sort or next(iter(SORTS))
+    every = sorted(
+        ((name, view, row) for name, view in views for row in view.jobs), key=lambda each: SORTS[by](each[2])
+    )
     rows = [
-        (cells(row), "yellow" if row.state == QUEUED else "", (row.tenant, row.job))
-        for row in sorted(view.jobs, key=SORTS[name])
+        (_cell(name) + cells(view, row), "yellow" if row.state == QUEUED else "", Target(row.tenant, row.job, name))
+        for name, view, row in every
     ]
-    header = ("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", *(("LATELY",) if view.sparks else ()), "WORKER")
-    heading, found = _table(header, rows, ("AGE", "USE"))
-    listed = f", {len(rows)} listed" if view.live > len(rows) else ""
-    title = f"jobs: {max(view.live, len(rows))}{listed}, by {name}" if rows else "jobs: none"
+    header = ("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", *(("LATELY",) if has_sparks else ()), "WORKER")
+    heading, found = _table((*_of_fleet(views), *header), rows, ("AGE", "USE"))
+    live = sum(view.live for _, view in views)
+    listed = f", {len(rows)} listed" if live > len(rows) else ""
+    title = f"jobs: {max(live, len(rows))}{listed}, by {by}" if rows else "jobs: none"
     return _Pane(JOBS, title, heading, found)
 
 
@@ -552,7 +638,7 @@ def _spark(readings: Sequence[int], *, ascii: bool) -> str:
     return "".join(UNUSED if not each else _BLOCKS[min(each * 8 // 101, 7)] for each in lately)
 
 
-_MAKE: Final[dict[int, Callable[[View, int, Wishes], _Pane]]] = {
+_MAKE: Final[dict[int, Callable[[Views, int, Wishes], _Pane]]] = {
     WRONG: _wrong,
     WAITS: _waits,
     IDLE: _idle,

@@ -50,8 +50,8 @@ def top(
     It only reads, unless --operate is given. An operator's key shows all, a tenant's the jobs of the tenant, an
     observer's the fleet without jobs. Keys: 1 to 5 show and hide a part, / filters, : goes to a name or a time, s
     sorts, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture of 80 columns and at most 24 rows is
-    printed; with --json, what it shows. With --nats A --nats B, --once prints a picture of each. The live screen needs
-    the extra top.
+    printed; with --json, what it shows. With --nats A --nats B, the screen has a line for each fleet and a column for
+    it in each part, and --once prints a picture of each. The live screen needs the extra top.
     """
 
     at_ms: int | None = None
@@ -78,8 +78,11 @@ def top(
             with _screen_of_its_own():  # at once: what draws from then on takes longer to load than the first answer
                 _print(feed.view() if past is None else past, filter, ascii)
                 from moorage.cli.top.app import TopApp
+                from moorage.cli.top.watched import Watched
 
-                app = TopApp(client, feed, filter, ascii=ascii or not in_blocks(), past=past, operates=operate)
+                app = TopApp(
+                    [Watched(client, feed)], filter, ascii=ascii or not in_blocks(), past=past, operates=operate
+                )
                 await app.run_async(mouse=False)
             return app.return_code
         finally:
@@ -92,7 +95,11 @@ def top(
 
             at_ms = past_ms(at)
         if are_several(options):
-            return _each(options, work, is_once=once or options.json)
+            if once or options.json:
+                return _each(options, work)
+            _refuse_for_several(at=at, operate=operate)
+            _need_a_screen()
+            return _screen_of(options, filter, ascii or not in_blocks())
         if not (once or options.json):
             _need_a_screen()
         return with_client(options, work)
@@ -100,19 +107,36 @@ def top(
     return guarded(options, act)
 
 
-def _each(options: Options, work: Callable[[AsyncClient], Awaitable[int | None]], *, is_once: bool) -> int:
-    """Print a picture of each fleet, with its name above; 0 if one of them has answered. Raises `Rejected`."""
-    if not is_once:
-        raise rejected(
-            "invalid-argument", "the live screen shows one fleet",
-            next="one picture of each: moorage top --once; or moorage fleet, ls and usage, which are one table of all",
-        )  # fmt: skip
+def _each(options: Options, work: Callable[[AsyncClient], Awaitable[int | None]]) -> int:
+    """Print a picture of each fleet, with its name above; 0 if one of them has answered."""
     codes = []
     for name, each in each_of(options):
         if not options.json:
             print_out(f"== {name} ==")
         codes.append(with_client(each, work))
     return 0 if 0 in codes else codes[0]
+
+
+def _screen_of(options: Options, wanted: str, ascii: bool) -> int:
+    """Show several fleets on the live screen until it is left; one that does not answer is a line there."""
+    from moorage.cli.framework.interrupts import run
+    from moorage.cli.top.app import TopApp
+    from moorage.cli.top.watched import OneOfSeveral
+
+    async def show() -> int | None:
+        app = TopApp([OneOfSeveral(name, each) for name, each in each_of(options)], wanted, ascii=ascii)
+        await app.run_async(mouse=False)
+        return app.return_code
+
+    with _screen_of_its_own():
+        return run(show()) or 0
+
+
+def _refuse_for_several(*, at: str | None, operate: bool) -> None:
+    """Raise `Rejected` for what is of one fleet alone."""
+    for option, is_given in (("--at", at is not None), ("--operate", operate)):
+        if is_given:
+            raise rejected("invalid-argument", f"{option} is about one fleet", next="give --nats once")
 
 
 def _need_a_screen() -> None:
