@@ -63,7 +63,9 @@ _NEXT: Final = {
     "service.queue.most": "say how many calls wait at a member, as {'most': 200} or --queue 200",
     "service.queue.wait_s": "say how long a call waits, as {'most': 200, 'wait_s': 10} or --queue 200,10s",
     "service.sleep_after_s": "give a time, as {'sleep_after_s': 300} or --sleep-after 5m, and GPUs of its own: --gpu 1",
-    "service.sleep_by": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave sleep_by out",
+    "service.wake_within_s": "say how soon a call has a member awake, as {'wake_within_s': 10} or --wake-within 10s",
+    "service.sleep_by.sleep": "give paths of the server, as --sleep-by /sleep?level=1,/wake_up",
+    "service.sleep_by.wake": "give paths of the server, as --sleep-by /sleep?level=1,/wake_up",
     "service.awake_s": "say how long a member keeps its GPUs, as {'awake_s': 30} or --awake-at-least 30s",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "service.output_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,answer=1GiB",
@@ -83,6 +85,8 @@ _NEXT_WITHOUT: Final = {
     " checkpoint_before_s out",
     "run.setup_s": "give the command: setup='…', --setup '…'; or leave setup_s out",
     "service.awake_s": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave awake_s out",
+    "service.wake_within_s": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave wake_within_s out",
+    "service.sleep_by": "let it sleep: sleep_after_s=300, --sleep-after 5m; or leave sleep_by out",
 }
 
 What = Request | Sequence[str] | Mapping[str, Any]

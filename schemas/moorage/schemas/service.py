@@ -249,6 +249,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     sleep_after_s: float = 0
     #: seconds for which a member that was woken keeps its GPUs, though another one that sleeps is called, 0..86400
     awake_s: float = AWAKE_S_DEFAULT
+    #: seconds in which a call is to have a member awake, 0..86400; 0 is any time. While no calls come, a member is
+    #: ended, sleeps or stays awake: the first of these from which it was seen to come back in that time
+    wake_within_s: float = 0
     #: requests that put its members' HTTP server to sleep and wake it, where no driver has to freeze it, as
     #: `{"sleep": {"path": "/sleep?level=1"}, "wake": {"path": "/wake_up"}}`; null: its driver freezes it
     sleep_by: SleepBy | None = None
@@ -288,10 +291,22 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
             return wrong
         if wrong := (None if self.http is None else self.http.trouble) or models_trouble(self.models):
             return wrong
+        if not 0 <= self.wake_within_s <= AWAKE_S_MAX:
+            message = f"wake_within_s must be 0..{AWAKE_S_MAX}"
+            return Trouble("service.wake_within_s", message, self.wake_within_s, f"0..{AWAKE_S_MAX}")
+        if self.wake_within_s and not self.sleep_after_s:
+            message = (
+                "wake_within_s says how soon a member that sleeps is to be awake, and without sleep_after_s none does"
+            )
+            return Trouble(
+                "service.wake_within_s", message, self.wake_within_s, f"{NONE} wake_within_s without sleep_after_s"
+            )
         if self.sleep_by is not None:
             if not self.sleep_after_s:
                 message = "its members sleep after some time without a call, and sleep_after_s says none"
-                return Trouble("service.sleep_by", message, quoted(self.sleep_by.sleep.path), f"{NONE} sleep_by")
+                return Trouble(
+                    "service.sleep_by", message, quoted(self.sleep_by.sleep.path), f"{NONE} sleep_by without it"
+                )
             if wrong := self.sleep_by.trouble:
                 return wrong
         if self.http is not None and self.batch is not None:

@@ -327,6 +327,13 @@ FIELDS: Final = (
         {"service": {"name": "embed"}, "gpu": {}},
     ),
     Field(
+        "service.wake_within_s",
+        "wake-within",
+        (one(9, "9s"), one(5400, "90m")),
+        (one(-1, "-1s"), one(86_401, "25h")),
+        {"service": {"name": "embed"}, "gpu": {}, "service.sleep_after_s": 90},
+    ),
+    Field(
         "service.sleep_by",
         "sleep-by",
         (

@@ -145,6 +145,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
         },
     ),
     "service.sleep_after_s": ("service", part(r"sleeps after (\w+)", seconds)),
+    "service.wake_within_s": ("service", part(r"woken within (\w+)", seconds)),
     "service.sleep_by": ("service", part(r"by requests ({.*}})", _requests)),
     "service.awake_s": ("service", part(r"awake (\w+) at least", seconds)),
     "service.pack": ("service", flag(", packed")),

@@ -97,6 +97,7 @@ def service_words(service: Mapping[str, Any] | None) -> str:
         f"takes {_size(service['input_bytes'])}" if "input_bytes" in service else "",
         f"answers {_size(service['output_bytes'])}" if "output_bytes" in service else "",
         f"sleeps after {exact(service['sleep_after_s'])} without a call" if service.get("sleep_after_s") else "",
+        f"woken within {exact(service['wake_within_s'])}" if service.get("wake_within_s") else "",
         f"by requests {_json(service['sleep_by'])}" if service.get("sleep_by") else "",
         f"awake {exact(service['awake_s'])} at least" if "awake_s" in service else "",
         "packed" if service.get("pack") else "",

@@ -479,6 +479,15 @@ class JobFlags:
             of="service.sleep_after_s",
         ),
     ] = None
+    wake_within: Annotated[
+        str | None,
+        Flag(
+            help="With --sleep-after: a call is to have a member awake in this time. While no calls come, a member "
+            "ends (with --replicas 0-N), sleeps or stays awake: the first from which it was seen to be back in time.",
+            value=DURATION,
+            of="service.wake_within_s",
+        ),
+    ] = None
     sleep_by: Annotated[
         str | None,
         Flag(
@@ -507,8 +516,8 @@ class JobFlags:
 
 NO_FLAGS: Final = JobFlags()
 #: options of a service that are durations, and their fields
-_SLEEPS: Final = {"sleep_after": "sleep_after_s", "awake_at_least": "awake_s"}
-#: the word of --same for ranks that share no label's value
+_SLEEPS: Final = {"sleep_after": "sleep_after_s", "awake_at_least": "awake_s", "wake_within": "wake_within_s"}
+#: the word of --same for ranks that share no label\'s value
 ANY_PLACE: Final = "any"
 #: what somebody at a command line means by a request that no worker could ever run: a slip
 ON_NO_MATCH: Final = "reject"

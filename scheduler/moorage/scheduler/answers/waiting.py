@@ -225,7 +225,8 @@ def _why_frozen(engine: Engine, job: Job) -> str:
             if member.freeze:
                 use = "it is called" if sleeps else "it uses its GPUs"
                 until, waking = use if member.wakes else "an operator resumes it", engine.sleeping.waking(member)
-                return f"it is frozen until {until}" + (f"; {waking}" if sleeps and waking else "")
+                told = filter(None, (waking, engine.sleeping.wakes(job))) if sleeps else ()
+                return "; ".join((f"it is frozen until {until}", *told))
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
             if is_over_limit(tenant, member):

@@ -200,7 +200,7 @@ class Engine:
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of, config.scale_up_s, config.scale_down_s,
-            self.sleeping.refused,
+            self.sleeping.refused, self.sleeping.rung,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
         self.unready = Unready(state, self.fleet, self.lifecycle)

@@ -286,6 +286,46 @@ def test_services_that_sleep_by_a_request_take_turns_where_no_driver_freezes_and
     assert models.drive.order("freeze", job="a")["kind"] == "done", "an operator has it sleep, too"
 
 
+def slow(models: Models, seconds: int) -> None:
+    """Memory takes so long to be back on the GPU."""
+    since: dict[int, int] = {}
+
+    def has_swapped(held: Any, order: Any) -> bool:
+        return order.on or models.drive.now - since.setdefault(order.n, models.drive.now) >= 1000 * seconds
+
+    models.worker.has_swapped = has_swapped
+
+
+def test_a_service_whose_wake_took_longer_than_it_may_stays_awake_and_a_quick_one_sleeps_again() -> None:
+    for takes_s, state in ((8, "RUNNING"), (2, "FROZEN")):
+        models = Models("a", service={"wake_within_s": 5})
+        slow(models, takes_s)
+        models.serve(13)
+        assert models.states() == ["FROZEN"], "nothing is known of its wake"
+        models.call("a")
+        models.serve(40)
+        assert models.states() == [state]
+        why = models.drive.explained("a")["why"]
+        if state == "RUNNING":
+            assert why == "it stays awake: a wake takes about 9 s, and is to take at most 5 s"
+        else:
+            assert why.endswith("; 1 of 1 wake took at most 5 s")
+
+
+@pytest.mark.parametrize(("cold_s", "within_s", "state"), [(4, 10, "QUEUED"), (20, 10, "FROZEN"), (4, 0, "FROZEN")])
+def test_a_service_that_starts_soon_enough_ends_instead_of_sleeping(cold_s: int, within_s: int, state: str) -> None:
+    models = Models(can={"process": Capabilities(answers_calls=True, freezes=True, reaches=True)})
+    run = {"driver": "process", "argv": ["serve"], "grace_s": 5, "ready": {"call": True}}
+    models.submit("a", run=run, replicas={"min": 0, "max": 2}, service={"wake_within_s": within_s})
+    models.drive.engine.offer(Wake("t", "a", "reply", json=True))
+    models.drive.settle()
+    models.drive.pass_time(1000 * cold_s)
+    models.drive.report("ready", "a")
+    models.call("a")
+    models.serve(150)
+    assert models.states() == [state]
+
+
 @pytest.mark.parametrize(
     ("freezes", "states", "words"),
     [(True, ["RUNNING", "FROZEN"], ["FREEZE", "RESUME"]), (False, ["FROZEN", "RUNNING"], ["FREEZE", "NOT_FROZEN"])],

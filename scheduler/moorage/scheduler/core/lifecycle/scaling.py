@@ -29,6 +29,7 @@ from moorage.scheduler.core.ledger.state import FROZEN, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.freezing import can_freeze
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.members import Old
+from moorage.scheduler.core.lifecycle.swaps import Rung
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group, Key
@@ -144,7 +145,7 @@ class Scaling:
     """Follows the calls of services. The queue places as many replicas as are wanted, see `Draft.rescaled`.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `refused(member)` says whether a member
-    that was to sleep could not be frozen.
+    that was to sleep could not be frozen; `rung(job)` what members do while no calls come.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class Scaling:
         up_s: float,
         down_s: float,
         refused: Callable[[Attempt], bool],
+        rung: Callable[[Job], Rung],
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -164,6 +166,7 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._refused = refused
+        self._rung = rung
         self._services: dict[int, _Service] = {}  # by job number
         #: numbers of the jobs that had members above `min` when their calls were last looked at
         self.above: set[int] = set()
@@ -343,8 +346,9 @@ class Scaling:
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
         is_over = needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms
         if wanted == 1 and request.service is not None and request.service.sleep_after_s:
-            if request.sleeps and self._can_freeze(members, request):
-                return False  # it sleeps
+            rung = self._rung(job)
+            if rung == "stays" or (rung == "sleeps" and request.sleeps and self._can_freeze(members, request)):
+                return False
             quiet_ms = service.quiet_ms(mono_ms) if answering == len(members) else 0
             is_over = not scale.min and quiet_ms >= request.service.sleep_after_s * 1000
             why = f"no call for {many(quiet_ms // 1000, 'second')}"
@@ -380,8 +384,9 @@ class Scaling:
         full, filled = (math.ceil(busy / (places * part)) if busy > _NO_CALLS else 0 for part in (FULL, FILLED))
         needs = max(full, min(filled, wanted))
         why = f"{busy:.1f} calls at a time, and a member runs {places:g}"
-        if service.called_ms is not None and mono_ms - service.called_ms < self._down_ms:
-            needs = max(1, needs)
+        keeps_ms = min(self._down_ms, round(1000 * spec.sleep_after_s)) if spec.sleep_after_s else self._down_ms
+        if service.called_ms is not None and mono_ms - service.called_ms < keeps_ms:
+            needs = max(1, needs)  # else a last member that has ended sooner would begin anew
         if service.pressed:
             if answering >= wanted:  # else the members that start will help
                 needs = max(needs, answering + 1)

@@ -26,12 +26,13 @@ from moorage.scheduler.core.ledger.state import (
     RESUME,
     RUNNING,
     Attempt,
+    Job,
     State,
 )
 from moorage.scheduler.core.lifecycle.freezing import write_freeze
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.scaling import member_of
-from moorage.scheduler.core.lifecycle.swaps import Swaps
+from moorage.scheduler.core.lifecycle.swaps import Rung, Swaps
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import NO_RAM
@@ -60,8 +61,8 @@ class _Heard:
     """What one member has said last, and was told. Times are monotonic milliseconds."""
 
     __slots__ = (
-        "asked", "awake_ms", "began", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member",
-        "told", "told_ms", "vain",
+        "asked", "awake_ms", "began", "called_ms", "calls_ms", "freezes_ms", "is_frozen", "is_refused", "load",
+        "member", "told", "told_ms", "vain",
     )  # fmt: skip
 
     def __init__(self, member: Attempt, load: MemberLoad | None, mono_ms: int) -> None:
@@ -73,6 +74,7 @@ class _Heard:
         self.vain = 0  # how often it was to be frozen for another one, and was not
         self.freezes_ms: int | None = None  # since when its worker is to freeze it
         self.is_frozen = False  # as of the last look
+        self.calls_ms: int | None = None  # since when a call waits for it to be awake
         self.began = False  # it has said in this turn that it begins calls: it knows of its turn
         self.is_refused = False  # callers that cannot wait for it were refused while it rests: they call again
         self.told: Turn | None = None
@@ -217,9 +219,27 @@ class Sleeping:
         heard = self._heard.get(member.name)
         return heard is not None and not heard.is_called and bool(self.stays_awake(member))
 
+    def rung(self, job: Job) -> Rung:
+        """Return what members of a service do while no calls come, so that the next one has a member in its time."""
+        request = self._lifecycle.request_of(job)
+        within_ms = round(1000 * request.service.wake_within_s) if request.service is not None else 0
+        return self.swaps.rung(job.num, within_ms, may_end=request.ends_idle)
+
+    def wakes(self, job: Job) -> str:
+        """Return how often calls woke members in this term within the time that the service names; "" for none."""
+        wakes, request = self.swaps.wakes(job.num), self._lifecycle.request_of(job)
+        if not wakes.times or request.service is None or not request.service.wake_within_s:
+            return ""
+        return f"{wakes.within} of {many(wakes.times, 'wake')} took at most {request.service.wake_within_s:g} s"
+
     def stays_awake(self, member: Attempt) -> str:
         """Return why a member runs on that was to be frozen since its last call; "" if it was not, or is to be yet."""
         heard = self._heard.get(member.name)
+        if member.replica.state == RUNNING and self.rung(member.replica.job) == "stays":
+            service = self._lifecycle.request_of(member.replica.job).service
+            assert service is not None
+            in_s = math.ceil(self.swaps.of(member.replica.job.num).in_ms / 1000)
+            return f"a wake takes about {in_s} s, and is to take at most {service.wake_within_s:g} s"
         if heard is None or not heard.asked or member.freeze:
             return ""
         return (member.not_frozen or "not frozen") if member.replica.state == RUNNING else ""
@@ -272,6 +292,7 @@ class Sleeping:
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
                 if state == RUNNING:  # its worker has not said that it cannot be frozen
                     heard.vain = max(0, heard.vain - 1)
+                heard.calls_ms = mono_ms
                 write_freeze(draft, member, RESUME, "it is called")
                 self.is_called = True  # another one may have to give up its devices for it
             return
@@ -286,6 +307,11 @@ class Sleeping:
         request = self._lifecycle.request_of(member.replica.job)
         spec = request.service
         assert spec is not None
+        if heard.calls_ms is not None:
+            self.swaps.woke(member.replica.job.num, mono_ms - heard.calls_ms, round(1000 * spec.wake_within_s))
+            heard.calls_ms = None
+        if member.ready_ms and member.ever_ready and not member.has_frozen:
+            self.swaps.started(member.replica.job.num, member.fence, member.ready_ms - member.began_ms)
         if why := self._why_freeze(heard, spec, request.workload.grace_s, mono_ms):
             if self._is_needed(member):
                 if heard.vain >= VAIN_MAX and self._is_guest(member):
@@ -341,6 +367,8 @@ class Sleeping:
             return "the service that sleeps on its GPUs is called" if awake_ms >= least_ms else ""
         quiet_ms = mono_ms - heard.called_ms
         if heard.is_called or heard.asked or quiet_ms < spec.sleep_after_s * 1000:
+            return ""
+        if self.rung(member.replica.job) != "sleeps":
             return ""
         return f"no call for {many(quiet_ms // 1000, 'second')}"
 
