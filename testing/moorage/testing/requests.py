@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -235,7 +235,7 @@ FIELDS: Final = (
         "fair_key",
         "fair-key",
         (one("ana", "ana"), one("customer 7/é", "customer 7/é"), one("k" * 64, "k" * 64)),
-        (one("k" * 65, "k" * 65), *unsaid("a\tb", 7)),
+        (one("k" * 65, "k" * 65), *unsaid("a\tb", 7), Value(TEXT_ALONE, ("",)), Value(TEXT_ALONE, (" ",))),
     ),
     Field(
         "retry",
@@ -569,6 +569,12 @@ FIELDS: Final = (
     Field("run.calls", "calls", (Value(True, ()),), (one("maybe", "maybe"), *unsaid(1))),
 )
 
+#: fields that decide neither where a job runs nor how long, and how often a world's request has each of them
+BESIDE: Final = ("labels", "run.env", "events")
+BESIDE_PART: Final = 0.2
+#: a job that no world has
+NOBODYS: Final = "nobodys"
+
 _OPTIONS: Final = {field.path: field for field in reversed(FIELDS) if field.option}
 
 
@@ -644,6 +650,39 @@ def drawn(seed: int) -> Drawn:
             said = tried
             names = {each.path for each, _ in said}
     return Drawn(tuple(said))
+
+
+def some_of(whole: Drawn, rng: random.Random, but: Collection[str] = ()) -> Drawn:
+    """Return some of the fields of a request, which go together by themselves, none of them in `but`."""
+    kept = Drawn(())
+    part = rng.choice((0.1, 0.3, 0.7))
+    for said in whole.said:
+        tried = Drawn((*kept.said, said))
+        if said[0].path.split(".")[0] not in but and rng.random() < part and trouble_of(tried.body) is None:
+            kept = tried
+    return kept
+
+
+def beside(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request of a world with some of the fields that decide neither where nor how long it runs.
+
+    They are drawn by the request itself, so that the draws of its world stay as they are.
+    """
+    made, rng = dict(body), random.Random(repr(sorted(body.items())))
+    for field in FIELDS:
+        is_plain = field.option != "secret"  # of which not every host knows
+        if field.path in BESIDE and is_plain and rng.random() < BESIDE_PART:
+            tried = with_value(made, field.path, rng.choice(field.good).wire)
+            made = tried if trouble_of(tried) is None else made
+    return made
+
+
+def after_of(rng: random.Random, newest: list[str], unknown: float = 0.0) -> list[dict[str, str]]:
+    """Return for which of these jobs a request waits, one to three, and in `unknown` of all cases for `NOBODYS`."""
+    names = rng.sample(newest, min(len(newest), rng.choice((1, 1, 2, 3))))
+    if unknown and rng.random() < unknown:
+        names.append(NOBODYS)
+    return [{"job": name, "when": rng.choice(("succeeded", "succeeded", "any", "failed"))} for name in names]
 
 
 def trouble_of(body: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.schemas.job import TERMINAL
+from moorage.testing.requests import beside
 from tests.release.chaos.judge import Outcome, Planned
 from tests.system.live.stack import Caller, request
 
@@ -117,7 +118,7 @@ class Tenant:
             job, "/bin/sh", "-c", SCRIPT, gpu=gpu, retries_on_lost=_RETRIES, run={"env": environment, "grace_s": 0.3},
             **more,
         )  # fmt: skip
-        return body, Planned(self.caller.tenant, job, more.get("replicas", 1), bool(gang), may_be_cancelled)
+        return beside(body), Planned(self.caller.tenant, job, more.get("replicas", 1), bool(gang), may_be_cancelled)
 
     def _take(self, planned: Planned, answer: dict[str, Any]) -> None:
         assert answer["kind"] == "accepted", answer

@@ -14,24 +14,20 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import AT_MS, WHY, Job, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES, TERMINAL, After
+from moorage.testing.requests import NOBODYS, after_of
 
 #: of the requests, those that name others; and of the names, those that nobody has
 ASKED: Final = 0.3
 UNKNOWN: Final = 0.1
-_WHENS: Final = ("succeeded", "succeeded", "any", "failed")
 
 
 def some_of(chance: random.Random, names: list[str]) -> list[dict[str, str]]:
     """What a request says: one to three of the newest names, and now and then one of nobody's."""
-    newest = names[-10:]
-    chosen = chance.sample(newest, min(len(newest), chance.choice((1, 1, 2, 3))))
-    if chance.random() < UNKNOWN:
-        chosen.append("nobodys")
-    return [{"job": name, "when": chance.choice(_WHENS)} for name in chosen]
+    return after_of(chance, names[-10:], UNKNOWN)
 
 
 def is_known_to_all(asked: list[dict[str, Any]]) -> bool:
-    return all(each["job"] != "nobodys" for each in asked)
+    return all(each["job"] != NOBODYS for each in asked)
 
 
 class Afters:

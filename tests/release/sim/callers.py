@@ -12,6 +12,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.schemas.subjects import Subjects
+from moorage.testing.requests import beside
 from tests.release.sim.judge import Judge
 
 SUBJECTS: Final = Subjects()
@@ -135,4 +136,4 @@ def request(rng: random.Random, job: str) -> dict[str, Any]:
         body["deadline_s"] = rng.choice((5, 60))
     if rng.random() < 0.1:
         body["start_within_s"] = rng.choice((1, 20))
-    return body
+    return beside(body)

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATE_TABLE
-from moorage.testing.requests import Drawn, drawn, trouble_of
+from moorage.testing.requests import drawn, some_of
 from tests.unit.scheduler.driving import Driving
 
 ENDED: Final = {row.name for row in STATE_TABLE if row.terminal}
@@ -23,24 +23,13 @@ JOBS: Final = 12
 OF_A_SITE: Final = {"after", "if_seq", "again_of", "instead_of"}
 
 
-def some_of(whole: Drawn, rng: random.Random) -> Drawn:
-    """Return some of the fields of a request, which go together by themselves."""
-    kept = Drawn(())
-    part = rng.choice((0.1, 0.3, 0.7))
-    for said in whole.said:
-        tried = Drawn((*kept.said, said))
-        if said[0].path.split(".")[0] not in OF_A_SITE and rng.random() < part and trouble_of(tried.body) is None:
-            kept = tried
-    return kept
-
-
 def play(seed: int) -> dict[str, int]:
     """Play one world; return how many of its requests were accepted, refused and placed."""
     rng, drive = random.Random(seed), Driving.with_hosts(8, 4, 1)
     counts = {"accepted": 0, "refused": 0, "placed": 0}
     names = list[str]()
     for number in range(JOBS):
-        body = {**some_of(drawn(seed * JOBS + number), rng).body, "job": f"j{number}", "on_no_match": "wait"}
+        body = {**some_of(drawn(seed * JOBS + number), rng, OF_A_SITE).body, "job": f"j{number}", "on_no_match": "wait"}
         reply = drive.offer_submit(f"j{number}", body=msgspec.json.encode(body))
         drive.tick()
         answer = drive.answers[reply]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.schemas.frames import NOT_HERE, NOT_PERMITTED
+from moorage.testing.requests import after_of, beside
 from tests.release.workloads.themes import (
     ADDED,
     ADDED_FROM,
@@ -262,7 +263,7 @@ class Draw:
             fields["driver_config"] = {fields["run"]["driver"]: {"gpu_device_ids": ids}}
         if (gpu or {}).get("scheduling") != "gang":
             self._number(fields)
-        return fields
+        return beside(fields)
 
     def _number(self, fields: dict[str, Any]) -> None:
         """Replicas under numbers of their own, and bounds of how many run and fail."""
@@ -285,15 +286,10 @@ class Draw:
                 fields["run"] = fields["run"] | {"timeout_s": self.pick(1, 2, 60, 3_600)}
             self.jobs += 1
             if self.may("after") and (earlier := self.of.get(tenant)):
-                fields = fields | {"after": self._after(earlier)}
+                fields = fields | {"after": after_of(self.random, earlier[-8:])}
             if "after" in self.odds:
                 self.of.setdefault(tenant, []).append(f"j{self.jobs}")
             self.add("submit", tenant=tenant, job=f"j{self.jobs}", fields=fields)
-
-    def _after(self, earlier: list[str]) -> list[dict[str, str]]:
-        newest = earlier[-8:]
-        names = self.random.sample(newest, min(len(newest), self.pick(1, 1, 2, 3)))
-        return [{"job": name, "when": self.pick("succeeded", "succeeded", "any", "failed")} for name in names]
 
     # ------------------------------------------------------------------------------------------------- what else
 

@@ -240,7 +240,13 @@ async def test_a_token_that_goes_into_a_file_is_its_owners_alone(tmp_path: Path)
             assert await process.wait() == 0
         assert (tmp_path / "spot.token").stat().st_mode & 0o777 == 0o600
         assert os.stat(site.folder / "tokens.json").st_mode & 0o777 == 0o600
-        for line in (["pool=rest"], ["spot"], ["pool=spot", "--uses", "0"], ["pool=spot", "--until", "never"]):
+        for line in (
+            ["pool=rest"],
+            ["spot"],
+            ["pool=spot", "--uses", "0"],
+            ["pool=spot", "--until", "never"],
+            ["--uses", "2"],
+        ):
             refused = await ran(site, "admin", "token", str(site.folder), *line)
             assert (refused.code != 0, refused.out) == (True, ""), line
 

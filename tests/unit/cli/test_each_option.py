@@ -22,12 +22,14 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.handler import not_finite
 from moorage.schemas.job import Request
 from moorage.testing.requests import (
+    BESIDE,
     FIELDS,
     TEXT_ALONE,
     Drawn,
     Field,
     Value,
     alone,
+    beside,
     drawn,
     paths_of_requests,
     values_of,
@@ -291,3 +293,20 @@ def test_a_job_in_a_container_without_an_image_is_told_to_name_one(capsys: pytes
         _dry(capsys, "--driver=docker", "--", "true")
     with pytest.raises(Refusal, match="fix: give a driver that runs images"):
         _dry(capsys, "--image=a:1", "--", "true")
+
+
+def test_requests_of_worlds_have_fields_beside_that_decide_nothing() -> None:
+    first = {path.partition(".")[0] for path in BESIDE} - {"run"}
+    met = set[str]()
+    for seed in range(60):
+        body = {"job": f"j{seed}", "gpu": {"count": 2}, "run": {"argv": ["a"], "env": {"LINES": "3"}}}
+        made = beside(body)
+        decode_request(encode(made))
+        assert beside(body) == made, "drawn by the request itself"
+        assert {name: value for name, value in made.items() if name not in (*first, "run")} == {
+            "job": f"j{seed}", "gpu": {"count": 2},
+        }  # fmt: skip
+        assert made["run"]["argv"] == ["a"]
+        assert made["run"]["env"].items() >= {"LINES": "3"}.items()
+        met |= made.keys() | ({"env"} if len(made["run"]["env"]) > 1 else set())
+    assert met >= first | {"env"}

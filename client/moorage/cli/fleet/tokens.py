@@ -128,7 +128,7 @@ def token(
         if revoke is not None:
             return _revoke(site, revoke)
         name = pool.removeprefix("pool=")
-        if not pool:
+        if not pool and (uses, until, gpus) == (1, UNTIL_DEFAULT, None):
             with _tokens(site) as known:
                 return _list(known, options)
         if not pool.startswith("pool=") or not name or not 1 <= uses <= USES_MAX or (gpus is not None and gpus < 0):

@@ -165,7 +165,7 @@ def ready(text: str) -> dict[str, Any]:
 
 def retry(texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of --retry. Raises `Rejected`."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for text in texts:
         said, comma, pause = text.partition(",pause=")
         causes, colon, times = said.rpartition(":")
@@ -176,6 +176,12 @@ def retry(texts: Sequence[str]) -> list[dict[str, Any]]:
                 next="for example --retry oom:2 --retry exit:137,lost:5,pause=30s; --retries 3 for any failure",
             )  # fmt: skip
         row: dict[str, Any] = {"on": causes.split(","), "times": int(times[:8])}
+        named = [cause for each in (*rows, row) for cause in each["on"]]
+        if twice := next((cause for cause in named if named.count(cause) > 1), ""):
+            raise rejected(
+                "invalid-argument", f"--retry has {twice} twice, and the first row alone would count",
+                field="$.retry", found=text, next="leave one out",
+            )  # fmt: skip
         if comma:
             row["pause_s"] = _pause(pause)
         rows.append(row)
@@ -245,9 +251,16 @@ def labels(texts: Sequence[str]) -> dict[str, str]:
 
 def data_sources(texts: Sequence[str]) -> dict[str, str]:
     """Return the sources of --data, by name; of files here an address that stands for theirs. Raises `Rejected`."""
-    return {
-        name: f"object:{'0' * 64}" if is_here(source) else source for name, source in pairs("data", texts, "SOURCE")
-    }
+    found = {}
+    for name, source in pairs("data", texts, "SOURCE"):
+        if source and source[0] not in "/." and ":" not in source:
+            raise rejected(
+                "invalid-argument", "--data: data must name a source", field=f"$.run.data.{name}", found=source,
+                allowed="./path here, /path on the worker, https://…, s3://…, hf:org/name@revision, job:ID/path",
+                next=f"of a file or folder here: --data {name}=./{source}",
+            )  # fmt: skip
+        found[name] = f"object:{'0' * 64}" if is_here(source) else source
+    return found
 
 
 def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> dict[str, Any]:
@@ -258,6 +271,16 @@ def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> di
     if on:
         requires[HOST_NAME] = list(on)
     return ({"requires": requires} if requires else {}) | ({"where": where} if where else {})
+
+
+def fair_key(text: str) -> str:
+    """Return the key of --fair-key. Raises `Rejected` for none, as of a variable that is not set."""
+    if not text.strip():
+        raise rejected(
+            "invalid-argument", "--fair-key is empty", field="$.fair_key", found=text,
+            next="name a user or a customer, or leave it out",
+        )  # fmt: skip
+    return text
 
 
 def uses(texts: Sequence[str]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from moorage.cli.jobs.flag_values import (
     after,
     array,
     data_sources,
+    fair_key,
     labels,
     max_failed,
     mebibytes,
@@ -227,6 +228,7 @@ class JobFlags:
         Flag(
             help="For whom of your tenant it is, as a user or a customer: keys that wait share what the tenant gets.",
             value="KEY",
+            reads=fair_key,
         ),
     ] = None
     label: Annotated[
