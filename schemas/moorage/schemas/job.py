@@ -160,13 +160,15 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     keep: list[str] = []
     #: a folder below the attempt's folder, a file, or a link there to one of these, that is stored while an attempt
     #: runs, and when it ends, as far as its grace allows; the replica's next attempt has the newest from its start. The
-    #: newest two of a replica are kept, for a week, or until it has succeeded. Ranks of a gang have none
+    #: newest two of a replica are kept, for a week, or until it has succeeded
     checkpoint: str | None = None
     #: seconds after which the checkpoint is stored again while the attempt runs, once it has changed and then been
     #: quiet for a moment; at once when the job touches the file in `MOORAGE_CHECKPOINT_NOW`. 0: at its end alone
     checkpoint_every_s: float = 600.0
     #: text with one `(\d+)` in it, which finds the step in the names of the checkpoint's files and folders, as
-    #: `step-(\d+)`; the largest counts
+    #: `step-(\d+)`; the largest counts. Without it what counts of a gang is what all ranks had at a moment before which
+    #: none of their checkpoints changed, for ten seconds or a quarter of `checkpoint_every_s`; its step is then the
+    #: number of that moment
     checkpoint_step: str | None = None
     #: command line for `/bin/sh -c` that prepares a worker, before the first attempt that starts there. It runs as the
     #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder
@@ -925,10 +927,6 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             if value is not None:
                 message = f"ranks of a gang run together and are numbered from 0 on, so it has no {field}"
                 return Trouble(field, message, str(value), "leave it out, or no gang")
-        run = self.workload
-        if run.checkpoint is not None and run.checkpoint_step is None and self.copies > 1:
-            message = "ranks of a gang begin at one step, so their checkpoints need checkpoint_step"
-            return Trouble("run.checkpoint", message, quoted(run.checkpoint[:80]), r"checkpoint_step step-(\d+)")
         return None
 
     @property

@@ -34,6 +34,9 @@ PAUSE_S: Final = 0.05
 #: a host dies so long after all ranks began to run, at most
 MOMENT_S: Final = 6.0
 WAIT_S: Final = 150.0
+#: trainings whose folder names no step save less often, so that all ranks are quiet at some moments
+MOMENTS: Final[dict[str, Any]] = {"checkpoint_step": None, "checkpoint_every_s": 2.0}
+EVERY: Final = {True: 30, False: 5}
 _GANG: Final[dict[str, Any]] = {"scheduling": "gang", "model": "H100", "distinct_hosts": True}
 
 
@@ -48,7 +51,8 @@ class Outcome(msgspec.Struct):
 
 
 class _World:
-    def __init__(self, made: Stack, acme: Caller, rng: random.Random, deaths: int) -> None:
+    def __init__(self, made: Stack, acme: Caller, rng: random.Random, deaths: int, moments: bool) -> None:
+        self._moments = moments
         self.undisturbed: list[str] = []
         self._made, self._acme, self._rng = made, acme, rng
         self._left = deaths
@@ -63,7 +67,8 @@ class _World:
     async def _submit(self, pause_s: float) -> str:
         job = f"gang{next(self._names)}"
         fields = {"replicas": RANKS, "gpu": _GANG, "retries": 1000, "retries_on_lost": 1000}
-        await self._acme.submit(job, *gang_training(STEPS, pause_s), run=asked(), **fields)
+        run = asked(**MOMENTS) if self._moments else asked()
+        await self._acme.submit(job, *gang_training(STEPS, pause_s, EVERY[self._moments]), run=run, **fields)
         return job
 
     async def digests(self, pause_s: float) -> list[str]:
@@ -124,12 +129,14 @@ class _World:
         return True
 
 
-async def world(server: Server, prefix: str, seed: int, deaths: int, gangs: int = 2) -> Outcome:
+async def world(
+    server: Server, prefix: str, seed: int, deaths: int, gangs: int = 2, *, moments: bool = False
+) -> Outcome:
     """Run so many deaths over `gangs` gangs at once, and return what has happened. Raises AssertionError."""
     async with stack(server, prefix) as made, caller(made) as acme:
         await made.scheduler(config=BRIEF)
         await acme.leader()
-        of = _World(made, acme, random.Random(seed), deaths)
+        of = _World(made, acme, random.Random(seed), deaths, moments)
         for _ in range(gangs * RANKS + 1):
             await of.host()
         of.undisturbed = await of.digests(0)
@@ -144,11 +151,19 @@ async def main() -> None:
     parser.add_argument("--deaths", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gangs", type=int, default=2)
+    parser.add_argument("--moments", action="store_true", help="no names with steps: what all had as none wrote")
     asked_for = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = await EmbeddedServer.start(Path(folder))
         try:
-            found = await world(server, f"d{secrets.token_hex(4)}", asked_for.seed, asked_for.deaths, asked_for.gangs)
+            found = await world(
+                server,
+                f"d{secrets.token_hex(4)}",
+                asked_for.seed,
+                asked_for.deaths,
+                asked_for.gangs,
+                moments=asked_for.moments,
+            )
         finally:
             await server.stop()
     print(

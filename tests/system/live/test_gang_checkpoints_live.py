@@ -25,6 +25,15 @@ async def test_a_gang_of_which_a_host_dies_goes_on_from_one_step_of_all_ranks(
 
 
 @pytest.mark.slow
+@pytest.mark.long
+async def test_a_gang_that_names_no_steps_goes_on_from_what_all_ranks_had_as_none_wrote(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    found = await world(nats_server, unique, seed=4, deaths=2, gangs=1, moments=True)
+    assert found.deaths == 2
+
+
+@pytest.mark.slow
 async def test_ranks_that_save_and_exit_at_a_step_go_on_from_it_and_one_whose_set_is_gone_refuses_the_start(
     nats_server: EmbeddedServer, unique: str
 ) -> None:

@@ -434,9 +434,9 @@ def began_words(shown: ShownJob) -> str:
     """Return from which checkpoints the running attempts of a job began: `the checkpoint of 2026-11-20T14:03:02Z`."""
     of = {row.replica: row.checkpoint for row in shown.replica_states if row.checkpoint is not None}
     found = {
-        replica: f"the checkpoint of {utc(each.from_ms)}{_step_words(each.from_step)}"
+        replica: f"the checkpoint of {utc(each.from_ms)}{_step_words(shown, each.from_step)}"
         if each.from_ms is not None
-        else f"the checkpoint of attempt {each.from_attempt}{_step_words(each.from_step)}"
+        else f"the checkpoint of attempt {each.from_attempt}{_step_words(shown, each.from_step)}"
         for replica, each in of.items()
         if each.from_attempt is not None
     }
@@ -449,7 +449,9 @@ def stored_words(shown: ShownJob) -> str:
     for row in shown.replica_states:
         if (each := row.checkpoint) is not None:
             stored = (
-                "" if each.stored_ms is None else f"the checkpoint of {utc(each.stored_ms)}{_step_words(each.step)}"
+                ""
+                if each.stored_ms is None
+                else f"the checkpoint of {utc(each.stored_ms)}{_step_words(shown, each.step)}"
             )
             failed = f"none{' since' if stored else ''}: {each.not_stored}" if each.not_stored else ""
             if words := "; ".join(filter(None, (stored, failed))):
@@ -457,8 +459,10 @@ def stored_words(shown: ShownJob) -> str:
     return _by_replica(found, shown)
 
 
-def _step_words(step: int | None) -> str:
-    return "" if step is None else f", step {step}"
+def _step_words(shown: ShownJob, step: int | None) -> str:
+    """Return the step that the job's own names say: without them that of a gang is a moment."""
+    is_moment = shown.request is not None and shown.request.workload.checkpoint_step is None
+    return "" if step is None or is_moment else f", step {step}"
 
 
 def _by_replica(found: dict[int, str], shown: ShownJob) -> str:

@@ -465,9 +465,9 @@ async def test_a_checkpoint_may_be_a_file_or_a_link_to_a_file_or_a_folder_and_co
             await of.restore(evil, str(own), "ck", MIB, None)
 
 
-def gang(number: int, script: str, checkpoints: Sequence[tuple[int, str]] = ()) -> Place:
+def gang(number: int, script: str, checkpoints: Sequence[tuple[int, str]] = (), **more: Any) -> Place:
     """The placement of rank 0 of a gang of two, which begins at once."""
-    run = {**RUN, "checkpoint_step": r"step-(\d+)"}
+    run = {**RUN, "checkpoint_step": r"step-(\d+)", **more}
     request = body(script, run=run, gpu={"scheduling": "gang"}, replicas=2)
     of = place(("acme", "a", 0, number, 10 + number), request, (number % 4,))
     return msgspec.structs.replace(of, accepted_ms=7, checkpoints=[*checkpoints], untold=0)
@@ -581,3 +581,42 @@ async def test_what_an_earlier_attempts_set_has_stays_while_that_set_counts(
         await leader.want("w1", gang(3, "cat ck/step-1; exit 0", [(1, first)]))
         assert (await leader.await_report("w1", "exited", ("acme", "a", 0, 3, 13))).code == 0
         assert "one\n" in [frame["text"] for _, frame in leader.output if frame["attempt"] == 3]
+
+
+async def test_ranks_without_steps_store_what_was_quiet_at_moments_and_what_they_leave_as_they_exit_by_themselves(
+    nats_url: str, unique: str
+) -> None:
+    def by_moments(number: int, script: str, checkpoints: Sequence[tuple[int, str]] = ()) -> Place:
+        return gang(number, script, checkpoints, checkpoint_step=None, checkpoint_every_s=1.0)
+
+    def steps(number: int) -> list[int]:
+        reports = [each for each in leader.seat("w1").reports if each.attempt == number]
+        return [each.code or 0 for each in reports if each.kind == "started" and each.checkpoint]
+
+    async with (
+        bucket(nats_url, unique, checkpoints=True),
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        busy = "mkdir ck; for n in $(seq 70); do echo $n >> ck/last; sleep 0.05; done"
+        await leader.want("w1", by_moments(1, f"{busy}; sleep 600"))
+        name = ("acme", "a", 0, 1, 11)
+        refused = "it changed shortly before each of 3 moments"
+        await until(lambda: any(refused in each.detail for each in leader.seat("w1").reports), what="that none counts")
+        assert steps(1) == []
+        await until(lambda: len(steps(1)) == 3, what="each place has a moment")
+        one, two, three = steps(1)
+        assert one < two < three < checkpoint_watch.AT_END
+        await leader.want("w1", End(*name, why="cancel", grace_s=5.0))
+        exited = await leader.await_report("w1", "exited", name)
+        assert exited.checkpoint
+        assert len(steps(1)) == 3, "it was ended, perhaps as it wrote"
+        await leader.want("w1", by_moments(2, "[ -s ck/last ] && echo 2 > ck/last; exit 75", [(1, exited.checkpoint)]))
+        exited = await leader.await_report("w1", "exited", ("acme", "a", 0, 2, 12))
+        assert steps(2)[-1] == checkpoint_watch.AT_END
+        assert exited.checkpoint
+        await leader.want("w1", by_moments(3, "cat ck/last; exit 1", [(2, exited.checkpoint)]))
+        await leader.await_report("w1", "exited", ("acme", "a", 0, 3, 13))
+        output = "".join(frame["text"] for _, frame in leader.output if frame["attempt"] == 3)
+        assert output == "2\n"
+        assert checkpoint_watch.AT_END not in steps(3)

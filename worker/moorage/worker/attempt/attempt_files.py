@@ -37,6 +37,8 @@ CODE_NOT_KEPT: Final = 1
 STORE_S_MAX: Final = 300.0
 #: and how long storing what it reported may
 REPORTS_S_MAX: Final = 5.0
+#: how a program ends that has saved and is to go on: EX_TEMPFAIL of sysexits.h
+TRY_AGAIN: Final = 75
 #: attempts before one whose checkpoints are looked for
 EARLIER_MAX: Final = 16
 #: rescues of one driver under way at once, and those whose outcome nobody has asked for yet
@@ -199,7 +201,8 @@ class AttemptFiles:
                 self._watches[name] = watch  # it ended without an agent
             self._checkpoints[name] = self._watches[name].digest if name in self._watches else ""
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
-        work = self._keep(name, is_good=(code, why) == (0, "exit"))
+        by_itself = why == "exit" and code in (0, TRY_AGAIN)
+        work = self._keep(name, is_good=(code, why) == (0, "exit"), by_itself=by_itself)
         self._storing[name] = asyncio.get_running_loop().create_task(work)
         return self._stored(name, code, why, seconds)
 
@@ -213,7 +216,7 @@ class AttemptFiles:
         values = self._reported.pop(name, None)
         return {} if values is None else {name: values}
 
-    async def _keep(self, name: AttemptName, *, is_good: bool) -> None:
+    async def _keep(self, name: AttemptName, *, is_good: bool, by_itself: bool) -> None:
         """Store the files to keep, and a checkpoint if another attempt may follow.
 
         What is stored first is what matters more: after a bad end the checkpoint.
@@ -226,7 +229,7 @@ class AttemptFiles:
                 return
             raise FilesUnavailable("this worker stores no files")
         if not is_good:
-            await self._keep_checkpoint(self._files, name)
+            await self._keep_checkpoint(self._files, name, by_itself=by_itself)
         if keep:
             also = kept_object(job, replica) if is_good else ""
             try:
@@ -234,11 +237,11 @@ class AttemptFiles:
                 await self._files.keep(tenant, own, folder, keep, also, accepted_ms)
             except NotKept:  # then the attempt counts as failed
                 if is_good:
-                    await self._keep_checkpoint(self._files, name)
+                    await self._keep_checkpoint(self._files, name, by_itself=by_itself)
                 raise
         self._kept.add(name)
         if is_good and self._folders.goes_on(name):
-            await self._keep_checkpoint(self._files, name)
+            await self._keep_checkpoint(self._files, name, by_itself=by_itself)
         elif is_good and self._folders.checkpoint(name) and not self._folders.ranks(name):
             until = attempt + (name in self._watches)  # its own, too
             self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, until)
@@ -262,7 +265,7 @@ class AttemptFiles:
             except (MoorageError, TimeoutError) as error:  # they are no result: the attempt ends as it did
                 log.warning("what job %s reported is not stored: %s", job, error)
 
-    async def _keep_checkpoint(self, files: JobFiles, name: AttemptName) -> None:
+    async def _keep_checkpoint(self, files: JobFiles, name: AttemptName, *, by_itself: bool) -> None:
         tenant, job, replica, attempt, _ = name
         checkpoint, accepted_ms = self._folders.checkpoint(name), self._folders.accepted_ms(name)
         if not checkpoint:
@@ -275,7 +278,7 @@ class AttemptFiles:
             if self._folders.ranks(name):
                 if watch is None:
                     raise NotKept("this worker stores no sets")
-                self._checkpoints[name] = await watch.end()
+                self._checkpoints[name] = await watch.end(by_itself=by_itself)
                 del self._unstored[name]
                 return
             if watch is not None:

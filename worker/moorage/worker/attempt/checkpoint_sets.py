@@ -98,6 +98,10 @@ class Pace:
         time.sleep(wait_s)
 
 
+#: what finds the step of a set in its names, the step itself, or None for none
+Step = re.Pattern[str] | int | None
+
+
 class Seen(NamedTuple):
     """What a look at a folder has found of one entry."""
 
@@ -334,10 +338,12 @@ class SetsStore:
         checkpoint: str,
         last: Manifest | None,
         pace: Pace,
-        step: re.Pattern[str] | None,
+        step: Step,
         others: Sequence[Manifest] = (),
+        only: frozenset[object] | None = None,
     ) -> KeptSet | None:
-        """Store the folder `checkpoint` of an attempt's folder as a set under this name; None if it is empty.
+        """Store the folder `checkpoint` of an attempt's folder as a set under this name; None if it is empty, or not
+        `only` as these marks say.
 
         `last` is the newest set, whose files are not sent again. `others` stay beside it, and count with it. Raises
         NotKept: then nothing that was sent for it is left, as far as it can be removed.
@@ -348,7 +354,7 @@ class SetsStore:
             async with asyncio.timeout(SET_S_MAX):
                 for left in reversed(range(TRIES_MAX)):
                     try:
-                        stored = await self._put(name, folder, checkpoint, last, pace, step, sent, others)
+                        stored = await self._put(name, folder, checkpoint, last, pace, step, sent, others, only)
                         return stored
                     except (_Changed, FileNotFoundError) as error:
                         if not left:
@@ -372,15 +378,16 @@ class SetsStore:
         checkpoint: str,
         last: Manifest | None,
         pace: Pace,
-        step: re.Pattern[str] | None,
+        step: Step,
         sent: dict[tuple[str, int, int], Entry],
         others: Sequence[Manifest],
+        only: frozenset[object] | None,
     ) -> KeptSet | None:
         now_ms = time.time_ns() // 1_000_000
         known = {} if last is None else known_files(last, now_ms)
         form = await asyncio.to_thread(form_of, folder, checkpoint)
         seen = [] if form is None else await asyncio.to_thread(_look, folder, form)
-        if form is None or not seen:
+        if form is None or not seen or (only is not None and only != frozenset(each.mark for each in seen)):
             return None
         files = [each for each in seen if each.kind == "file"]
         wanted = [each for each in files if (key := _key(each)) not in known and key not in sent]
@@ -494,10 +501,10 @@ def known_files(last: Manifest, now_ms: int) -> dict[tuple[str, int, int], Entry
     return {(e.path, e.size, e.mtime_ns): e for e in found}
 
 
-def step_of(seen: Sequence[Seen], pattern: re.Pattern[str] | None) -> int | None:
+def step_of(seen: Sequence[Seen], pattern: Step) -> int | None:
     """Return the largest number that the pattern finds in the paths of a folder; None for none."""
-    if pattern is None:
-        return None
+    if pattern is None or isinstance(pattern, int):
+        return pattern
     return max((int(number) for each in seen for number in pattern.findall(each.path)), default=None)
 
 

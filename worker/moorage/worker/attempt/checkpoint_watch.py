@@ -8,6 +8,10 @@ before the set in the other one counts.
 A rank of a gang stores at times that are the same for all ranks, and in three places: its sets count only together with
 those of the others. It writes over a set only once the ledger has said that this one counts no more. While there is no
 such place it stores nothing.
+
+If nothing names the steps of a gang, its sets are of moments: a rank stores at each moment that is the same for all, if
+its folder did not change for a while before, and nothing otherwise. So what counts is what all ranks had while none of
+them wrote. The set of an attempt's end counts if all ranks ended by themselves, as they do once they have saved.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import CHECKPOINT_NOW_FILE, checkpoint_object, set_objects
 from moorage.schemas.job import step_pattern
-from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, NotKept, Pace, Seen, look, step_of
+from moorage.worker.attempt.checkpoint_sets import ANEW_S, KeptSet, NotKept, Pace, Seen, Step, look, step_of
 from moorage.worker.attempt.job_files import CHECKPOINTS_KEPT, JobFiles
 
 #: between two looks, and the largest part of all time that they may take
@@ -39,6 +43,15 @@ QUIET_S: Final = 2.0
 RESTLESS_S: Final = 60.0
 #: pause after a set that could not be stored, unless the next one is due before
 FAILED_S: Final = 60.0
+
+#: a moment of a gang counts for a rank whose folder did not change for so long before, or for this part of the time
+#: between two moments, if that is less. Wall clocks of its hosts may differ by less
+QUIET_BEFORE_S: Final = 10.0
+QUIET_BEFORE_PART: Final = 0.25
+#: so many moments that do not count, one after the other, are told
+MISSED_MAX: Final = 3
+#: in place of a moment, for the set of an end: later than all
+AT_END: Final = (1 << 53) - 1
 
 log = logging.getLogger("moorage.worker")
 
@@ -126,14 +139,17 @@ class CheckpointWatch:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    async def end(self) -> str:
+    async def end(self, *, by_itself: bool = True) -> str:
         """Store the folder a last time, now that nothing of the attempt runs; return the digest, "" for no set at all.
+        `by_itself`: its program ended as it does once it has saved.
 
         Raises NotKept. Does nothing for an attempt that has stored no set while it ran, unless it is a rank of a gang:
         that tells its set, with its step. The sets before stay: the ledger may not have the end yet.
         """
         gang = self._folder.gang
         await self.stop()
+        if self._is_by_moments and not by_itself:
+            return self.digest
         try:
             await self._load()
             if not self._stored and not gang:
@@ -145,8 +161,8 @@ class CheckpointWatch:
             raise NotKept(error.strerror or str(error)) from None
         if gang and not seen:
             raise NotKept(f"there is no {self._folder.checkpoint}, or nothing in it")
-        if seen and self._has_changed(seen):
-            await self._put(self._places[-1], Pace(0))
+        if seen and (self._has_changed(seen) or self._is_by_moments):
+            await self._put(self._places[-1], Pace(0), AT_END if self._is_by_moments else self._step)
             if gang:
                 self._told()
         return self.digest
@@ -161,7 +177,7 @@ class CheckpointWatch:
     async def _run(self) -> None:
         try:
             await self._load_patiently()
-            await self._watch()
+            await (self._watch_moments() if self._is_by_moments else self._watch())
         except Exception:
             log.exception("the checkpoints of job %s are not stored while it runs", self._name[1])
 
@@ -212,7 +228,7 @@ class CheckpointWatch:
                         self.tell_again()  # the leader may have lost what it knew
                 elif asked_ns is not None or began_s - still_s >= QUIET_S or began_s - due_s >= self._restless_s:
                     self._asked_ns = asked_ns
-                    await self._store(place, self._files.pace)
+                    await self._store(place, self._files.pace, self._step)
                     await self._drop_earlier()
                     due_s = self._next_due_s()
             except (OSError, MoorageError) as error:
@@ -221,6 +237,52 @@ class CheckpointWatch:
                 if not isinstance(error, FileNotFoundError):  # of what goes while it is looked at
                     self._warn(error.problem.message if isinstance(error, MoorageError) else str(error))
             await asyncio.sleep((loop.time() - began_s) * (1 / LOOK_PART - 1) if loop.time() < due_s else 0)
+
+    @property
+    def _is_by_moments(self) -> bool:
+        return self._folder.gang and self._step is None
+
+    async def _watch_moments(self) -> None:
+        loop = asyncio.get_running_loop()
+        before_s, missed = min(QUIET_BEFORE_S, self._folder.every_s * QUIET_BEFORE_PART), 0
+        while True:
+            due_s = self._next_due_s()
+            passed_s = time.time() - self._folder.accepted_ms / 1000
+            moment = round((passed_s + due_s - loop.time()) / self._folder.every_s)  # the same number for all ranks
+            await asyncio.sleep(max(0.0, due_s - before_s - loop.time()))
+            before = await self._marks()
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            try:
+                is_quiet = loop.time() < due_s + before_s and before == await self._marks()
+                missed = 0 if is_quiet else missed + 1
+                if missed == MISSED_MAX:
+                    self._warn(
+                        f"it changed shortly before each of {missed} moments at which all ranks store: save less often,"
+                        " or name steps and give checkpoint_step"
+                    )
+                if before and is_quiet:
+                    await self._store_moment(moment, before)
+            except (OSError, MoorageError) as error:
+                self._asked_ns = None
+                self._warn(error.problem.message if isinstance(error, MoorageError) else str(error))
+            await asyncio.sleep(max(0.0, due_s + LOOK_S / 10 - loop.time()))  # the next moment is another one
+
+    async def _marks(self) -> frozenset[object]:
+        """Return what tells whether the folder has changed; nothing for none, or one that goes meanwhile."""
+        with contextlib.suppress(OSError):
+            return frozenset(
+                each.mark for each in await asyncio.to_thread(look, self._folder.path, self._folder.checkpoint)
+            )
+        return frozenset()
+
+    async def _store_moment(self, moment: int, was: frozenset[object]) -> None:
+        """Store the folder as it was at a moment of the gang, unless it changes before it is read."""
+        if not self._counts.is_set() or not (place := self._next_place()):
+            self.tell_again()  # the leader may have lost what it knew
+            return
+        self._asked_ns = await asyncio.to_thread(self._asked)
+        await self._store(place, self._files.pace, moment, was)
+        await self._drop_earlier()
 
     def _answer(self, asked_ns: int | None) -> None:
         """Tell the job that what it asks to be stored is stored: nothing has changed."""
@@ -255,9 +317,10 @@ class CheckpointWatch:
     def _last(self) -> Manifest | None:
         return self._stored[0].manifest if self._stored else self._brought
 
-    async def _store(self, place: str, pace: Pace) -> None:
+    async def _store(self, place: str, pace: Pace, step: Step, only: frozenset[object] | None = None) -> None:
         """Store a set, tell it, and remove what it leaves of the one that was in its place; else a sweep does."""
-        if not await self._put(place, pace):
+        if not await self._put(place, pace, step, only):
+            self._asked_ns = None
             return
         newest, *before = self._stored
         self._stored = [newest, *(each for each in before if each.name != place)]
@@ -266,14 +329,14 @@ class CheckpointWatch:
             if each.name == place and not self._keeps_earlier:  # what an earlier attempt's set has may be in it
                 await self._sets.forget_contents(each.manifest, self.live)
 
-    async def _put(self, place: str, pace: Pace) -> bool:
+    async def _put(self, place: str, pace: Pace, step: Step, only: frozenset[object] | None = None) -> bool:
         folder = self._folder
         if folder.gang:
             seen = await asyncio.to_thread(look, folder.path, folder.checkpoint)
-            if seen and step_of(seen, self._step) is None:
+            if seen and step_of(seen, step) is None:
                 raise NotKept(f"no name in {folder.checkpoint} has a step, by checkpoint_step, as a gang needs it")
         others = [each.manifest for each in self._stored[1:] if folder.gang and each.name != place]
-        kept = await self._sets.put(place, folder.path, folder.checkpoint, self._last, pace, self._step, others)
+        kept = await self._sets.put(place, folder.path, folder.checkpoint, self._last, pace, step, others, only)
         if kept is not None:
             self._stored.insert(0, kept)
             self._warned = ""
