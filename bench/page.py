@@ -1,7 +1,8 @@
-"""Processor time of `moorage page` over 1,000 simulated GPUs whose use changes all the time: `python -m bench.page`.
+"""Processor time of `moorage page` over simulated GPUs whose use changes all the time: `python -m bench.page`.
 
-A tab is a reader of the stream of the map, which is drawn at most four times a second; it reads what it is sent, and
-draws nothing. Processor time is that of the process of the page, from /proc.
+A tab is a reader of the stream of a page, which is drawn at most four times a second; it reads what it is sent, and
+draws nothing. Processor time is that of the process of the page, from /proc. All tabs show the map, or with `--views`
+each the next view; then the time of each view's first and second answer is measured, too.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-FLEET: Final = "125x8xH100"
 HOSTS: Final = 125
+GPUS: Final = 8
 #: percent of one core that the page may take with one tab
 BOUND_PERCENT: Final = 20.0
-TABS: Final = (0, 1, 8)
+TABS: Final = (0, 1, 8, 10)
+VIEWS: Final = (
+    "/", "/queue", "/queue?tenant=t001", "/lanes", "/past", "/past?span=7d", "/past?tenant=t001", "/usage",
+    "/worker/sim-0000", "/job/t001/runs",
+)  # fmt: skip
 MEASURED_S: Final = 20.0
 #: until frames of all hosts have come, and the first picture is drawn
 WARM_S: Final = 8.0
@@ -50,13 +56,13 @@ async def _start(env: dict[str, str], *words: str) -> asyncio.subprocess.Process
     )
 
 
-async def _change(file: Path) -> None:
+async def _change(file: Path, hosts: int) -> None:
     """Let every GPU be used otherwise, once a second."""
     drawn = random.Random(47)
     while True:
         rows = {
-            f"sim-{host:04d}": {str(slot): {"percent": drawn.randrange(101)} for slot in range(8)}
-            for host in range(HOSTS)
+            f"sim-{host:04d}": {str(slot): {"percent": drawn.randrange(101)} for slot in range(GPUS)}
+            for host in range(hosts)
         }
         partial = file.with_suffix(".new")
         partial.write_text(json.dumps(rows))
@@ -64,15 +70,39 @@ async def _change(file: Path) -> None:
         await asyncio.sleep(CHANGED_S)
 
 
-async def _tab(port: int, cookie: str, sent: list[int]) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
-    writer.write(f"GET /live/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
+async def _tab(port: int, cookie: str, sent: list[int], view: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    writer.write(f"GET /live{view} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
     try:
         while line := await reader.readline():
             if line.startswith(b"data: "):
                 sent.append(len(line))
     finally:
         writer.close()
+
+
+async def _timed(port: int, cookie: str, view: str) -> tuple[float, int]:
+    """Return the seconds until a view has come, and its bytes."""
+    began_s = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    head = f"GET {view} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    answer = await reader.read()
+    writer.close()
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"{view}: {answer[:200]!r}")
+    return time.monotonic() - began_s, len(answer)
+
+
+async def _submit(env: dict[str, str], hosts: int, tenants: int) -> None:
+    """Let each tenant have a job that runs and one that waits; together they hold nine GPUs of ten."""
+    own = [env | {"MOORAGE_TENANT": f"t{number:03}"} for number in range(tenants)]
+    each = max(1, hosts * 9 // 10 // tenants)
+    for tenant in own:
+        for name, replicas in (("runs", each), ("waits", hosts)):
+            words = "--gpu", f"{GPUS}xH100", "--replicas", str(replicas), "--job", name, "--", "sleep", "36000"
+            job = await _start(tenant, "submit", *words)
+            await job.communicate()
 
 
 async def _enter(port: int, key: str) -> str:
@@ -91,26 +121,30 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run() -> dict[int, tuple[float, float, float]]:
+async def run(hosts: int, tenants: int, views: Sequence[str]) -> dict[int, tuple[float, float, float]]:
     """Return percent of a core, frames a second and kB a second, each of one tab, by the number of tabs."""
     found: dict[int, tuple[float, float, float]] = {}
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as name:
         folder = Path(name) / "up"
         env = {"PATH": os.environ.get("PATH", ""), "HOME": name, "MOORAGE_HOME": str(folder)}
-        up = await _start(env, "up", "--simulate", FLEET, "--data", str(folder), "--port", "0")
+        up = await _start(env, "up", "--simulate", f"{hosts}x{GPUS}xH100", "--data", str(folder), "--port", "0")
         page = None
         changing = None
         try:
             await _ready(up, "(moorage is up)")
-            changing = asyncio.create_task(_change(folder / "workers" / "up-simulated" / "faults.json"))
-            job = await _start(env, "submit", "--gpu", "8xH100", "--replicas", "110", "--", "sleep", "3600")
-            await job.communicate()
+            changing = asyncio.create_task(_change(folder / "workers" / "up-simulated" / "faults.json", hosts))
+            await _submit(env, hosts, tenants)
             page = await _start(env, "page", "--listen", "0")
             port, key = (await _ready(page, r"page at http://127.0.0.1:(\S+) \(until")).split("/?key=")
             cookie = await _enter(int(port), key)
+            for view in views if len(views) > 1 else ():
+                (first_s, size), (second_s, _) = [await _timed(int(port), cookie, view) for _ in range(2)]
+                print(f"{view:20} first {first_s:.3f} s, then {second_s:.3f} s, {size // 1000} kB", flush=True)
             for tabs in TABS:
                 sent: list[int] = []
-                reading = [asyncio.create_task(_tab(int(port), cookie, sent)) for _ in range(tabs)]
+                reading = [
+                    asyncio.create_task(_tab(int(port), cookie, sent, views[at % len(views)])) for at in range(tabs)
+                ]
                 await asyncio.sleep(WARM_S)
                 sent.clear()
                 began_s, before_s = time.monotonic(), _cpu_s(page.pid)
@@ -135,8 +169,11 @@ async def run() -> dict[int, tuple[float, float, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit code 1 when the bound is broken")
+    parser.add_argument("--hosts", type=int, default=HOSTS, help="hosts with eight GPUs each")
+    parser.add_argument("--tenants", type=int, default=1)
+    parser.add_argument("--views", action="store_true", help="each tab shows another view, and views are timed")
     arguments = parser.parse_args()
-    found = asyncio.run(run())
+    found = asyncio.run(run(arguments.hosts, arguments.tenants, VIEWS if arguments.views else ("/",)))
     print("| tabs | percent of a core | frames a second | kB a second, each tab |")
     print("| ---: | ---: | ---: | ---: |")
     for tabs, (used, frames, sent) in found.items():

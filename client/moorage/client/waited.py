@@ -21,10 +21,16 @@ WAITED_S_MAX: Final = 2.0
 
 async def waited_of(client: AsyncClient, shown: JobInfo, tenant: str | None = None) -> list[WaitedPart]:
     """Return where the waits of a job went, the largest part first; nothing while the follower is behind."""
+    return (await told_of(client, shown, tenant)).parts
+
+
+async def told_of(client: AsyncClient, shown: JobInfo, tenant: str | None = None) -> WaitedAnswer:
+    """Return where the waits of a job went, and on what evidence it was placed last; nothing while the follower is
+    behind."""
     if shown.waited or shown.compacted:
-        return shown.waited
+        return WaitedAnswer(parts=shown.waited)
     with contextlib.suppress(ClientError, TimeoutError):
         async with asyncio.timeout(WAITED_S_MAX):
             answer = await client._wire.answer("usage", {"waits": True, "job": shown.job}, tenant)
-            return msgspec.convert(answer.data, WaitedAnswer).parts
-    return []
+            return msgspec.convert(answer.data, WaitedAnswer)
+    return WaitedAnswer()

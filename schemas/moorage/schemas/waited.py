@@ -89,11 +89,20 @@ class WaitedRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     jobs: int = always(int)  # jobs that are over and had waited so; each in the week of its end
 
 
+class PlacedWhy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """On what evidence a job was placed last."""
+
+    together: int = always(int)  # replicas that this decision placed
+    workers: int = always(int)  # workers that were known
+    free_left: int = always(int)  # GPUs that stayed free on the chosen one
+
+
 class WaitedAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Where waits went, over whole weeks, including what waits now. With a job in the question, its parts alone."""
 
     rows: list[WaitedRow] = always(list[WaitedRow])
     parts: list[WaitedPart] = []  # of the job that was asked about
+    placed: PlacedWhy | None = None  # of that job; left out if it is not remembered
     from_ms: int = always(int)  # begin of the first week, or when counting began
     until_ms: int = always(int)  # the ledger time now
     gaps: list[list[int]] = []  # times (from, until) of which nothing was counted

@@ -39,7 +39,7 @@ from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Answer, Device, ServiceLately
 from moorage.schemas.optional import install_extra
-from moorage.schemas.waited import SeriesAnswer, WaitedPart, WaitedRow
+from moorage.schemas.waited import PlacedWhy, SeriesAnswer, WaitedAnswer, WaitedPart, WaitedRow
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
 from tests.system.cli.top_view import a_view
@@ -68,7 +68,7 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
     waited = [WaitedPart(cause=BAD, ms=1000)]
-    detail = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD], waited=waited)
+    detail = draw.JobDetail(as_struct(JobInfo, shown), None, [], [BAD], waited=WaitedAnswer(parts=waited))
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
     parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(detail, 5)]
     text = whole(parts) + draw.document("/", parts, tabs=[], title=BAD)
@@ -103,11 +103,21 @@ def test_a_story_has_each_part_of_the_wait_and_commands_to_paste() -> None:
         ],
     }  # fmt: skip
     parts = [WaitedPart(cause="full", own=False, ms=3000), WaitedPart(cause="limit", ms=1000)]
-    html_ = draw_waits.story(as_struct(JobInfo, shown), parts).html
+    why = PlacedWhy(together=3, workers=12, free_left=1)
+    html_ = draw_waits.story(as_struct(JobInfo, shown), WaitedAnswer(parts=parts, placed=why)).html
     assert re.findall(r'class="(w-[a-z]+)" x="([0-9.]+)%" width="([0-9.]+)%"', html_) == [
         ("w-full", "0.00", "75.00"), ("w-limit", "75.00", "25.00"),
     ]  # fmt: skip
-    for said in ("3s all GPUs", "(another tenant)", "1s a limit", "2 GPUs", "/worker/n1", "/job/t/first", "/job/t/a-2"):
+    for said in (
+        "3s all GPUs",
+        "(another tenant)",
+        "1s a limit",
+        "2 GPUs",
+        "/worker/n1",
+        "why there: of 12 workers known; it kept 1 GPU free, placed with 2 other replicas",
+        "/job/t/first",
+        "/job/t/a-2",
+    ):
         assert said in html_
     copied = [html.unescape(each) for each in re.findall(r'data-copy="([^"]*)"', html_)]
     assert copied == [shlex.join(["sh", "-c", "echo 'x y'"]), "moorage logs a", "moorage again a"]

@@ -25,6 +25,7 @@ from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.waits import Waits
+from moorage.scheduler.ledger.evidence import Placements
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.codec import Decoder
@@ -220,27 +221,19 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
             assert await saves.read() is None
         drive.worker("w0", gpus=8)
         row = ActRow(seq=1, at_ms=1, by="operator:ana", verb="hold", tenant="t")
-        acts = OperatorsActs([row])
+        acts, placed = OperatorsActs([row]), Placements()
+
+        def saved(written: Written) -> Saved:
+            state = drive.shadow
+            tables = Waits(state), AllSeries(state), FleetPast(), placed
+            return Saved(state, drive.usage, written, acts, *tables)
+
         for number in range(3):
             drive.submit(f"j{number}", gpu={})
             written = Written(7, [(1, [(1, 2, 3, [0])], 0)])
-            await one.write(
-                Saved(
-                    drive.shadow, drive.usage, written, acts, Waits(drive.shadow), AllSeries(drive.shadow), FleetPast()
-                )
-            )
+            await one.write(saved(written))
         with pytest.raises(Overtaken):
-            await two.write(
-                Saved(
-                    drive.shadow,
-                    drive.usage,
-                    Written(),
-                    acts,
-                    Waits(drive.shadow),
-                    AllSeries(drive.shadow),
-                    FleetPast(),
-                )
-            )
+            await two.write(saved(Written()))
         await two.open()
         read = await two.read()
         assert read is not None

@@ -42,7 +42,7 @@ from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import is_tenant, word_of
 from moorage.schemas.service import CALL_MS
 from moorage.schemas.units import many
-from moorage.schemas.waited import SeriesAnswer, WaitedPart
+from moorage.schemas.waited import SeriesAnswer, WaitedAnswer
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
 TROUBLES_MAX: Final = 30
@@ -326,7 +326,7 @@ class JobDetail(NamedTuple):
     use: Sequence[UseRow]
     output: Sequence[str]
     failed: Sequence[FailedReplica] = ()
-    waited: Sequence[WaitedPart] = ()
+    waited: WaitedAnswer = WaitedAnswer()
     life: SeriesAnswer = SeriesAnswer()
 
 

@@ -15,7 +15,7 @@ from moorage.client.durations import age
 from moorage.schemas.job import PLACED, QUEUED, TERMINAL
 from moorage.schemas.names import word_of
 from moorage.schemas.units import many
-from moorage.schemas.waited import ASKED, MEANS, Cause, WaitedPart, WaitedRow
+from moorage.schemas.waited import ASKED, MEANS, Cause, PlacedWhy, WaitedAnswer, WaitedRow
 
 #: the class of a cause's colour in the style sheet: causes with one cure have one colour
 COLOURS: Final[dict[str, str]] = {
@@ -33,8 +33,9 @@ WEEKS_MAX: Final = 8
 _HOUR_S: Final = 3600
 
 
-def story(shown: JobInfo, parts: Sequence[WaitedPart]) -> Part:
-    """Return a job's story: submitted, waited and why, placed where, how it ended; and commands to paste."""
+def story(shown: JobInfo, told: WaitedAnswer) -> Part:
+    """Return a job's story: submitted, waited and why, placed where and why there, how it ended; commands to paste."""
+    parts = told.parts
     whole = sum(each.ms for each in parts)
     places = [change for change in shown.changes if change.state == PLACED]
     last = places[-1] if places else None
@@ -60,6 +61,7 @@ def story(shown: JobInfo, parts: Sequence[WaitedPart]) -> Part:
             "at": utc(last.time_ms),
             "gpus": last.gpus,
             "times": len(places),
+            "why": "" if told.placed is None else _why_there(told.placed),
             "is_all": shown.changes[0].rev == 1,
         },
         end=" ".join(filter(None, (f"code {code_cell(shown.code)}" if shown.code is not None else "",
@@ -69,6 +71,11 @@ def story(shown: JobInfo, parts: Sequence[WaitedPart]) -> Part:
         again=list(shown.again),
         commands=_commands(shown),
     )  # fmt: skip
+
+
+def _why_there(placed: PlacedWhy) -> str:
+    others = f", placed with {many(placed.together - 1, 'other replica')}" if placed.together > 1 else ""
+    return f"of {many(placed.workers, 'worker')} known; it kept {many(placed.free_left, 'GPU')} free{others}"
 
 
 def _of_replicas(shown: JobInfo) -> str:

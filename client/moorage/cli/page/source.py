@@ -26,7 +26,7 @@ from moorage.client.failures import failed_replicas
 from moorage.client.reading import as_struct
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
-from moorage.client.waited import waited_of
+from moorage.client.waited import told_of
 from moorage.schemas.answers.fleet import DeviceRow
 from moorage.schemas.answers.jobs import ServiceRow, ServicesAnswer
 from moorage.schemas.answers.operators import UsageAnswer, UsageRow
@@ -266,11 +266,11 @@ class Source:
             if shown.replicas is not None and shown.replicas.ended:
                 with contextlib.suppress(MoorageError):
                     failed = await failed_replicas((own or self.client)._wire, shown, FAILED_ROWS)
-            waited = await waited_of(self.client, shown, tenant)
+            told = await told_of(self.client, shown, tenant)
             life = SeriesAnswer()
             with contextlib.suppress(MoorageError):  # what counts may be behind
                 life = await self._series({"job": job}, tenant)
-            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, waited, life)
+            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, told, life)
 
         detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
         return detail

@@ -30,6 +30,7 @@ from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.told import Told
 from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.follower.waits import Waits
+from moorage.scheduler.ledger.evidence import Placements
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.pacing.outage import Outage
@@ -114,6 +115,7 @@ class Follower:
         self._series = AllSeries(self._state)
         self._acts = OperatorsActs()
         self._past = FleetPast()
+        self._placed = Placements()
         self._history = History(world, subjects, config, replicas, lambda job: self._waits.waited(job))
         self._saved_seq = 0
         self._trouble, self._next = "", ""
@@ -188,7 +190,7 @@ class Follower:
         """Go on from a save, or begin with nothing; return what of its jobs is in the history."""
         saved = saved or _nothing(self._state.ceilings)
         self._state, self._usage, self._waits, self._acts = saved.state, saved.usage, saved.waits, saved.acts
-        self._series, self._past = saved.series, saved.past
+        self._series, self._past, self._placed = saved.series, saved.past, saved.placed
         return saved.history
 
     async def finish(self) -> None:
@@ -228,6 +230,7 @@ class Follower:
             self._series.fold(folded, self._waits.waiting())
             self._acts.fold(self._state, record, folded)
             self._past.fold(self._state, record, folded)
+            self._placed.fold(record)
             if self._history.take(folded):
                 await self._history.write()
             if seq % FOLD_AT_ONCE == 0:
@@ -260,7 +263,7 @@ class Follower:
     async def _save(self) -> None:
         await self._history.write()
         written = Written(self._history.last, self._history.written_jobs())
-        told = self._acts, self._waits, self._series, self._past
+        told = self._acts, self._waits, self._series, self._past, self._placed
         await self._saves.write(Saved(self._state, self._usage, written, *told))
         self._saved_seq = self._state.seq
 
@@ -297,7 +300,7 @@ class Follower:
             return self._series.answer(question.tenant, question.arguments)
         if question.verb == "usage" and question.arguments.get("waits"):
             gaps = [(gap.from_ms, gap.until_ms) for gap in self._usage.gaps]
-            return self._waits.answer(question.tenant, question.arguments, gaps)
+            return self._waits.answer(question.tenant, question.arguments, gaps, self._placed)
         if question.verb == "usage":
             return self._usage.answer(question.tenant, question.arguments)
         if question.verb == "acts":
@@ -345,4 +348,6 @@ def behind(records: int) -> Problem:
 
 def _nothing(ceilings: Ceilings) -> Saved:
     state = State(ceilings)
-    return Saved(state, Usage(state), Written(), OperatorsActs(), Waits(state), AllSeries(state), FleetPast())
+    return Saved(
+        state, Usage(state), Written(), OperatorsActs(), Waits(state), AllSeries(state), FleetPast(), Placements()
+    )

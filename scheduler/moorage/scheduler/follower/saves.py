@@ -22,6 +22,7 @@ from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.history.packing import Parts
+from moorage.scheduler.ledger.evidence import Placements
 from moorage.scheduler.ledger.state_bytes import BadSnapshot, dump, load, snapshot_digest
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
@@ -65,11 +66,12 @@ class _Body(msgspec.Struct, array_like=True):
     waits: bytes = b""
     series: bytes = b""
     past: bytes = b""
+    placed: bytes = b""
 
 
 class Saved(NamedTuple):
     """What a save has: the state, what was counted up to it, what of its jobs was written to the history, the
-    newest orders of operators, where waits went, numbers over time, and events of the fleet."""
+    newest orders of operators, where waits went, numbers over time, events of the fleet, and why jobs were placed."""
 
     state: State
     usage: Usage
@@ -78,6 +80,7 @@ class Saved(NamedTuple):
     waits: Waits
     series: AllSeries
     past: FleetPast
+    placed: Placements
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -140,7 +143,8 @@ class Saves:
                 state = load(body.state, self._ceilings)
                 usage, acts = Usage.load(body.usage, state), OperatorsActs.load(body.acts)
                 waits, series = Waits.load(body.waits, state), AllSeries.load(body.series, state)
-                return Saved(state, usage, body.history, acts, waits, series, FleetPast.load(body.past))
+                past, placed = FleetPast.load(body.past), Placements.load(body.placed)
+                return Saved(state, usage, body.history, acts, waits, series, past, placed)
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError, zlib.error) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
@@ -148,7 +152,7 @@ class Saves:
     async def write(self, saved: Saved) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
         state, seq = saved.state, saved.state.seq
-        tables = (saved.acts, saved.waits, saved.series, saved.past)
+        tables = (saved.acts, saved.waits, saved.series, saved.past, saved.placed)
         data = _encode(_Body(dump(state), saved.usage.dump(), saved.history, *(table.dump() for table in tables)))
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):

@@ -22,6 +22,7 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.follower.causes import Causes, Kind, Verdict
 from moorage.scheduler.follower.since import trouble_of_by, trouble_of_since
 from moorage.scheduler.follower.waited_table import OTHERS, WaitedTable, begin_of, week_of
+from moorage.scheduler.ledger.evidence import Placements
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.waited import Cause, WaitedAnswer, WaitedPart, WaitedRow
 
@@ -475,18 +476,23 @@ class Waits:
         yield from now.rows(week)
 
     def answer(
-        self, tenant: str | None, arguments: dict[str, Any], gaps: Iterable[tuple[int, int]] = ()
+        self,
+        tenant: str | None,
+        arguments: dict[str, Any],
+        gaps: Iterable[tuple[int, int]] = (),
+        placed: Placements | None = None,
     ) -> dict[str, Any] | Problem:
         """Return where the waits of one tenant went, or of all, over whole weeks, including what waits now.
 
         `since_s` (7 days without it), `by` (without it cause) and `after` are as in `Usage.answer`; with `job` the
-        answer has its parts, none if it is not in memory.
+        answer has its parts, none if it is not in memory, and on what evidence it was placed last.
         """
         name = arguments.get("job")
         now_ms = self._state.time_ms
         if name is not None:
             job = self._state.job(tenant or "", name) if isinstance(name, str) else None
             found = WaitedAnswer(parts=[] if job is None else self.waited(job), until_ms=now_ms, from_ms=self.from_ms)
+            found.placed = placed.of(job) if placed is not None else None
             return _plain(found)
         if arguments.get("ever"):
             ever = WaitedAnswer(rows=self.totals() if tenant is None else [], until_ms=now_ms, from_ms=self.from_ms)

@@ -17,10 +17,10 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import PLACED, Job, State
 from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, way_of
 from moorage.scheduler.core.outputs.outputs import changes_since, slots_of
+from moorage.scheduler.ledger.evidence import Evidence, evidence_of
 from moorage.scheduler.ledger.ledger import Ledger, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots
 from moorage.scheduler.ledger.state_bytes import BadSnapshot
@@ -28,7 +28,6 @@ from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
-_PLACE: Final = int(Op.PLACE)
 #: fields of acts that are not shown
 _HIDDEN: Final = ("wall_s", "body")
 
@@ -134,14 +133,15 @@ def _cannot(message: str, found: object, allowed: str, next_step: str) -> Cannot
 def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
     """Yield a record's decisions as plain rows: first the transitions with their evidence, then the acts."""
     seq, record, folded, state = of
-    evidence = _evidence(record)
+    evidence = evidence_of(record)
     came = {job.num: way_of(record.ways, record.notes, ACCEPTS, at) for at, job in enumerate(folded.accepted)}
     for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
         for at, row in enumerate(_transitions(state, job, job.told)):
             placed = row["state"] == "PLACED"
-            known = evidence.get((job.num, row["replica"]), {}) if placed else {}
+            why = evidence.get((job.num, row["replica"])) if placed else None
+            known = {} if why is None else _evidence_row(why)
             waited = {"waited_ms": record.time - job.accepted_ms} if placed else {}
-            way = {"came": found} if not at and (found := came.get(job.num)) else {}
+            way = {"came": came[job.num]} if not at and came.get(job.num) else {}
             yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known, **way}
     for number, act in enumerate(record.acts):
         if act.IS_DECISION:
@@ -192,22 +192,8 @@ def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
     return {"replica": replica, "fence": fence, **kept}
 
 
-def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the evidence in a record by job number and replica; one decision may place several replicas."""
-    by_job = {record.evidence[at]: record.evidence[at + 1 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
-    found, current = {}, list[int]()
-    steps = record.steps
-    for at in range(0, len(steps), STEP_WIDTH):
-        if steps[at] == _PLACE:
-            current = by_job.get(steps[at + 1], current)
-            if len(current) == 3:
-                together, known, left = current
-                found[(steps[at + 1], steps[at + 2])] = {
-                    "workers_known": known,
-                    "free_left": left,
-                    "placed_together": together,
-                }
-    return found
+def _evidence_row(of: Evidence) -> dict[str, int]:
+    return {"workers_known": of.known, "free_left": of.left, "placed_together": of.together}
 
 
 def _act(of: FoldedRecord, act: AnyAct) -> dict[str, Any]:
