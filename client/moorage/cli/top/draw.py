@@ -62,6 +62,7 @@ SPARK_CELLS: Final = 10
 #: a GPU that is leased and does nothing
 UNUSED: Final = "_"
 SIGNS: Final = "· free  ▁-█ use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
+UNKNOWN: Final = "no fleet answers"
 UNSEEN: Final = "not shown to this key"
 #: behind the name of a worker, where there are many: its state
 MARKS: Final = {
@@ -512,7 +513,7 @@ def _waits(views: Views, columns: int, wishes: Wishes) -> _Pane:
     ]
     header = (*_of_fleet(views), "TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
     heading, found = _table(header, rows, ("JOBS", "OLDEST", "STARTS"))
-    return _Pane(WAITS, f"waits: {_in_words(views, waits_words)}", heading, found)
+    return _Pane(WAITS, f"waits: {_in_words(views, waits_words) or UNKNOWN}", heading, found)
 
 
 def waits_words(view: View, tenant: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.schemas.frames import Goodbye
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.queries.test_plan_verb import planned
 
@@ -93,6 +94,20 @@ def test_a_gang_stays_in_one_site_unless_it_says_otherwise() -> None:
     drive.submit("any", **pair(same=[]))
     drive.settle()
     assert values(drive, "any", "site") == {"hall", None}
+
+
+def test_what_no_site_could_hold_is_refused_unless_a_host_of_it_is_away() -> None:
+    drive = fleet({"site": "lyon"}, {"site": "hall"}, {"site": "lyon"})
+    three: dict[str, Any] = {"gpu": {"count": 2, **GANG}, "replicas": 3, "on_no_match": "reject"}
+    assert "the most in one place (site=lyon)" in drive.submit("never", **three)["message"]
+    for labels in ({}, {"site": "lyon"}):
+        name = f"away-{len(labels)}"
+        worker = drive.worker(name, 2, labels=labels)
+        drive.send(name, Goodbye(worker.session))
+        drive.tick()
+        del drive.workers[name]
+        answer = drive.submit(f"after-{name}", **three)
+        assert ("message" in answer) is not bool(labels), answer
 
 
 def test_racks_of_one_name_in_two_sites_are_two_places() -> None:

@@ -538,6 +538,10 @@ class Fleet:
         """Return the shapes for the places in one of which all ranks of a gang run; see `Places.of`."""
         return self._places.of(shape)
 
+    def each_place(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the same, also where no worker has a `site`; see `Places.each`."""
+        return self._places.each(shape)
+
     def lack(self, shape: Shape, replicas: int) -> int:
         """Return how many of so many replicas of a shape all hosts together could not hold, if they were empty and
         healthy; 0 or less if they could hold them all. It must be one of `places`."""

@@ -49,6 +49,10 @@ class Places:
         """
         if not shape.same or (shape.same == _SITE_ALONE and SITE not in self._labelled):
             return (shape,)
+        return self.each(shape)
+
+    def each(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the same, also where no worker has a `site`: then all hosts are one place."""
         self._distinguish(shape)
         self._look()
         found = self._shapes.get(shape)

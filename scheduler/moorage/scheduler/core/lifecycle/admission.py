@@ -536,8 +536,9 @@ class Admission:
     def _may_be_back(self, shape: Shape) -> bool:
         """Return whether a shape that the known fleet could not hold could be held once workers that are away are
         back."""
-        if shape.same:
-            places = [*self.fleet.places(shape), *self._away.places(shape)]
+        places = self._away.places(shape)
+        if shape.same and (places != (shape,) or self.fleet.places(shape) != (shape,)):
+            places = (*self.fleet.each_place(shape), *self._away.each_place(shape))
             return any(self._away.lack(each, self._lack_at(each)) <= 0 for each in places)
         return self._away.lack(shape, self._lack(shape)) <= 0
 

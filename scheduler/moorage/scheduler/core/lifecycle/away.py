@@ -33,6 +33,11 @@ class Away:
         self._look()
         return self._fleet.places(shape)
 
+    def each_place(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the same as `Fleet.each_place`."""
+        self._look()
+        return self._fleet.each_place(shape)
+
     def _look(self) -> None:
         as_of = (self._state.seq, self._known.inventory, len(self._state.workers))
         if as_of == self._as_of:
