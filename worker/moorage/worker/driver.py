@@ -49,6 +49,7 @@ from moorage.worker.attempt.attempt_files import Before
 from moorage.worker.attempt.attempt_folders import FolderBounds
 from moorage.worker.attempt.environment import Gang, SetupFailed, gpu_environment, not_here
 from moorage.worker.attempt.output_cleaner import OutputBounds
+from moorage.worker.attempt.reports import Reporting
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.session.attempt_messages import (
@@ -509,6 +510,10 @@ class Driver:
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         """Return what the driver keeps of ended jobs, for the hello frame: `output_s`, `output_bytes` and the like."""
+        return {}
+
+    def reporting(self) -> dict[AttemptName, Reporting]:
+        """Return what running attempts without a folder have reported of themselves, of those that did."""
         return {}
 
     def held_data(self) -> list[str]:

@@ -122,12 +122,12 @@ def test_a_renewal_has_at_most_16_kib_and_each_attempt_its_turn(tmp_path: Path) 
         write(Path(folder), json.dumps({f"n{number}": "x" * 40 for number in range(10)} | {"of": name[2]}) + "\n")
     reports = Reports()
     reports.look(folders)
-    told = [reports.told() for _ in range(4)]
+    told = [reports.told({}) for _ in range(4)]
     assert 0 < len(told[0]) < TOLD_BYTES_MAX // 400
     assert {each.replica for some in told for each in some} == set(range(100))
     assert told[0][0].values["of"] == told[0][0].replica
     reports.look({})
-    assert reports.told() == []
+    assert reports.told({}) == []
 
 
 def test_the_function_of_a_job_refuses_the_same_and_writes_what_is_taken(

@@ -59,6 +59,7 @@ class Service:
         for handler in (
             self.give, self.give_in_thread, self.hang, self.hang_in_thread, self.ignore, self.fail, self.save,
             self.save_in_thread, self.give_hidden, self.hang_hidden, self.hang_and_hide,
+            self.reports,
         ):  # fmt: skip
             self.worker.handler(handler.__name__)(handler)
 
@@ -78,6 +79,15 @@ class Service:
             context.progress(step / 200, f"step {step}")
         context.progress(1.0)
         return threading.current_thread().name
+
+    async def reports(self, context: HandlerContext) -> str:
+        context.report(step=1)
+        context.report({"val/loss": 0.25}, step=2)
+        await self.go_on.wait()
+        self.go_on.clear()
+        if context.arguments[0] == "fails":
+            self.fail(context)
+        return "ended"
 
     async def save(self, context: HandlerContext) -> str:
         assert not context.checkpoint_asked
@@ -228,6 +238,28 @@ async def test_a_plain_function_has_a_thread_and_its_progress_is_thinned_out(
         assert lines[-1]["value"] == "handler a"
         assert lines[-2] == {"progress": 1.0}
         assert 2 <= len(lines) <= 20
+
+
+async def test_what_a_function_reports_of_itself_is_told_while_it_runs_and_with_its_end(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as (leader, service):
+        reported = {"step": 2, "val/loss": 0.25}
+        for name, word in ((name_of(), "ends"), (name_of("b", 11), "fails")):
+            await leader.want("w1", place(name, body("reports", word), ()))
+            await until(
+                lambda name=name: any(
+                    each.job == name[1] and each.values == reported
+                    for renewal in leader.seat("w1").renewals
+                    for each in renewal.reported
+                ),
+                what="a renewal that tells it",
+            )
+            service.go_on.set()
+            exited = await leader.await_report("w1", "exited", name)
+            assert exited.code == (0 if word == "ends" else 1)
+            assert (await leader.await_report("w1", "freed", name)).reported == reported
+        await until(lambda: not leader.seat("w1").renewals[-1].reported, what="that ended ones are told no more")
 
 
 async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -495,11 +527,15 @@ def test_a_context_checks_what_it_is_told() -> None:
         "none",
         {},
         say_progress=lambda fraction, text: None,
+        say_report=lambda line: None,
         fence_s=lambda: float("inf"),
     )
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match=r"0\.\.1"):
             context.progress(wrong)
+    for value in ([1], object(), float("nan"), "x" * 65):
+        with pytest.raises(ValueError, match=r"numbers, true, false|not a number|finite|at most 64"):
+            context.report(wrong=value)
     context.raise_if_cancelled()
     context.cancel("enough")
     with pytest.raises(HandlerCancelled, match="enough"):

@@ -85,7 +85,7 @@ class LeaderLink:
             use=self._reporter.usage.newest(),
             stopped=[Stopped(*name, count) for name, count in self._reporter.stopped.items()],
             leaving_s=command.leaving_s,
-            reported=self._reporter.reports.told(),
+            reported=self._reporter.told_reports(),
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

@@ -16,6 +16,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import COUNTED, LIVE, LIVE_MEMORY, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import AGENT_STOPPED, Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.frames.reported import Reported
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.held_data import HELD_MAX
 from moorage.schemas.subjects import Subjects
@@ -25,7 +26,7 @@ from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_attempts import LostAttempts
 from moorage.worker.agent.state_disk import StateDisk
-from moorage.worker.attempt.reports import Reports
+from moorage.worker.attempt.reports import Reporting, Reports
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
@@ -225,6 +226,14 @@ class Reporter:
     def limits_memory(self, driver: Driver) -> bool:
         """Return whether this host ends a job of the driver that takes more memory than it asked for."""
         return self._ask(driver, driver.can, driver.capabilities).memory_limit
+
+    def told_reports(self) -> list[Reported]:
+        """Return what the next renewal tells of what attempts report of themselves."""
+        nothing: dict[AttemptName, Reporting] = {}
+        drivers = [driver for driver in self.drivers.values() if not driver.is_foreign]
+        return self.reports.told(
+            {name: each for driver in drivers for name, each in self._ask(driver, driver.reporting, nothing).items()}
+        )
 
     def _held_data(self, driver: Driver) -> list[str]:
         nothing: list[str] = []

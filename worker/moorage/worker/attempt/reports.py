@@ -74,18 +74,25 @@ class Reports:
 
     def __init__(self) -> None:
         self._of: dict[AttemptName, Reporting] = {}
+        self._direct: frozenset[AttemptName] = frozenset()
 
     def look(self, folders: Mapping[AttemptName, str]) -> None:
-        """Take what is new in the folders of these attempts; forget the others."""
-        for name in self._of.keys() - folders.keys():
+        """Take what is new in the folders of these attempts; forget the others that have one."""
+        for name in self._of.keys() - folders.keys() - self._direct:
             self._of.pop(name, None)
         for name, folder in folders.items():
             reporting = self._of.get(name) or Reporting()
             if reporting.look(folder):
                 self._of[name] = reporting
 
-    def told(self) -> list[Reported]:
-        """Return what the next renewal tells: all, or those that follow the last ones of the renewal before."""
+    def told(self, direct: Mapping[AttemptName, Reporting]) -> list[Reported]:
+        """Return what the next renewal tells: all, or those that follow the last ones of the renewal before. `direct`
+        are those of running attempts that have no folder."""
+        for name in self._direct - direct.keys():
+            self._of.pop(name, None)
+        self._direct = frozenset(direct)
+        for name, reporting in direct.items():
+            self._of.setdefault(name, reporting)
         found, size = list[Reported](), 0
         for name, reporting in list(self._of.items()):
             each = Reported(*name, reporting.values, reporting.refused)

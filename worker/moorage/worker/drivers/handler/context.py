@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
+from moorage.schemas.frames.reported import row_of
 from moorage.schemas.handler import DRIVER, INPUT_KEY
 from moorage.schemas.items import Item
 from moorage.schemas.job import Request
@@ -38,7 +40,7 @@ class HandlerContext:
     environment: the request's variables with secrets resolved, and moorage's own. The service's `os.environ` is never
     changed: start processes with `child_environment()`, or pass `uuids` to the library that you use.
 
-    `progress`, `cancelled` and the methods that depend on `cancelled` may be used from any thread.
+    `progress`, `report`, `cancelled` and the methods that depend on `cancelled` may be used from any thread.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class HandlerContext:
         environment: Mapping[str, str],
         *,
         say_progress: Callable[[float, str], None],
+        say_report: Callable[[bytes], None],
         fence_s: Callable[[], float],
         item: Item | None = None,
     ) -> None:
@@ -63,6 +66,7 @@ class HandlerContext:
         self.mode: Final = mode
         self.environment: Final = environment
         self._say_progress = say_progress
+        self._say_report = say_report
         self._fence_s = fence_s
         self._cancelled = threading.Event()
         self._checkpoint = threading.Event()
@@ -93,6 +97,21 @@ class HandlerContext:
         if not 0 <= number <= 1:
             raise ValueError(f"fraction must be 0..1, found {fraction}")
         self._say_progress(number, carried(str(text)[:PROGRESS_TEXT_CHARS_MAX]))
+
+    def report(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Report numbers of the function itself, as `report(step=120, loss=0.31)` or `report({"val/loss": 0.4})`.
+
+        As `moorage.job.report` of a process: `moorage ls --metrics`, `show` and the page have the newest value of each
+        name; rows are not kept. Raises ValueError for more than 16 names, and for what is no finite number, true,
+        false or text of at most 64 characters. What has an `item()`, as numbers of numpy, is taken as that.
+        """
+        row = {name: _plain(value) for name, value in {**(values or {}), **more}.items()}
+        try:
+            line = json.dumps(row).encode()
+        except TypeError as error:
+            raise ValueError(f"report takes numbers, true, false and texts: {error}") from None
+        row_of(line)
+        self._say_report(line)
 
     @property
     def cancelled(self) -> bool:
@@ -151,3 +170,8 @@ class HandlerContext:
 
     def __repr__(self) -> str:
         return f"<HandlerContext {self.tenant}/{self.job}/{self.replica} attempt {self.attempt}>"
+
+
+def _plain(value: Any) -> Any:
+    is_plain = isinstance(value, bool | int | float | str)
+    return value if is_plain or not callable(item := getattr(value, "item", None)) else item()

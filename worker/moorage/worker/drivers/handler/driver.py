@@ -29,13 +29,14 @@ from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, refuse
-from moorage.schemas.frames import RESULT, ResultLine
+from moorage.schemas.frames import RESULT, ResultLine, Values
 from moorage.schemas.handler import DRIVER, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried, shortened
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.attempt.environment import lay_over
+from moorage.worker.attempt.reports import Reporting
 from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.driver import Assignment, Driver, never_ran
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
@@ -102,6 +103,11 @@ class _Running:
         self.newest_progress: tuple[float, str] | None = None
         self.progress_due = False  # the newest progress will be published soon
         self.offsets = {"out": 0, "err": 0}
+        self.reporting = Reporting()
+
+
+def _reported(runs: Collection[_Running]) -> dict[AttemptName, Values]:
+    return {running.context.name: values for running in runs if (values := running.reporting.values)}
 
 
 class HandlerDriver(Driver):
@@ -149,6 +155,11 @@ class HandlerDriver(Driver):
     def running(self) -> list[HandlerContext]:
         """Return the contexts of the runs whose function has not returned, or whose result is being stored."""
         return [running.context for running in self._running.values()]
+
+    def reporting(self) -> dict[AttemptName, Reporting]:
+        return {
+            name: run.reporting for name, run in self._running.items() if run.reporting.values or run.reporting.refused
+        }
 
     async def close(self) -> None:
         """Ask all functions to stop, and wait `CLOSE_S_MAX` seconds at most for them and for results being stored.
@@ -266,6 +277,7 @@ class HandlerDriver(Driver):
             assignment.mode,
             lay_over(resolve_secrets(assignment.run.env, self._secrets_dir), ours),
             say_progress=note_progress,
+            say_report=running.reporting.take,
             fence_s=lambda: self._fence_s,
             item=assignment.item,
         )
@@ -414,7 +426,8 @@ class HandlerDriver(Driver):
         for running, line in kept:
             self._flush_progress(running)  # progress that was reported earlier is published first
             self._close_run(running, line.decode() + "\n")
-        self.report(Ended([(running.context.name, 0, f"{RESULT}{seq}") for running, _ in kept]))
+        reported = _reported([running for running, _ in kept])
+        self.report(Ended([(running.context.name, 0, f"{RESULT}{seq}") for running, _ in kept], reported=reported))
 
     def _not_kept(self, lost: list[_Running], error: Exception) -> None:
         why = f"not within {STORE_S_MAX:g} s" if isinstance(error, TimeoutError) else words_of(error)
@@ -431,7 +444,8 @@ class HandlerDriver(Driver):
     def _over(self, running: _Running, code: int, reason: str) -> None:
         self._flush_progress(running)
         self._close_run(running)
-        self.report(Ended([(running.context.name, code, carried(shortened(reason, DETAIL_CHARS_MAX)))]))
+        told = [(running.context.name, code, carried(shortened(reason, DETAIL_CHARS_MAX)))]
+        self.report(Ended(told, reported=_reported([running])))
 
     def _close_run(self, running: _Running, last: str = "") -> None:
         """Cancel the run's timers, end its streams, standard output with the line `last`, and forget the run."""
