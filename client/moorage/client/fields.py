@@ -80,6 +80,7 @@ class Fields(_RunFields, total=False):
     driver_config: dict[str, Any]
     deadline_s: float
     start_within_s: float
+    or_refuse: float
     retries: int
     retries_on_lost: int
     retry: Sequence[Retry | Mapping[str, Any]]

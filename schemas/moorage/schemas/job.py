@@ -22,6 +22,8 @@ from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import NONE, Trouble, quoted
 from moorage.schemas.where import LABEL_FORM, SAME_MAX, SITE, is_label, prefers_trouble, where_trouble
 
+#: parts of the cases in which a job is to start in time, see `Request.or_refuse`
+OR_REFUSE: Final = (0.5, 0.9)
 REPLICAS_MAX: Final = NUMBERS_MAX
 #: the most ranks of a gang
 GANG_MAX: Final = 1_024
@@ -616,6 +618,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: most seconds until its first start; then it is EXPIRED. Of several replicas those that wait are EXPIRED if none
     #: was placed for so long
     start_within_s: float | None = None
+    #: refuse it at once if by the forecast it starts after `start_within_s`, without that if it does not start now: in
+    #: more than half of the cases (0.5) or in more than one of ten (0.9). Not looked at in the durable queue
+    or_refuse: float | None = None
     retries: int = 0  # number of further attempts after a failure
     retries_on_lost: int = 3  # number of further attempts after its worker was lost
     #: action if its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
@@ -695,6 +700,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"if_seq must be a ledger sequence, 0..{2**63 - 1}, found {self.if_seq}")
         check_duration("deadline_s", self.deadline_s)
         check_duration("start_within_s", self.start_within_s)
+        if self.or_refuse is not None and self.or_refuse not in OR_REFUSE:
+            raise ValueError(f"or_refuse must be 0.5 or 0.9, found {self.or_refuse:g}")
         if self.start_after_s is not None:
             check_duration("start_after_s", self.start_after_s)
             if self.deadline_s is not None and self.deadline_s <= self.start_after_s:

@@ -223,6 +223,9 @@ FIELDS: Final = (
     ),
     Field("deadline_s", "deadline", _TIMES, (one(0.0, "0s"), *_NO_TIMES)),
     Field("start_within_s", "start-within", (one(0.0, "0s"), *_TIMES), _NO_TIMES),
+    Field(
+        "or_refuse", "or-refuse", (one(0.5, "0.5"), one(0.9, "0.9")), (one(0.8, "0.8"), one(1.0, "1"), one("x", "x"))
+    ),
     Field("retries", "retries", (one(1, "1"), one(1000, "1000")), (one(1001, "1001"), *_NO_COUNTS)),
     Field("retries_on_lost", "", unsaid(0, 1000), unsaid(-1, 1001, 1.5, "3")),
     Field(

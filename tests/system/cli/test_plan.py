@@ -10,7 +10,7 @@ import pytest
 
 from moorage.client import AsyncClient, AsyncJob
 from moorage.client.errors import Rejected
-from tests.system.cli.node import Node
+from tests.system.cli.node import Node, Ran
 
 
 @pytest.mark.slow
@@ -156,3 +156,27 @@ async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:
     ran = await node.run("plan", "--drain", "sim-0O", tenant=unique)
     assert (ran.code, "no worker sim-0O" in ran.err) == (3, True)
     assert (await node.run("plan", "--quota", f"{unique}=none", "--gpu", "1xH100", tenant=unique)).code == 0
+
+
+@pytest.mark.slow
+async def test_a_job_that_is_not_expected_to_start_in_time_is_refused_if_it_asks_for_that(
+    node: Node, unique: str
+) -> None:
+    assert (await node.run("admin", "limit", "--gpus", "1", tenant=unique)).code == 0
+
+    async def submit(job: str, *flags: str) -> Ran:
+        return await node.run("submit", "--gpu", "1xH100", *flags, "--job", job, "--", "sleep", "60", tenant=unique)
+
+    first = await submit("first", "--time-limit", "2m", "--or-refuse")
+    assert first.code == 0, "it starts now" + first.err
+    late = await submit("late", "--start-within", "30s", "--or-refuse")
+    assert (late.code, "error[failed-precondition]" in late.err, "in half of the cases" in late.err) == (1, True, True)
+    assert (await node.run("show", "late", tenant=unique)).code != 0, "nothing of it was written"
+    surely = await submit("surely", "--start-within", "30s", "--or-refuse", "0.9")
+    assert "in nine of ten cases" in surely.err
+    fine = await submit("fine", "--start-within", "10m", "--or-refuse")
+    assert fine.code == 0, fine.err
+    assert "starts so in 5 of 10 cases" in (await node.run("show", "fine", tenant=unique)).out
+    again = await submit("fine", "--start-within", "10m", "--or-refuse")
+    assert again.code == 0, "the same id and content is no second job" + again.err
+    await node.run("cancel", "first", "fine", tenant=unique)

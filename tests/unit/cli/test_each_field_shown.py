@@ -109,6 +109,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "driver_config": ("settings", json.loads),
     "deadline_s": ("deadline", seconds),
     "start_within_s": ("starts within", seconds),
+    "or_refuse": ("or refused", part(r"in (\d) of 10", lambda text: int(text) / 10)),
     "retries": ("retries", int),
     "retries_on_lost": ("retries if lost", int),
     "fair_key": ("fair key", str),

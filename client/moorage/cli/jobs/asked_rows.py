@@ -50,6 +50,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("grace", _time(run.get("grace_s"))),
         ("deadline", _time(request.get("deadline_s"))),
         ("starts within", _time(request.get("start_within_s"))),
+        ("or refused", _or_refused(request.get("or_refuse"))),
         ("starts after", _time(request.get("start_after_s"))),
         ("retries", request.get("retries")),
         ("retries if lost", request.get("retries_on_lost")),
@@ -207,3 +208,7 @@ def _ready(ready: Mapping[str, Any]) -> str:
         return ""
     times = f"{check} within {exact(ready.get('within_s', 120.0))}, every {exact(ready.get('every_s', 5.0))}"
     return times if ready.get("for_s") is None else f"{times}, for {exact(ready['for_s'])}"
+
+
+def _or_refused(part: float | None) -> str:
+    return "" if part is None else f"unless it starts so in {round(10 * part)} of 10 cases"

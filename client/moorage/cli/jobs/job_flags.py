@@ -315,6 +315,15 @@ class JobFlags:
             field="start_within_s",
         ),
     ] = None
+    or_refuse: Annotated[
+        float | None,
+        Flag(
+            help="Refuse the job at once if by the forecast it does not start within --start-within, or now without "
+            "that: in half of the cases, with 0.9 in nine of ten.",
+            value="PART",
+            alone="0.5",
+        ),
+    ] = None
     grace: Annotated[
         str | None,
         Flag(help="Time between SIGTERM and SIGKILL when the job is ended.", value="DURATION", field="grace_s"),

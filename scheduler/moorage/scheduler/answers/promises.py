@@ -142,7 +142,7 @@ class Promises:
                 continue
             passed_ms = max(0, now_ms - forecast.time_ms)
             p50_ms, p90_ms = max(0, start.p50_ms - passed_ms), max(0, start.p90_ms - passed_ms)
-            by_ms = -(-(now_ms + self.within_ms(job, p90_ms)) // ROUND_MS) * ROUND_MS
+            by_ms = -(-(now_ms + self.within_ms(job.tenant, p90_ms, is_sweep=_is_sweep(job))) // ROUND_MS) * ROUND_MS
             found = Promising(num, by_ms, p50_ms, p90_ms, start.runs)
             self._open[num] = job
             self._promised_ms = now_ms
@@ -168,19 +168,18 @@ class Promises:
         self._wanted_ms = now_ms
         return True
 
-    def within_ms(self, job: Job, p90_ms: int) -> int:
+    def within_ms(self, tenant: str, p90_ms: int, *, is_sweep: bool = False) -> int:
         """Return within how many ms nine of ten such jobs start whose forecast has this bound."""
-        scores = self._of(job)
+        scores = self._of(tenant, is_sweep)
         if len(scores) < SCORES_MIN:
             return p90_ms
         at = min(math.ceil(ASKED_PERCENT / 100 * (len(scores) + 1)), len(scores)) - 1
         return max(0, round((p90_ms + ALIKE_MS) * math.exp(sorted(scores)[at])) - ALIKE_MS)
 
-    def _of(self, job: Job) -> list[float]:
-        """Return the last scores of jobs like this one: of its tenant once there are enough, else of all."""
-        kind = _is_sweep(job)
-        alike = [(tenant, score) for tenant, is_sweep, score in self._scores.values() if is_sweep == kind]
-        own = [score for tenant, score in alike if tenant == job.tenant]
+    def _of(self, tenant: str, is_sweep: bool) -> list[float]:
+        """Return the last scores of such jobs: of this tenant once there are enough, else of all."""
+        alike = [(whose, score) for whose, swept, score in self._scores.values() if swept == is_sweep]
+        own = [score for whose, score in alike if whose == tenant]
         found = own if len(own) >= SCORES_MAX else [score for _, score in alike]
         return found[-SCORES_MAX:]
 

@@ -20,7 +20,7 @@ import msgspec
 from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, SignalOrder, Wake
+from moorage.scheduler.core.events import Batch, Cancel, ChangeOrder, Execute, FromWorker, SignalOrder, Submit, Wake
 from moorage.scheduler.leader.sender_rates import SenderRates
 from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.pacing.reminders import Reminders
@@ -91,8 +91,8 @@ class Intake:
 
     `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON, the way it came),
     `on_admin` for operators' verbs (operator, then the same). `answer` sends what depends on the state, `refuse` what
-    does not. `has_keys` says whether the server has rights for each user, `persons` whose keys are persons' (see
-    `ways.way`).
+    does not. `on_unsure` takes submits that may be refused by the forecast. `has_keys` says whether the server has
+    rights for each user, `persons` whose keys are persons' (see `ways.way`).
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Intake:
         on_calls: Callable[[str, str, MemberLoad, int], None] | None = None,
         has_keys: Callable[[], bool] = lambda: False,
         persons: Callable[[], Mapping[str, str]] = dict,
+        on_unsure: Callable[[Submit], None] | None = None,
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
@@ -116,6 +117,7 @@ class Intake:
         self._on_calls = on_calls
         self._has_keys = has_keys
         self._persons = persons
+        self._on_unsure = on_unsure or engine.offer
         self._raw: deque[Delivery] = deque()  # of workers
         self._orders: deque[Delivery] = deque()  # of operators
         self.frames_came = self.frames_taken = 0  # of workers
@@ -387,7 +389,11 @@ class Intake:
                 return
         unnamed = partial(named_by_header, headers) if headers else fresh_job_id
         data = resolved(data, engine.config.tflops_file)
-        engine.offer(engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace, came=self._way(delivery)))
+        event = engine.submitted(tenant, data, unnamed, delivery.reply, json, 0, trace, came=self._way(delivery))
+        if event.request.or_refuse is None:
+            engine.offer(event)
+        else:
+            self._on_unsure(event)
 
     def _read(self, array: _Array, at_most: int) -> int:
         """Offer up to `at_most` more requests of an array, each decided by itself; return how many were read."""
@@ -401,7 +407,8 @@ class Intake:
         for position, body in enumerate(map(bytes, bodies), first):
             try:
                 body = resolved(body, engine.config.tflops_file)
-                offer(submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position, array.came))
+                event = submitted(tenant, body, fresh_job_id, "", json, 0, trace, batch, position, array.came)
+                offer(event) if event.request.or_refuse is None else self._on_unsure(event)
                 continue
             except Refused as refused:
                 answer = refused.problem

@@ -135,6 +135,7 @@ class Term:
             self.counts.calls.add_load,
             lambda: scheduler.queue_streams.has_keys,
             lambda: scheduler.queue_streams.persons,
+            asked.foresight.before_submit,
         )
         self.door = Door(
             "tenant",

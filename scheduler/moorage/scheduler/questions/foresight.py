@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from moorage.scheduler.answers.promises import Promises
 from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Submit
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.questions import question_queue
@@ -37,7 +38,8 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.frames import Answer, Event
-from moorage.schemas.job import Request
+from moorage.schemas.job import OR_REFUSE, Request
+from moorage.schemas.plan import Plan
 from moorage.schemas.reasons import REASONS, Ends
 from moorage.schemas.sizes import SizedRow
 
@@ -127,7 +129,7 @@ class Foresight:
         *,
         forks: bool,
         sized: Callable[[str, Request], SizedRow | None] = lambda _tenant, _request: None,
-        promises: Promises | None = None,
+        promises: Callable[[], Promises] | None = None,
     ) -> None:
         self._sized = sized
         self._promises = promises
@@ -339,6 +341,62 @@ class Foresight:
             why = "too many plans are under way, or the scheduler's machine has no room for another process"
             raise refuse("overloaded", why, retry_after_s=1.0)
 
+    # ---------------------------------------------------------------------------------------- before submit
+
+    def before_submit(self, event: Submit) -> None:
+        """Have a copy find when a request would start that is to be refused if that is too late; offer it if not.
+
+        Without copies it is offered: there is no forecast by which it could be refused.
+        """
+        engine, now_ms, request = self._engine, self._now_ms(), event.request
+        if self.children is None:
+            engine.offer(event)
+            return
+        question = PlanAsk(request=replace(request, if_seq=None, job=event.name, start_within_s=None))
+
+        def planned(answer: bytes | None) -> None:
+            if answer in (None, FAILED, TOO_LATE):
+                why = problem("overloaded", "the forecast took too long", retry_after_s=1.0)
+            else:
+                found = contained(lambda: self._too_late(decode_planned(answer or b""), event))
+                why = found
+            if why is None:
+                engine.offer(event)
+                return
+            replies = list[tuple[Any, str, bool]]()
+            event.answer(why, replies)
+            for frame, reply, json in replies:
+                self._plain(reply, frame, json)
+
+        if not self.children.ask(lambda: plan(engine, now_ms, event.tenant, question), planned, event.tenant):
+            planned(None)
+
+    def _too_late(self, found: Plan, event: Submit) -> Problem | None:
+        """Return the problem of a request that does not start in time; None if it does, or if others decide on it."""
+        if found.starts not in ("later", "unknown") and not found.replicas_now < found.replicas:
+            return None
+        request, start = event.request, found.in_ms
+        part, within_s = request.or_refuse, request.start_within_s or 0.0
+        in_ms = None if start is None else start.p50_ms if part == OR_REFUSE[0] else start.p90_ms
+        if in_ms is not None and part != OR_REFUSE[0] and self._promises is not None:
+            is_sweep = request.copies > 1 and not request.is_gang
+            in_ms = self._promises().within_ms(event.tenant, in_ms, is_sweep=is_sweep)
+        if in_ms is not None and in_ms <= within_s * 1000:
+            return None
+        cases = "half of the cases" if part == OR_REFUSE[0] else "nine of ten cases"
+        why = (found.waiting.starts_unknown if found.waiting is not None else "") or "the forecast has no bound"
+        when = f"it would start within {in_ms / 1000:.0f} s in {cases}" if in_ms is not None else f"not known: {why}"
+        fixes = found.waiting.fixes if found.waiting is not None else []
+        return problem(
+            "failed-precondition",
+            f"it is not expected to start in time: {when}",
+            field="$.or_refuse",
+            found=f"{in_ms / 1000:.0f} s" if in_ms is not None else "unknown",
+            allowed=f"a start within start_within_s = {within_s:g} s" if within_s else "a start now",
+            next=f"{fixes[0].say}: it would start sooner" if fixes else "wait for longer, or leave out or_refuse",
+            job=event.name,
+        )
+
     def _planned(self, answer: bytes, tenant: str, request: Request | None) -> Answer:
         found = decode_planned(answer)
         if request is not None and found.starts != "refused":
@@ -414,9 +472,9 @@ class Foresight:
 
     def promise(self) -> None:
         """Tell a job that has waited for some seconds by when it starts, if a forecast says so; else ask for one."""
-        promises, now_ms = self._promises, self._now_ms()
-        if promises is None:
+        if self._promises is None:
             return
+        promises, now_ms = self._promises(), self._now_ms()
         promises.look(now_ms)
         if (found := promises.choose(self._forecast, now_ms)) is not None:
             self._engine.offer(found)

@@ -121,7 +121,7 @@ class Questions:
             leader.send_soon,
             self._answer_plain,
             forks=forks,
-            promises=leader.counts.promises,
+            promises=lambda: leader.counts.promises,
             sized=lambda tenant, request: leader.counts.sizes.of(tenant, request),
         )
 

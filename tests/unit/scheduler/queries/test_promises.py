@@ -174,20 +174,19 @@ def test_the_time_is_moved_by_the_score_within_which_nine_of_ten_promises_were()
     drive = busy()
     comes(drive, "waits")
     drive.tick()
-    found, job = promises(drive), drive.job("waits")
+    found = promises(drive)
     for number in range(SCORES_MIN - 1):
         found._scores[-number - 1] = "u", False, 1.0
-    assert found.within_ms(job, 60_000) == 60_000, "not yet scored"
+    assert found.within_ms("t", 60_000) == 60_000, "not yet scored"
     for number in range(SCORES_MAX):  # the last hundred: 0.00 to 0.99
         found._scores[number + 1_000] = "u", False, number / 100
     # the 91st of them is 0.90: ceil(0.9 * 101) = 91
-    assert found.within_ms(job, 60_000) == round(2 * ALIKE_MS * math.exp(0.90)) - ALIKE_MS
+    assert found.within_ms("t", 60_000) == round(2 * ALIKE_MS * math.exp(0.90)) - ALIKE_MS
     for number in range(SCORES_MAX):
         found._scores[number + 2_000] = "t", False, -0.5
-    assert found.within_ms(job, 60_000) == round(2 * ALIKE_MS * math.exp(-0.5)) - ALIKE_MS, "of its own tenant"
-    assert found.within_ms(job, 0) == 0
-    comes(drive, "sweep", replicas=3)
-    assert found.within_ms(drive.job("sweep"), 60_000) == 60_000, "sweeps are scored apart"
+    assert found.within_ms("t", 60_000) == round(2 * ALIKE_MS * math.exp(-0.5)) - ALIKE_MS, "of its own tenant"
+    assert found.within_ms("t", 0) == 0
+    assert found.within_ms("t", 60_000, is_sweep=True) == 60_000, "sweeps are scored apart"
 
 
 def test_a_term_begins_with_the_scores_and_open_promises_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
