@@ -156,14 +156,15 @@ def test_an_attempt_is_told_of_which_version_of_its_service_it_is(tmp_path: Path
     keys = CallKeys(Context(url="nats://h1:4222"), "moorage", None)
     folders = AttemptFolders(WorkerSettings(tmp_path), "w1")
 
-    def told(label: str, command: str = "true") -> list[str]:
-        body = {"run": {"argv": [command]}, "service": {"name": "embed"}, "labels": {"version": label}}
+    def told(label: str, command: str = "true", **names: str) -> list[str]:
+        body = {"run": {"argv": [command]}, "service": {"name": "embed"}, "labels": {"version": label}, **names}
         request = msgspec.convert(body, Request)
         variables, _ = call_access(keys, folders, Assignment(NAME, request, [], "none"), None)
         return variables["MOORAGE_CALL_VERSION"].split(",")
 
     first, again, other = told("2.1.0"), told("2.1.0"), told("2.1.0", "false")
     assert first == again
+    assert first == told("2.1.0", job="embed-3", instead_of="embed-2"), "all replicas say the same"
     assert (len(first[0]), first[1]) == (16, "2.1.0")
     assert other[0] != first[0]
 

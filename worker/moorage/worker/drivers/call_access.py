@@ -48,8 +48,10 @@ def call_access(
 
 
 def _version_of(request: Request) -> str:
-    """Return what tells this version of a service from others, as `VERSION_VARIABLE` has it."""
-    digest = hashlib.sha256(msgspec.json.encode(request, order="sorted")).hexdigest()[:_DIGEST_CHARS]
+    """Return what tells this version of a service from others, as `VERSION_VARIABLE` has it: not the names of jobs, of
+    which a request may have its own or not."""
+    nameless = msgspec.structs.replace(request, job=None, instead_of=None)
+    digest = hashlib.sha256(msgspec.json.encode(nameless, order="sorted")).hexdigest()[:_DIGEST_CHARS]
     return f"{digest},{request.labels.get(VERSION_LABEL, '')}"
 
 
