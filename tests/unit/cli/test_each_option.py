@@ -15,12 +15,14 @@ import yaml
 
 from moorage.cli import main
 from moorage.cli.framework import arguments
+from moorage.client import AsyncClient, Rejected
 from moorage.client.request_builder import build_request
-from moorage.schemas.codec import decode_request, encode, identity
+from moorage.schemas.codec import decode_request, encode, identity, named_twice
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.handler import not_finite
 from moorage.schemas.job import Request
+from moorage.testing import SimFleet, SimulatedClock
 from moorage.testing.requests import (
     BESIDE,
     FIELDS,
@@ -310,3 +312,57 @@ def test_requests_of_worlds_have_fields_beside_that_decide_nothing() -> None:
         assert made["run"]["env"].items() >= {"LINES": "3"}.items()
         met |= made.keys() | ({"env"} if len(made["run"]["env"]) > 1 else set())
     assert met >= first | {"env"}
+
+
+def test_what_no_worker_could_run_is_refused_at_each_door_and_waits_on_the_wire_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was refused to the command, and waited for ever as Python sent it."""
+    unsaid = Drawn(())
+    told = {name: door(unsaid, capsys).on_no_match for name, door in {**OF_PEOPLE, "json": by_json}.items()}
+    assert told == dict.fromkeys(told, "reject")
+    assert by_wire(unsaid, capsys).on_no_match == "wait", "as the durable queue takes it"
+
+    async def by_client() -> None:
+        async with AsyncClient(transport=SimFleet("1xL4")) as client:
+            for what, gpu in ((["true"], "1xH100"), ({"run": {"argv": ["true"]}, "gpu": {"model": "H100"}}, None)):
+                with pytest.raises(Rejected, match="no known worker could ever run this"):
+                    await client.submit(what, gpu=gpu)
+
+    SimulatedClock().run(by_client())
+
+
+def test_each_field_twice_is_refused_in_each_file_and_on_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    for name in sorted({field.path.partition(".")[0] for field in FIELDS} - {"run"}):
+        body = f'{{"run": {{"argv": ["x"]}}, "{name}": null, "{name}": null}}'
+        for door, take in TWICE.items():
+            try:
+                take(body, capsys)
+            except (Refusal, MoorageError) as refused:
+                if "twice" not in str(refused) or name not in str(refused):
+                    wrong.append(f"{name} {door}: {refused}")
+            else:
+                wrong.append(f"{name} {door}: taken")
+    assert not wrong, "\n".join(wrong)
+
+
+def _twice_in(file: str) -> Callable[[str, Any], Any]:
+    def take(body: str, capsys: Any) -> Request:
+        Path(file).write_text(body)
+        return _dry(capsys, "-f", file)
+
+    return take
+
+
+def _read_by_a_scheduler(body: bytes) -> None:
+    if name := named_twice(body):
+        raise Refusal(f"{name} twice")
+
+
+#: doors at which text is read, with one field twice
+TWICE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "json": _twice_in("twice.json"),
+    "yaml": _twice_in("twice.yaml"),
+    "wire": lambda body, _: _read_by_a_scheduler(body.encode()),
+}
