@@ -27,6 +27,7 @@ def Gpu(
     vendor: str | None = None,
     compute_capability: str | None = None,
     prefer: Literal["pack", "spread"] | None = None,
+    topology: Literal["nvlink"] | None = None,
 ) -> GpuSpec:
     """Return the GPUs of one replica: `Gpu("H100 | A100", count=2, memory="80G")` is the token `2xH100|A100:80G`.
 
@@ -34,7 +35,7 @@ def Gpu(
     `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is given, else nvidia.
     `compute_capability` is the lowest accepted one, as `8.0`. With `distinct_hosts`, each replica of a gang has a host
     of its own. `prefer` is for shared GPUs: `pack` chooses the fullest device with room, `spread` an unused device
-    first. Raises `Rejected`.
+    first. `topology` "nvlink" takes only GPUs that NVLink joins. Raises `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(
@@ -49,7 +50,7 @@ def Gpu(
     try:
         return msgspec.structs.replace(
             spec, scheduling=scheduling, distinct_hosts=distinct_hosts, vendor=vendor,
-            min_compute_capability=compute_capability, prefer=prefer,
+            min_compute_capability=compute_capability, prefer=prefer, topology=topology,
         )  # fmt: skip
     except ValueError as error:
         raise rejected("invalid-argument", str(error), field="$.gpu", found=compute_capability) from None

@@ -127,7 +127,7 @@ class Fragments(Pack):
         Nothing can fragment while all requests ask for one whole device of any kind and hosts have enough CPU for all
         devices.
         """
-        if self.mix.version == 0:
+        if self.mix.version == 0 or shape.linked:  # its table knows no links
             return True
         return shape.mode == EXCLUSIVE and shape.count == 1 and self._is_of_no_matter(fleet)
 
@@ -317,7 +317,7 @@ class Fragments(Pack):
     # ---------------------------------------------------------------------------------- many at once
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
+        if self.mix.version == 0 or shape.linked or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
             return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
         if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:

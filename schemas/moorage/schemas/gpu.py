@@ -104,6 +104,9 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     distinct_hosts: bool = False
     #: a sharer's GPU: the one with the most other sharers, or with the fewest; null: as the ranker chooses
     prefer: Literal["pack", "spread"] | None = None
+    #: how the GPUs of a replica, two or more, are joined: by NVLink, directly or through others of them; it waits for
+    #: such ones. null prefers them
+    topology: Literal["nvlink"] | None = None
     distributed: Distributed | None = None  # settings of the processes of a gang, or of one replica
     mps_pipe_dir: str | None = None  # the MPS daemon's pipe directory, absolute, with sharing mps; null is the default
     mps_log_dir: str | None = None  # the MPS daemon's log directory, absolute, with sharing mps; null is the default
@@ -149,6 +152,10 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return Trouble(
                 "gpu.distinct_hosts", message, quoted(self.effective_scheduling), "scheduling gang, or false"
             )
+        if self.topology is not None and (self.count == 1 or self.effective_sharing != "exclusive"):
+            message = "topology is about two or more GPUs of a replica, which are its own"
+            found = f"{self.count} GPU" if self.count == 1 else self.effective_sharing
+            return Trouble("gpu.topology", message, found, "null with one GPU, and with a shared one")
         if self.prefer is not None and self.effective_sharing == "exclusive":
             return Trouble("gpu.prefer", "prefer needs sharing mps or time-slice", self.prefer, "null without sharing")
         if self.profile is not None and (trouble := self._profile_trouble(self.profile)) is not None:

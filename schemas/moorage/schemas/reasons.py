@@ -197,6 +197,13 @@ COUNT: Final = add(
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
+NVLINK: Final = add(
+    "nvlink",
+    "no remaining worker has as many matching GPUs joined by NVLink as one replica asks for, by gpu.topology",
+    "ask for fewer GPUs, or leave out gpu.topology: GPUs that NVLink joins are preferred anyway",
+    ends=Ends.NEVER,
+    cures=_REQUEST,
+)
 DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
     "host-size",

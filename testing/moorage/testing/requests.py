@@ -147,6 +147,7 @@ FIELDS: Final = (
         unsaid({"memory": "soft"}),
         {"gpu": {"sharing": "mps", "share": {"compute_percent": 50, "memory_mib": 4096}}},
     ),
+    Field("gpu.topology", "", unsaid("nvlink"), unsaid("pcie", True), {"gpu": {"count": 2}}),
     Field("gpu.scheduling", "", unsaid("spread"), unsaid("some"), {"gpu": {}, "replicas": 2}),
     Field("gpu.distributed", "", unsaid({"backend": "gloo", "master_port": 29501}), unsaid({"master_port": 0}), _GPU),
     Field(

@@ -90,6 +90,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "gpu.min_compute_capability": ("gpu also", part(r"capability ([\d.]+)")),
     "gpu.prefer": ("gpu also", part(r"prefers to (\w+)")),
     "gpu.enforce": ("gpu also", _enforced),
+    "gpu.topology": ("gpu also", part(r"joined by (\w+)")),
     "gpu.scheduling": ("gpu also", part(r"scheduling ([\w-]+)")),
     "gpu.distributed": (
         "gpu also",

@@ -154,7 +154,7 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
             "--gang and --spread cannot be used together: a gang takes",
             "leave out --spread; with --hosts 2",
         ),
-        ({"gang": True}, "--gang, --hosts and --spread need --gpu", "add --gpu 1xH100"),
+        ({"gang": True}, "--gang, --hosts, --spread and --nvlink need --gpu", "add --gpu 1xH100"),
         ({"hosts": 2, "gpu": "4x2xH100"}, "--hosts 2 is a gang of 2 replicas, one on each host", "--hosts 2 --gpu 4x"),
         ({"hosts": 2, "replicas": "3", "gpu": "1"}, "--hosts 2 is a gang of 2 replicas", "--hosts 2 --gpu 4xH100"),
         ({"hosts": 0, "gpu": "1"}, "--hosts 0 is a gang of 0 replicas", "--hosts 2 --gpu 4xH100"),

@@ -159,6 +159,7 @@ def _gpu_words(gpu: Mapping[str, Any]) -> str:
         + [f"compute capability {gpu.get('min_compute_capability')}"] * ("min_compute_capability" in gpu)
         + named
         + [f"prefers to {gpu.get('prefer')}"] * ("prefer" in gpu)
+        + ["joined by nvlink"] * ("topology" in gpu)
         + [f"{name} kept {enforce[name]}" for name in ("memory", "compute") if enforce.get(name)]
         + [f"ranks meet by {backend} on port {port}"] * (ranks is not None)
     )

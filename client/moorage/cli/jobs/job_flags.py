@@ -171,6 +171,9 @@ class JobFlags:
     spread: Annotated[
         bool, Parameter(help="Prefer a different host for each replica; where none has room, several run on one.")
     ] = False
+    nvlink: Annotated[bool, Parameter(help="The GPUs of a replica are joined by NVLink; it waits for such ones.")] = (
+        False
+    )
     same: Annotated[
         list[str] | None,
         Flag(
@@ -555,7 +558,7 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             field="$.run.argv",
             next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
-    together = scheduling_of(flags)
+    together = scheduling_of(flags) | ({"topology": "nvlink"} if flags.nvlink else {})
     same = fields.pop("same", None)
     if same is not None and len(same) > 1 and ANY_PLACE in same:
         message = f"--same {ANY_PLACE} lets the ranks run in any places, so no label goes with it"
@@ -573,7 +576,7 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             found=f"--gpu {flags.gpu} --replicas {flags.replicas}", next=f"--gpu 1xH100 --replicas {flags.replicas}",
         )  # fmt: skip
     if request.gpu is None:
-        message = "--gang, --hosts and --spread need --gpu"
+        message = "--gang, --hosts, --spread and --nvlink need --gpu"
         raise rejected("invalid-argument", message, field="$.gpu", next="add --gpu 1xH100")
     import msgspec
 

@@ -203,7 +203,7 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     Jobs lease them, foreign processes use them, processes of the hosts borrow them, their workers have just refused
     them, or they are not healthy.
     """
-    missing = shape.count - max(_free(host, shape).bit_count() for host in hosts)
+    missing = max(0, shape.count - max(_free(host, shape).bit_count() for host in hosts))
     unleased = [host for host in hosts if host.cls.rooms(_but_for_health(host, shape), shape)]
     if not unleased:
         if because := _fragmented(hosts, shape):
@@ -232,7 +232,10 @@ def _fragmented(hosts: list[Host], shape: Shape) -> str:
     free = [count for host in hosts if (count := _free(host, shape).bit_count())]
     if shape.mode > EXCLUSIVE or sum(free) < shape.count:
         return ""
-    return f"{many(sum(free), 'GPU')} are free on {many(len(free), 'host')}, and none of these has {shape.count}"
+    joined = " that NVLink joins" * shape.linked
+    return (
+        f"{many(sum(free), 'GPU')} are free on {many(len(free), 'host')}, and none of these has {shape.count}{joined}"
+    )
 
 
 def _frozen_on(hosts: list[Host]) -> str:

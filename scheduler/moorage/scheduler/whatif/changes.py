@@ -1,11 +1,11 @@
 """Finds smaller or other requests that may start now in place of a waiting one, least sacrifice first.
 
 A job that waits for others, or for a time, could start only without that. Of all others the order is: a time limit that
-lets it in, any device, another model, any vendor, a lower compute capability, less memory, another slice, a whole GPU
-instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less host memory,
-several replicas of a gang on one host, its ranks in several places, no gang, fewer replicas, a gang on several hosts
-instead of more GPUs than one host has, fewer GPUs, one label less. These are candidates: each is tried before it is
-suggested (see `fixes`). Requests that would be refused are left out.
+lets it in, any device, GPUs without NVLink, another model, any vendor, a lower compute capability, less memory, another
+slice, a whole GPU instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less
+host memory, several replicas of a gang on one host, its ranks in several places, no gang, fewer replicas, a gang on
+several hosts instead of more GPUs than one host has, fewer GPUs, one label less. These are candidates: each is tried
+before it is suggested (see `fixes`). Requests that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -327,6 +327,12 @@ def _same_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
         yield "several replicas on one host", _with_gpu(request, distinct_hosts=False), ("gpu",)
 
 
+def _any_links(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is not None and gpu.topology is not None:
+        yield "GPUs that NVLink does not join", _with_gpu(request, topology=None), ("gpu",)
+
+
 def _any_place(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if len(fleet.places(Shapes().of(request))) > 1:
         yield "its ranks in any places", msgspec.structs.replace(request, same=[]), ("same",)
@@ -390,7 +396,7 @@ def _count(fleet: Fleet, request: Request) -> Iterator[_Change]:
         return
     for count in range(gpu.count - 1, 0, -1):
         say = f"{count} GPU{'s' * (count > 1)} instead of {gpu.count}"
-        yield say, _with_gpu(request, count=count), ("gpu",)
+        yield say, _with_gpu(request, count=count, topology=gpu.topology if count > 1 else None), ("gpu",)
 
 
 def _no_after(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -413,7 +419,6 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
-    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _same_hosts, _any_place,
-    _gang,
-    _replicas, _several_hosts, _count, _labels,
+    _any_device, _any_links, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _same_hosts,
+    _any_place, _gang, _replicas, _several_hosts, _count, _labels,
 )  # fmt: skip

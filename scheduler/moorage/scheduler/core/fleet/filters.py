@@ -169,7 +169,12 @@ def _has_slot(offer: Offer, shape: Shape) -> bool:
 
 
 def _has_so_many(offer: Offer, shape: Shape) -> bool:
-    return offer.rooms(offer.answering(shape), shape) > 0
+    slots = offer.answering(shape)
+    return slots.bit_count() >= shape.count if shape.linked else offer.rooms(slots, shape) > 0
+
+
+def _has_links(offer: Offer, shape: Shape) -> bool:
+    return not shape.linked or offer.rooms(offer.answering(shape), shape) > 0
 
 
 # ------------------------------------------------------------------------------------- what the fleet has instead
@@ -263,6 +268,11 @@ def _counts(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the most matching GPUs on one worker is {max(offer.answering(shape).bit_count() for offer in offers)}"
 
 
+def _links(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    sets = ((offer.answering(shape) & each).bit_count() for offer in offers for each in offer.kit.links)
+    return f"the most matching GPUs that NVLink joins on one worker is {max(sets, default=0)}"
+
+
 def _kept(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"the workers keep each matching GPU for other sharing modes than {MODE_WORDS[shape.mode]}"
 
@@ -314,6 +324,7 @@ _IN_ORDER: Final = (
     ),
     Filter(reasons.SLOT_MODE, "devices", lambda offer, shape: bool(offer.answering(shape)), _kept),
     Filter(reasons.COUNT, "devices", _has_so_many, _counts),
+    Filter(reasons.NVLINK, "devices", _has_links, _links),
     Filter(reasons.DEVICE, "names", lambda offer, shape: not shape.device_ids or bool(offer.exactly(shape)), _named),
 )  # fmt: skip
 #: by reason, in the order in which they are checked

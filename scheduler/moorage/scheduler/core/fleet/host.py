@@ -228,8 +228,10 @@ class HostClass:
         """
         if not shape.count:
             return ATTEMPTS_MAX
-        if shape.mode <= EXCLUSIVE:
+        if shape.is_whole:
             return min(shape.on_host_max, slots.bit_count() // shape.count)
+        if shape.linked:
+            return min(shape.on_host_max, sum((slots & each).bit_count() // shape.count for each in self.kit.links))
         if shape.count == 1:
             return min(shape.on_host_max, sum(beside) + self._places(slots, shape))
         return min(shape.on_host_max, groups(shape.count, [*beside, *self.places_of(slots, shape).values()]))
@@ -250,11 +252,23 @@ class HostClass:
         if not count:
             return 0
         fit = self.fit(shape)
+        if shape.linked:
+            return self._pick_linked(slots, shape, fit)
         if count > 1 and self.alike:
             slots = first_alike(self.alike, slots, fit.tiers, count)
         if not self.kit.islands:
             return first_of(slots, fit.tiers, count)
         return linked(self.kit.islands, slots, slots & fit.best_mask, fit.tiers, count)
+
+    def _pick_linked(self, slots: int, shape: Shape, fit: Fit) -> int | None:
+        """Return as many of these slots as NVLink joins, of the smallest set that has them; None if none has."""
+        parts = [slots & each for each in self.kit.links if (slots & each).bit_count() >= shape.count]
+        if not parts:
+            return None
+        part = min(parts, key=int.bit_count)
+        return first_of(
+            first_alike(self.alike, part, fit.tiers, shape.count) if self.alike else part, fit.tiers, shape.count
+        )
 
     def places_of(self, slots: int, shape: Shape) -> dict[int, int]:
         """Return for each of these empty slots how many sharers of a shape fit there."""

@@ -25,6 +25,7 @@ class Kit(NamedTuple):
     devices: tuple[Device, ...]
     #: sets of slots linked by NVLink, and by NUMA node; empty if neither separates any slots
     islands: tuple[tuple[int, ...], ...]
+    links: tuple[int, ...]  # the sets of two or more slots that NVLink joins
     kept_for: tuple[tuple[str, ...], ...]  # by slot, the sharing modes that it is restricted to; empty: none
     drivers: frozenset[str]
     gpu_drivers: frozenset[str]  # drivers whose jobs may have GPUs
@@ -78,6 +79,7 @@ def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
             for d in pool
         ),
         _islands_of(pool),
+        tuple(each for each in _linked(pool) if each.bit_count() > 1),
         tuple(tuple(device.get("modes", ())) for device in pool),
         frozenset(drivers),
         that("gpu_enabled", unless_told=True),
@@ -101,8 +103,21 @@ def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
 def _islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
 
-    If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
-    directions.
+    If NVLink links all slots or none, the NUMA nodes take the place of its sets.
+    """
+    nodes: dict[int, int] = {}
+    for slot, device in enumerate(pool):
+        node = int(device.get("numa", -1))
+        nodes[node] = nodes.get(node, 0) | 1 << slot
+    by_link, by_node = _linked(pool), tuple(nodes.values())
+    if len(by_link) in (1, len(pool)):
+        by_link = by_node
+    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
+
+
+def _linked(pool: list[dict[str, Any]]) -> tuple[int, ...]:
+    """Return the sets of slots that NVLink joins; a slot without a link is a set of its own. A reported link counts in
+    both directions.
     """
     slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
@@ -113,11 +128,4 @@ def _islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
             for joined in range(len(pool)):
                 if both >> joined & 1:
                     linked[joined] = both
-    nodes: dict[int, int] = {}
-    for slot, device in enumerate(pool):
-        node = int(device.get("numa", -1))
-        nodes[node] = nodes.get(node, 0) | 1 << slot
-    by_link, by_node = tuple(dict.fromkeys(linked)), tuple(nodes.values())
-    if len(by_link) in (1, len(pool)):
-        by_link = by_node
-    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
+    return tuple(dict.fromkeys(linked))

@@ -64,8 +64,10 @@ class Shape:
         "gpus",
         "index",
         "is_gang",
+        "is_whole",
         "key",
         "levels",
+        "linked",
         "memory_enforced",
         "memory_mib",
         "min_compute",
@@ -141,6 +143,8 @@ class Shape:
         self.min_compute = capability_of(gpu.min_compute_capability or "") if gpu else 0
         self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
         share = gpu.share if gpu else None
+        self.linked = gpu is not None and gpu.topology is not None  # its devices are joined by NVLink
+        self.is_whole = self.mode <= Mode.EXCLUSIVE and not self.linked  # any whole devices will do
         self.share_mib = share.memory_mib if share else 0
         # 100 means no cap and is not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
@@ -221,6 +225,7 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.prefer,
             gpu.enforce and gpu.levels_required,
             gpu.profile,
+            gpu.topology,
         )
     return (
         gpu_key,

@@ -108,7 +108,7 @@ class Pack(Ranker):
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         # after a placement the host has still fewer free devices than any other that suffices: it remains the best fit
-        if shape.spread or shape.mode != EXCLUSIVE or shape.is_gang:
+        if shape.spread or shape.mode != EXCLUSIVE or not shape.is_whole or shape.is_gang:
             return []
         return choice.host.pick_more(shape, most)
 
