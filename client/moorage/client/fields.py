@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypedDict
 
 from moorage.client.durations import Duration
 from moorage.schemas.items import ItemsFile
-from moorage.schemas.job import After, FilesOf, Resources, Secret
+from moorage.schemas.job import After, FilesOf, GroupSpec, Resources, Secret
 from moorage.schemas.retrying import Retry
 from moorage.schemas.service import Scale, ServiceSpec
 from moorage.schemas.staying import Ready
@@ -96,6 +96,8 @@ class Fields(_RunFields, total=False):
     service: ServiceSpec | Mapping[str, Any]
     instead_of: str
     hold: bool
+    repair_s: float
+    groups: Sequence[GroupSpec | Mapping[str, Any]]
 
 
 #: the names of these keyword arguments

@@ -23,7 +23,6 @@ from moorage.client.replicas import Which, field_of, replicas_of
 from moorage.client.steps import Step, step_of
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import LOG_OFFSET_MAX, USE_KEPT_S, Accepted, Event
-from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
 from moorage.schemas.names import is_job
 from moorage.schemas.ranges import NOTHING, count_of
@@ -147,7 +146,7 @@ class AsyncJob:
     def gpu(self) -> str:
         """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this handle has not seen it."""
         if not self._gpu and self._request is not None:
-            self._gpu = format_token(self._request.effective_gpu, self._request.copies)
+            self._gpu = self._request.token
         return self._gpu
 
     async def events(self, wait: Duration | None = None) -> AsyncIterator[Event]:

@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, image_trouble, is_id, takes_image
-from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
+from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share, format_token
+from moorage.schemas.groups import GROUP_NAME, GROUPS_MAX, group_at
 from moorage.schemas.items import ItemsFile, item_of, missing, no_column
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, PERSON, SECRET_WORDS, is_files, is_job, is_person, is_secret
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
@@ -35,6 +36,7 @@ ARGV_MAX: Final = 1024
 ENV_MAX: Final = 512
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
+REPAIR_S_MAX: Final = 86400.0
 LABELS_MAX: Final = 64
 #: values that `requires` lists in all, and characters of one, of a driver and of a vendor: more would take more memory
 #: than the request is counted for
@@ -111,6 +113,34 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
             raise ValueError(f"cpu_milli must be 0..1000000000, found {self.cpu_milli}")
         if not 0 <= self.memory_mib <= 2**31:
             raise ValueError(f"memory_mib must be 0..{2**31}, found {self.memory_mib}")
+
+
+class GroupSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Ranks of a gang that ask for the same and run the same.
+
+    To torch they are a world of their own: `RANK` and `WORLD_SIZE` count them alone, and `MASTER_ADDR` is their first
+    rank. Each rank finds the first rank of every group in `MOORAGE_GROUP_<NAME>_ADDRESS`, as `address:port`.
+    """
+
+    name: str  # 1..16 small letters, digits and _, a letter first
+    replicas: int = 1  # its ranks
+    gpu: GpuSpec | None = None  # GPUs of each, which it has alone; null asks for none
+    resources: Resources | None = None  # the host's CPU cores and memory for each; null counts none
+    argv: list[str] = []  # its program and arguments; [] is `run.argv`
+    env: dict[str, str] = {}  # variables beside those of `run.env`
+
+    def __post_init__(self) -> None:
+        if not GROUP_NAME.fullmatch(self.name):
+            raise ValueError(f"name must match {GROUP_NAME.pattern}, found {self.name[:80]!r}")
+        if not 1 <= self.replicas <= GANG_MAX:
+            raise ValueError(f"replicas must be 1..{GANG_MAX}, found {self.replicas}")
+        if self.argv and not names_a_program(self.argv):
+            raise ValueError("argv must begin with the name of a program, found an empty word")
+
+    @property
+    def asks(self) -> GpuSpec | None:
+        """Its GPUs as those of a gang."""
+        return None if self.gpu is None else msgspec.structs.replace(self.gpu, scheduling="gang")
 
 
 class FilesOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -667,6 +697,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: for whom of its tenant it is, as a user or a customer: 1 to 64 printable characters. Keys of which jobs wait
     #: share what their tenant gets equally, by the GPU time that each has had of late
     fair_key: str = ""
+    #: of a gang: seconds for which the hosts of its other ranks take no other jobs once a rank is lost, 0..86400. All
+    #: ranks end and start again with one attempt number; 0: any job may start there meanwhile
+    repair_s: float = 0
+    #: a gang of unlike parts, as a trainer and what feeds it: 1..8 groups in place of `gpu`, `resources`, `replicas`.
+    #: All ranks of all groups start together or not at all, and end together; they are numbered group by group
+    groups: list[GroupSpec] = []
     #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
     #: it. It stays the last field: see `signed`
     person: str | None = None
@@ -678,6 +714,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"again_of must be the id of a job, found {self.again_of[:80]!r}")
         if self.person is not None and not is_person(self.person):
             raise ValueError(f"person must match {PERSON.pattern}, found {self.person[:80]!r}")
+        if self.groups:
+            self._take_groups()
         if self.replicas != 1 and not 1 <= self.copies <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
         if self.indices is not None:
@@ -720,9 +758,11 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(
                 f"fair_key must be 1..{FAIR_KEY_CHARS_MAX} printable characters, found {self.fair_key[:80]!r}"
             )
+        if self.repair_s and not 0 < self.repair_s <= REPAIR_S_MAX:
+            raise ValueError(f"repair_s must be 0..{REPAIR_S_MAX:.0f} seconds, found {self.repair_s}")
         if self.after:
             self._read_after()
-        if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":
+        if self.on_partition == "keep" and (self.groups or (self.gpu is not None and self.gpu.scheduling == "gang")):
             raise ValueError("on_partition must be kill for a gang, found keep")  # a kept rank would hold up the rest
         if self.resource_requirements is not None and self.gpu is not None:
             raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
@@ -819,6 +859,32 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return msgspec.structs.replace(self, replicas=Scale(max=most, min=least))
 
     @property
+    def token(self) -> str:
+        """Its GPUs as every table prints them; of a gang with groups those of each group."""
+        if self.groups:
+            return "+".join(format_token(group.gpu, group.replicas) for group in self.groups)
+        return format_token(self.effective_gpu, self.copies)
+
+    def of_group(self, at: int) -> Request:
+        """Return the request of a gang of this group alone."""
+        group, run = self.groups[at], self.workload
+        if group.argv or group.env:
+            run = msgspec.structs.replace(run, argv=group.argv or run.argv, env=run.env | group.env)
+        fields = {"gpu": group.asks, "resources": group.resources, "run": run, "replicas": group.replicas}
+        return msgspec.structs.replace(self, groups=[], **fields)
+
+    def of_rank(self, rank: int) -> Request:
+        """Return the request as the worker of this rank has it: what its group asks for, and all groups."""
+        if not self.groups:
+            return self
+        own = self.of_group(self.group_of(rank)[0])
+        return msgspec.structs.replace(own, groups=self.groups, replicas=self.copies)
+
+    def group_of(self, rank: int) -> tuple[int, int]:
+        """Return the place of a rank's group among `groups`, and the first rank of that group."""
+        return group_at([group.replicas for group in self.groups], rank)
+
+    @property
     def effective_gpu(self) -> GpuSpec | None:
         """The GPU spec, from `gpu` or in OpenShell's form; None if it asks for no GPU."""
         if self.gpu is not None:
@@ -838,6 +904,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or _items_trouble(self.workload)
             or (None if self.gpu is None else self.gpu.trouble)
             or self._distributed_trouble
+            or self._groups_trouble
             or self._gang_trouble
             or self._place_trouble
             or self._preemptible_trouble
@@ -865,6 +932,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError("indices must be left out where replicas has min and max: those are numbered from 0 on")
         if self.replicas not in (1, count):
             raise ValueError(f"replicas must be left out, or be {count} as indices says, found {self.replicas}")
+        msgspec.structs.force_setattr(self, "replicas", count)
+
+    def _take_groups(self) -> None:
+        """Set the number of replicas from the sizes of the groups. Raises ValueError if it is another one."""
+        count = sum(group.replicas for group in self.groups)
+        if self.replicas not in (1, count):
+            raise ValueError(f"replicas must be left out, or be {count} as groups says, found {self.replicas}")
         msgspec.structs.force_setattr(self, "replicas", count)
 
     def _take_items(self, count: int) -> None:
@@ -917,8 +991,40 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return self.max_failed
 
     @property
+    def _groups_trouble(self) -> Trouble | None:
+        """What is wrong with its groups; None if nothing is."""
+        groups = self.groups
+        if not groups:
+            return None
+        if len(groups) > GROUPS_MAX:
+            return Trouble("groups", f"a gang has at most {GROUPS_MAX} groups", len(groups), f"1..{GROUPS_MAX}")
+        for field, value in (("gpu", self.gpu), ("resources", self.resources), ("preemptible", self.preemptible),
+                             ("resource_requirements", self.resource_requirements), ("template", self.template),
+                             ("run.items", self.workload.items), ("driver_config", self.driver_config)):  # fmt: skip
+            if value:
+                return Trouble(field, f"each group says for itself what it asks for, and has no {field}", "both", NONE)
+        names = [group.name for group in groups]
+        if twice := [name for name in names if names.count(name) > 1]:
+            return Trouble("groups", "two groups have one name", quoted(twice[0]), "a name for each")
+        if not any(group.gpu is not None for group in groups):
+            return Trouble("groups", "some group of a gang has GPUs", "none", "gpu of one group")
+        for at, group in enumerate(groups):
+            place, gpu = f"groups[{at}]", group.asks
+            if gpu is None or group.gpu is None:
+                continue
+            if gpu.effective_sharing != "exclusive" or group.gpu.scheduling is not None:
+                message = "the ranks of a group have whole GPUs, and start together"
+                return Trouble(f"{place}.gpu", message, "sharing or scheduling", "neither")
+            if (trouble := gpu.trouble) is not None:
+                return trouble._replace(field=f"{place}.{trouble.field}")
+        return None
+
+    @property
     def _gang_trouble(self) -> Trouble | None:
-        if self.gpu is None or self.gpu.effective_scheduling != "gang":
+        if self.repair_s and not self.is_gang:
+            message = "repair_s is about the other ranks of a gang, and the job is none and has no groups"
+            return Trouble("repair_s", message, f"{self.repair_s:g}", "0 without a gang or groups")
+        if not self.groups and (self.gpu is None or self.gpu.effective_scheduling != "gang"):
             return None
         if isinstance(self.replicas, Scale):
             if not self.replicas.min:
@@ -1023,6 +1129,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def is_gang(self) -> bool:
         """Whether it has several replicas, or as many as have room, which start together and end together."""
         gpu = self.gpu
+        if self.groups:
+            return True
         if gpu is None or gpu.effective_scheduling != "gang":
             return False
         return isinstance(self.replicas, Scale) or self.replicas > 1

@@ -242,6 +242,37 @@ FIELDS: Final = (
         (one("k" * 65, "k" * 65), *unsaid("a\tb", 7), Value(TEXT_ALONE, ("",)), Value(TEXT_ALONE, (" ",))),
     ),
     Field(
+        "repair_s",
+        "repair",
+        (one(600.0, "10m"), one(86400.0, "1d")),
+        (one(-1.0, "-1s"), one(90000.0, "25h"), *unsaid("soon", [1])),
+        {"groups": [{"name": "a", "gpu": {}}]},
+    ),
+    Field(
+        "groups",
+        "group",
+        (
+            one([{"name": "a", "gpu": {}}], "a=1"),
+            one(
+                [
+                    {"name": "trainer", "replicas": 2, "gpu": {"count": 8, "model": "H100"}, "argv": ["train", "a b"]},
+                    {"name": "head", "resources": {"cpu_milli": 2000, "memory_mib": 1024}},
+                ],
+                "trainer=2x8xH100: train 'a b'",
+                "head=-,cpu=2,memory=1Gi",
+            ),
+            *unsaid([{"name": "a", "gpu": {"model": "H100"}, "env": {"MODE": "fast"}}]),
+        ),
+        (
+            one([{"name": "a"}], "a=-"),
+            one([{"name": "A", "gpu": {}}], "A=1"),
+            one([{"name": "a", "gpu": {"model": "H100", "sharing": "mps"}}], "a=1xH100@mps"),
+            Value(TEXT_ALONE, ("a",)),
+            Value(TEXT_ALONE, ("a=1,cores=2",)),
+            *unsaid([{"gpu": {}}], {"a": 1}, [{"name": "a", "gpu": {}, "replicas": 0}]),
+        ),
+    ),
+    Field(
         "retry",
         "retry",
         (

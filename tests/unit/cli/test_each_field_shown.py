@@ -25,10 +25,11 @@ from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.schemas.frames import AgainAnswer
 from moorage.schemas.gpu import parse_token
-from moorage.schemas.job import Request
+from moorage.schemas.job import GroupSpec, Request
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.units import size_bytes
 from moorage.testing.requests import FIELDS, Drawn, alone, drawn, values_of, with_value
+from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving, wire
 
 Rows = Mapping[str, str]
@@ -108,10 +109,12 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "same": ("same", lambda text: [] if text == "any" else split(text)),
     "spread_over": ("spread over", str),
     "driver_config": ("settings", json.loads),
+    "groups": ("groups", lambda text: msgspec.convert(json.loads(text), list[GroupSpec])),
     "deadline_s": ("deadline", seconds),
     "start_within_s": ("starts within", seconds),
     "or_refuse": ("or refused", part(r"in (\d) of 10", lambda text: int(text) / 10)),
     "retries": ("retries", int),
+    "repair_s": ("repair", seconds),
     "retries_on_lost": ("retries if lost", int),
     "fair_key": ("fair key", str),
     "uses": ("uses", lambda text: {name: int(number) for name, number in pairs(text).items()}),
@@ -236,6 +239,7 @@ def unlike(rows: Rows, asked: Drawn, request: Request) -> list[str]:
         if isinstance(wanted, dict) and isinstance(found, dict):
             wanted = {name: wanted[name] for name in found if name in wanted}
             found = {name: each for name, each in found.items() if name in wanted}
+        wanted = request.groups if field.path == "groups" else wanted
         if field.path == "gpu":
             found, wanted = msgspec.convert(found, type(request.gpu)), request.gpu
             keep = ("count", "model", "min_memory_mib", "sharing")
@@ -269,6 +273,18 @@ def submitted(drive: Driving, asked: Drawn, name: str) -> tuple[Drawn, Request]:
     return Drawn(tuple(each for each in said if each[0].path != "on_no_match")), request
 
 
+@pytest.fixture(autouse=True)
+def knows_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
+
+
+def next_level() -> Driving:
+    """A fleet whose ledger has every field's level."""
+    drive = Driving.with_hosts(1)
+    raise_level(drive)
+    return drive
+
+
 def test_every_field_has_a_row() -> None:
     assert {field.path for field in FIELDS} == READ.keys() | APART
 
@@ -277,7 +293,7 @@ def test_each_value_is_shown_as_it_was_asked_for() -> None:
     wrong = []
     for field, value, is_good in values_of():
         if is_good and field.path not in ("job", "if_seq", "after", "instead_of"):
-            drive = Driving.with_hosts(1)
+            drive = next_level()
             asked, request = submitted(drive, alone(field, value), "drawn")
             shown = told(drive, "drawn")
             wrong += unlike(rows_of(shown), asked, request) + [
@@ -292,7 +308,7 @@ def test_each_value_is_shown_as_it_was_asked_for() -> None:
 def test_what_was_asked_for_and_changed_is_shown_and_taken_along(seeds: range) -> None:
     wrong = []
     for seed in seeds:
-        drive = Driving.with_hosts(1)
+        drive = next_level()
         asked, request = submitted(drive, drawn(seed), "drawn")
         wrong += [f"{seed}: {each}" for each in unlike(rows_of(told(drive, "drawn")), asked, request)]
         wrong += [f"{seed}, page: {each}" for each in unlike(page_rows(told(drive, "drawn")), asked, request)]

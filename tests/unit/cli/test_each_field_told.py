@@ -21,12 +21,18 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import Request
 from moorage.testing import SimFleet
 from moorage.testing.requests import FIELDS, Drawn, Value, alone, drawn, values_of
+from tests.levels import know_next
 from tests.scenes import in_virtual_time
-from tests.unit.cli.test_each_field_shown import submitted
+from tests.unit.cli.test_each_field_shown import next_level, submitted
 from tests.unit.scheduler.driving import Driving, wire
 
 #: fields that a row of `ls`, or `explain`, says
 TOLD: Final = ("gpu", "gpu.", "priority", "labels", "replicas", "indices", "start_after_s", "run.items")
+
+
+@pytest.fixture(autouse=True)
+def _knows_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
 
 
 def unlike(drive: Driving, asked: Drawn, request: Request, job: str) -> list[str]:
@@ -61,7 +67,7 @@ def test_each_value_that_ls_and_explain_tell_is_as_it_was_asked_for() -> None:
     wrong = []
     for field, value, is_good in values_of():
         if is_good and field.path.startswith(TOLD) and field.path != "job":
-            drive = Driving.with_hosts(1)
+            drive = next_level()
             asked, request = submitted(drive, alone(field, value), "drawn")
             wrong += unlike(drive, asked, request, "drawn")
     assert not wrong, "\n".join(wrong)
@@ -73,7 +79,7 @@ def test_each_value_that_ls_and_explain_tell_is_as_it_was_asked_for() -> None:
 def test_what_was_asked_for_is_what_ls_and_explain_tell(seeds: range) -> None:
     wrong = []
     for seed in seeds:
-        drive = Driving.with_hosts(1)
+        drive = next_level()
         wrong += [f"{seed}: {each}" for each in unlike(drive, *submitted(drive, drawn(seed), "drawn"), "drawn")]
     assert not wrong, "\n".join(wrong)
 

@@ -246,7 +246,7 @@ class Driving:
         """A job is in its group if it may place something; each of its replicas that came back waits, or pauses."""
         engine, waiting = self.engine, self.engine.queue.waiting.get(job.num)
         came_back = [row for row in job.rows.values() if STATES[row.state] == "QUEUED"]
-        came_back = came_back[:1] if engine.reader.shape_of(job).together > 1 else came_back
+        came_back = came_back[:1] if engine.reader.shape_of(job).is_gang else came_back
         pausing = {row.index: pauses[of_replica(job.num, row.index)] for row in came_back}
         due = sorted(index for index, count in pausing.items() if not count)
         assert all(count <= 1 for count in pausing.values()), f"{job.name} waits out {pausing}"
@@ -307,7 +307,7 @@ class Driving:
             mib, percent = Counter[int](), Counter[int]()
             frozen = [attempt for attempt in host.worker.attempts.values() if attempt.mask != attempt.home]
             for attempt in host.worker.attempts.values():
-                shape = self.engine.reader.shape_of(attempt.replica.job)
+                shape = self.engine.reader.shape_of_attempt(attempt)
                 cpu -= shape.cpu_milli
                 rest -= 0 if shape.count else shape.cpu_milli
                 memory -= shape.memory_mib

@@ -163,9 +163,11 @@ class Worker:
                 self.dead[name] = "refused"
                 self.say("refused", place, 0, "device-busy")
                 continue
-            keep = decode_request(place.body).on_partition == "keep" and not place.hold
+            request = decode_request(place.body)
+            keep = request.on_partition == "keep" and not place.hold
+            first = request.group_of(place.replica)[1] if request.groups else 0
             self.held[name] = HeldAttempt(place, "claimed", keep)
-            self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == 0 else "")
+            self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == first else "")
             if not place.hold:
                 self._start(self.held[name])
         for start in frame.start:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
@@ -41,6 +41,7 @@ from moorage.schemas.frames import (
     Terminal,
 )
 from moorage.schemas.gpu import Share, Sharing
+from moorage.schemas.groups import GROUP, address_variable, size_variable
 from moorage.schemas.items import Item
 from moorage.schemas.job import SETUP_VARIABLE, Request, Run
 from moorage.schemas.staying import port_variable
@@ -188,6 +189,12 @@ class Assignment(msgspec.Struct, frozen=True):
         return Before(self.accepted_ms, dict(self.checkpoints), self.untold, self.request.is_gang)
 
     @property
+    def rank(self) -> int:
+        """Its rank in its gang, of a gang with groups in its group."""
+        replica, groups = self.name[2], self.request.groups
+        return replica - self.request.group_of(replica)[1] if groups else replica
+
+    @property
     def ranks(self) -> int:
         """How many ranks its gang has; 0 if it is in none."""
         return self.request.copies if self.request.is_gang else 0
@@ -246,7 +253,7 @@ class Assignment(msgspec.Struct, frozen=True):
         if start is not None:
             ranks = self.request.ranks
             least = 0 if ranks is None else ranks.min
-            gang = Gang(start.world_size, start.master_addr, start.master_port, interface, least)
+            gang = Gang(start.world_size, start.master_addr, start.master_port, interface, least, self.rank)
         environment = gpu_environment(
             self.devices,
             tenant=tenant,
@@ -264,8 +271,19 @@ class Assignment(msgspec.Struct, frozen=True):
             by_uuid=self.by_uuid,
             sees_only_its_own=sees_only_its_own,
         )
+        if start is not None and self.request.groups:
+            environment |= _group_variables(self.request, replica, start.groups)
         environment |= {port_variable(number): str(port) for number, port in enumerate(self.ports)}
         return environment if self.item is None else JobEnvironment(environment | self.item.variables)
+
+
+def _group_variables(request: Request, rank: int, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tell a rank its own group, and where all groups are and how large."""
+    found = {GROUP: request.groups[request.group_of(rank)[0]].name}
+    for group in request.groups:
+        found[address_variable(group.name)] = addresses.get(group.name, "")
+        found[size_variable(group.name)] = str(group.replicas)
+    return found
 
 
 class Living(msgspec.Struct, frozen=True):

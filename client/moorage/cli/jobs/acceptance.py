@@ -17,7 +17,6 @@ from moorage.cli.framework.render import is_asleep, waits
 from moorage.client.answers import explained_in
 from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
 from moorage.schemas.frames import Accepted
-from moorage.schemas.gpu import format_token
 from moorage.schemas.names import exactly
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def print_accepted(job: AsyncJob, request: Request) -> None:
     assert accepted is not None
     known = f"a job with this id and content exists already, {accepted.state}" if accepted.duplicate else "accepted"
     without = "no GPU" if request.copies == 1 else f"{request.copies} replicas without GPUs"
-    asks = format_token(request.effective_gpu, request.copies) if request.effective_gpu else without
+    asks = request.token if request.effective_gpu or request.groups else without
     if any(map(ends_at_once, accepted.warnings)):
         print_warnings(accepted)
         print_err(

@@ -188,6 +188,52 @@ def retry(texts: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def groups(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the groups of --group. Raises `Rejected`."""
+    import shlex
+
+    from moorage.client.gpus import gpu_spec
+
+    rows = []
+    for text in texts:
+        said, colon, command = text.partition(": ")
+        name, equals, asked = said.partition("=")
+        token, *more = asked.split(",")
+        pairs = [each.partition("=")[::2] for each in more]
+        if not equals or not token or any(key not in ("cpu", "memory") or not value for key, value in pairs):
+            raise rejected(
+                "invalid-argument", "--group: a name must stand before the equals sign, and behind it the GPUs",
+                field="$.groups", found=text, allowed="NAME=GPUS[,cpu=N][,memory=SIZE][: COMMAND]",
+                next="for example --group trainer=2x8xH100 --group 'head=-,cpu=4: python head.py'",
+            )  # fmt: skip
+        row: dict[str, Any] = {"name": name}
+        count, dash, _ = token.rpartition("x-")
+        if token == "-" or (dash and count.isdecimal()):
+            row["replicas"] = int(count[:8] or 1)
+        else:
+            try:
+                row["replicas"], row["gpu"] = gpu_spec(token)
+            except Rejected as refused:
+                raise of_option("--group", refused) from None
+        if pairs:
+            row["resources"] = _resources(dict(pairs))
+        if colon:
+            row["argv"] = shlex.split(command)
+        rows.append(row)
+    return rows
+
+
+def _resources(said: dict[str, str]) -> dict[str, int]:
+    try:
+        cores = {"cpu_milli": milli_cores(float(said["cpu"]))} if "cpu" in said else {}
+    except ValueError:
+        raise rejected(
+            "invalid-argument", "--group: cpu must be a number of cores", field="$.groups", found=said["cpu"],
+            allowed="as 4 or 0.5", next="for example --group head=-,cpu=4",
+        ) from None  # fmt: skip
+    return cores | ({"memory_mib": mebibytes(said["memory"])} if "memory" in said else {})
+
+
 def _pause(text: str) -> float:
     try:
         if lacks_unit(text):

@@ -15,6 +15,7 @@ from moorage.cli.jobs.flag_values import (
     array,
     data_sources,
     fair_key,
+    groups,
     labels,
     max_failed,
     mebibytes,
@@ -373,6 +374,25 @@ class JobFlags:
         Flag(help="What to do with a stalled attempt: say so once, or end it as a failure."),
     ] = None
     retries: Annotated[int | None, Flag(help="How many further attempts are made after a failure.")] = None
+    repair: Annotated[
+        str | None,
+        Flag(
+            help="Once a rank of a gang is lost, keep the hosts of the others for it for so long: all ranks end, and "
+            "start again there.",
+            value=DURATION,
+            field="repair_s",
+        ),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        Flag(
+            help="A group of a gang, beside others: trainer=2x8xH100 or head=-,cpu=4 (no GPUs), with its own command "
+            "behind a colon, as 'head=-: python head.py'.",
+            value="NAME=GPUS[,cpu=N][,memory=SIZE][: COMMAND]",
+            reads=groups,
+            field="groups",
+        ),
+    ] = None
     retry: Annotated[
         list[str] | None,
         Flag(
@@ -551,6 +571,9 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
     fields = fields_of(flags)
     if sweep is not None:
         fields |= sweep.fields(fields.get("replicas"), fields.get("indices"))
+    own = [group.get("argv") for group in fields.get("groups", ())]
+    if not command and own and all(own):
+        command = own[0]  # which no group runs for want of its own
     if not command and needs_argv(flags.driver):
         raise rejected(
             "invalid-argument",
@@ -566,7 +589,9 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
     if same is not None and together.get("scheduling") != "gang":
         message = "--same is about the ranks of a gang"
         raise rejected("invalid-argument", message, field="$.same", next="add --gang, or --hosts N")
-    ranks = {"replicas": fields.pop("replicas")} if flags.gang and isinstance(fields.get("replicas"), dict) else {}
+    gang = together.get("scheduling") == "gang"
+    ranks = {"replicas": fields.pop("replicas")} if gang and isinstance(fields.get("replicas"), dict) else {}
+    repair = {"repair_s": fields.pop("repair_s")} if gang and "repair_s" in fields else {}
     request = _built(list(command), flags, fields)
     if not together:
         return request
@@ -584,7 +609,7 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
     if same is not None:
         ranks["same"] = [] if same == [ANY_PLACE] else same
     try:
-        return build_request(request, gpu, fields=ranks)
+        return build_request(request, gpu, fields=ranks | repair)
     except Rejected as refused:
         if not (refused.problem.field or "").startswith("$.same"):
             raise

@@ -34,7 +34,8 @@ def demand(engine: Engine, idle: IdleHosts, mono_ms: int) -> Demand:
         helps = reason is not None and (reason.more_hosts or (reason.is_never and bool(growing)))
         if growing:
             helps = helps and growing.fits(shape)
-        token = format_token(engine.reader.request_of(job).effective_gpu)
+        asked = engine.reader.request_of(job)
+        token = asked.token if asked.groups else format_token(asked.effective_gpu)
         key, waits_ms = (job.tenant, token, name), max(0, engine.state.time_ms - job.may_start_ms)
         before = rows.get(key)
         rows[key] = DemandRow(

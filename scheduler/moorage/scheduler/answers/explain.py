@@ -70,6 +70,13 @@ def explain(
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
         return Explanation(reasons.NO_WORKER, counts, [])
+    for part in shape.parts:
+        found = explain(fleet, part.shape, excluded, leaving, refusing, closed, failing)
+        if found.reason is not reasons.PLACING:
+            found.because = f"group {part.name}: {found.because}" if found.because else f"of group {part.name}"
+            return found
+    if shape.parts:
+        return Explanation(reasons.GANG, counts, [], because="each group has room, and not all at once")
     matching = _matching(fleet, shape, counts)
     if isinstance(matching, Explanation):
         return matching

@@ -28,7 +28,6 @@ from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import LsAsked
 from moorage.schemas.frames.listing import ANY
-from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ON_WORKER, STATE_NUMBER, STATES, TERMINAL, Request, derive_state
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -260,7 +259,7 @@ class Then:
             worker=leases[0][0] if leases else "",
             workers=max(1, len({worker for worker, _ in leases})),
             leases=leases,
-            gpu="" if request is None else format_token(request.effective_gpu, request.copies),
+            gpu="" if request is None else request.token,
         )
 
 

@@ -112,7 +112,6 @@ from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT,
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Problem, Refused, is_as_asked
 from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, Change
-from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
 from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, joined, numbers_in, ranges_of
@@ -266,7 +265,7 @@ def from_history(engine: Engine, frame: Frame, found: Found, changes: list[Chang
     if request is not None:
         kind = sending(kind, "priority")
         known = {
-            "gpu": format_token(request.effective_gpu, request.copies),
+            "gpu": request.token,
             "priority": request.priority,
             "replicas": _ended_replicas(frame, found, request),
         }
@@ -386,7 +385,7 @@ def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
         tenant=job.tenant,
         state=job.state,
         rev=job.rev,
-        gpu=format_token(request.effective_gpu, request.copies),
+        gpu=request.token,
         priority=engine.reader.priority_of(job) if job.priority >= 0 else request.priority,
         attempt=job.attempt_no,
         age_ms=engine.state.time_ms - job.accepted_ms,

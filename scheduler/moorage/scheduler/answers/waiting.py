@@ -112,7 +112,8 @@ def _ready_members(engine: Engine, job: Job) -> Iterator[Attempt]:
 
 def _waiting(engine: Engine, job: Job, first: Replica) -> Explained:
     """Return why a job with this first waiting replica waits, without how many replicas are in which state."""
-    asks = format_token(engine.reader.request_of(job).effective_gpu, job.size)
+    asked = engine.reader.request_of(job)
+    asks = asked.token if asked.groups else format_token(asked.effective_gpu, job.size)
     if waits_for_others(job):
         why = why_not_queued(engine, job)
         if held := _on_hold(engine, job):
@@ -537,7 +538,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
         return _explained(job, held, later_words(engine.reader.later[job.num]))
     if held is not None:
         return _explained(job, held, "")
-    if job.preempts is not None:
+    if job.preempts is not None and job.preempts[1]:
         return _explained(job, reasons.PREEMPTING, _preempted(engine, job))
     if reason.is_never:
         return None
@@ -566,7 +567,7 @@ def _counter_words(engine: Engine, job: Job, name: str) -> str:
     shown += [f"{len(holding) - HOLDERS_MAX} more of its jobs"] if len(holding) > HOLDERS_MAX else []
     shown += [f"other tenants, {others}"] if others and not counter.of_tenant else []
     of = f" of tenant {job.tenant}" if counter.of_tenant else ""
-    needs = dict(engine.reader.shape_of(job).uses)[name] * engine.reader.shape_of(job).together
+    needs = dict(engine.reader.shape_of(job).uses)[name] * engine.reader.shape_of(job).ranks
     return f"{name}: {used} of {counter.most}{of} in use, and this needs {needs}; by {', '.join(shown) or 'nobody'}"
 
 
@@ -593,7 +594,7 @@ def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Expla
         parts = [f"{words(part, held[part])} of {words(part, bounds[part])}" for part in short]
         because = f"tenant {job.tenant} has {', '.join(parts)}, and this needs {words(short[0], needed[short[0]])}"
         return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
-    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.together):
+    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.ranks):
         used = tenant.keys.get(job.fair) if tenant.keys else None
         has = f"{used.running if used is not None else 0} of {tenant.limits.running_key} replicas at once"
         whose = f"fair key {job.fair}" if job.fair else "what has no fair key"

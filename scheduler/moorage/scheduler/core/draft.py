@@ -45,6 +45,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, STEPS, WIDTH
 from moorage.schemas.frames import Report, Stalled
+from moorage.schemas.groups import GROUPS_MAX
 from moorage.schemas.printable import shortened, shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
 from moorage.schemas.service import Turn
@@ -278,8 +279,8 @@ class Draft:
         number = self._note_numbers[text] = len(self.notes)
         return number
 
-    def _address(self, address: str) -> int:
-        return self.note(address, always=True, most=ADDRESS_CHARS_MAX)
+    def _address(self, address: str, count: int = 1) -> int:
+        return self.note(address, always=True, most=count * ADDRESS_CHARS_MAX)
 
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
@@ -409,8 +410,9 @@ class Draft:
         ]
 
     def claim(self, replica: Replica, master: str, ran_ms: int = 0) -> None:
-        """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address."""
-        self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master) if master else 0)
+        """Record that an attempt has its devices and has run for so many ms; `master` is the gang's address, or those
+        of its groups."""
+        self._step_of(_CLAIM, replica, ran_ms, 0, self._address(master, GROUPS_MAX) if master else 0)
 
     def start(self, replica: Replica, ran_ms: int = 0, address: str = "", told: str = "") -> None:
         """Record that an attempt has started, and has run for so many ms already; at the address its ports are

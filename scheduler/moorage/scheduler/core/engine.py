@@ -927,7 +927,7 @@ class Engine:
         for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
-                    worker, [(m, self.reader.shape_of(m.replica.job)) for m in worker.attempts.values()], mono_ms
+                    worker, [(m, self.reader.shape_of_attempt(m)) for m in worker.attempts.values()], mono_ms
                 )
                 joined.discard(worker.id)
                 self._replan = True

@@ -16,7 +16,7 @@ import msgspec
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.fairkeys import owner_of
-from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.ledger.state import Attempt, Job
 from moorage.schemas import signed
 from moorage.schemas.codec import decode_accepted, named_twice
 from moorage.schemas.errors import Problem, Refused, problem, refuse
@@ -148,6 +148,11 @@ class RequestReader:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid, asked.request)
         assert isinstance(shape, Shape)
         return shape
+
+    def shape_of_attempt(self, attempt: Attempt) -> Shape:
+        """Return what an attempt asks of its host: of a gang with groups what its rank does."""
+        shape = self.shape_of(attempt.replica.job)
+        return shape.of_rank(attempt.replica.index) if shape.parts else shape
 
     def shape_with(self, job: Job, request: Request) -> Shape:
         """Return the shape that a job would have with this request."""

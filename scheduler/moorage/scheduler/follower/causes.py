@@ -170,7 +170,7 @@ class Causes:
         attempts = sorted(worker.attempts.values(), key=lambda attempt: (attempt.replica.job.num, attempt.fence))
         for attempt in attempts:
             job = attempt.replica.job
-            self._fleet.hold(host, attempt, self.reader.shape_of(job))
+            self._fleet.hold(host, attempt, self.reader.shape_of_attempt(attempt))
             for at, rooms in enumerate(fits):
                 now = self._room(host, rooms.shape, without[at])
                 prices[at] += [job.num] * (left[at] - now)

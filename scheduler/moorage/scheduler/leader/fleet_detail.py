@@ -14,7 +14,6 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import LISTED_MAX, FleetDetail, TenantDetail, UsedJob
-from moorage.schemas.gpu import format_token
 
 #: attempts read before the event loop runs other tasks
 AT_ONCE: Final = 512
@@ -92,7 +91,7 @@ class FleetDetails:
 
     def _token(self, job: Job) -> str:
         request = self._engine.reader.request_of(job)
-        return format_token(request.effective_gpu, request.copies)
+        return request.token
 
 
 def _worker_of(job: Job) -> str:

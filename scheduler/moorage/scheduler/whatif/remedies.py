@@ -59,9 +59,9 @@ def _cancel(job: Job, say: str) -> Remedy:
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
     named = _raised(engine, tenant, shape)
-    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.together):
+    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.ranks):
         used = tenant.keys.get(job.fair) if tenant.keys else None
-        most = (0 if used is None else used.running) + shape.together
+        most = (0 if used is None else used.running) + shape.ranks
         named.append(({"running_per_key": most}, f"--running-per-key {most}"))
     if named:
         command = f"moorage admin limit --tenant {job.tenant} {' '.join(option for _, option in named)}"
@@ -98,7 +98,7 @@ def _raised(engine: Engine, tenant: Tenant, shape: Shape) -> list[tuple[dict[str
 def _more_of_counter(engine: Engine, job: Job) -> Iterator[Remedy]:
     state, tenant, shape = engine.state, engine.state.tenants[job.tenant], engine.reader.shape_of(job)
     for name in limits.taken(state, tenant, shape)[:1]:
-        counter, needs = state.counters.get(name), dict(shape.uses)[name] * shape.together
+        counter, needs = state.counters.get(name), dict(shape.uses)[name] * shape.ranks
         of_tenant = counter is not None and bool(counter.of_tenant)
         most = (tenant if of_tenant else state).used.get(name, 0) + needs
         command = f"moorage admin counter {name} {most}" + " --per-tenant" * of_tenant

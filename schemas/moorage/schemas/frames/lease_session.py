@@ -444,7 +444,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A gang's attempt may run now, since every rank is held and STARTED is in the ledger. All ranks get the same
-    address."""
+    address. Of a gang with groups all ranks of a group do, with the size of their group; `groups` are the addresses of
+    all groups by name, as `address:port`, "" for one that is not known."""
 
     tenant: str
     job: str
@@ -454,6 +455,7 @@ class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
     master_addr: str
     master_port: int
     world_size: int
+    groups: dict[str, str] = {}
 
 
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True):

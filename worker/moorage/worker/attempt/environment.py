@@ -69,7 +69,7 @@ def not_here(error: MoorageError) -> str:
 class Gang:
     """How the ranks of a gang meet, from START. `interface` is set only if hello names one.
 
-    `least` is with how many it might have started; 0 if it has a fixed size.
+    `least` is with how many it might have started; 0 if it has a fixed size. `rank` is None where the replica is it.
     """
 
     world_size: int
@@ -77,6 +77,7 @@ class Gang:
     master_port: int
     interface: str | None = None
     least: int = 0
+    rank: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------ what we set
@@ -119,7 +120,11 @@ def gpu_environment(
         "MOORAGE_WORKER": worker,
     }
     if gang is not None:
-        environment.update(_gang_variables(gang, replica, (spec.distributed or Distributed()).backend))
+        environment.update(
+            _gang_variables(
+                gang, replica if gang.rank is None else gang.rank, (spec.distributed or Distributed()).backend
+            )
+        )
     if traceparent:
         environment["TRACEPARENT"] = traceparent
     return environment

@@ -172,7 +172,9 @@ class Attempt:
     @property
     def master_port_wanted(self) -> int:
         """The rendezvous port for rank 0 of a gang, 0 for other attempts."""
-        if not self.place.hold or self.replica != 0:
+        groups = self.request.groups
+        first = self.request.group_of(self.replica)[1] if groups else 0
+        if not self.place.hold or self.replica != first:
             return 0
         gpu = self.request.gpu
         return gpu.distributed.master_port if gpu is not None and gpu.distributed is not None else MASTER_PORT_DEFAULT

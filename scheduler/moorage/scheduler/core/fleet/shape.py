@@ -41,11 +41,21 @@ class Place(NamedTuple):
         return ", ".join(f"{label}={value}" for label, value in rows if value is not None) or f"no {rows[-1][0]}"
 
 
+class Part(NamedTuple):
+    """A group of a gang: its name, its first rank, and what it asks for, with its size as `together`."""
+
+    name: str
+    first: int
+    shape: Shape
+
+
 class Shape:
     """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1.
 
     Of a gang that takes as many as have room it is the least number, and `most` the most; else that is 0.
-    `on_host_max` is how many of them one host may take: 1 of a gang on distinct hosts.
+    A gang of several groups has a shape for each (`parts`); its own is that of the group with the most GPUs, but that
+    `gpus` and `ranks` count all of them. `on_host_max` is how many of them one host may take: 1 of a gang on distinct
+    hosts.
     """
 
     __slots__ = (
@@ -78,11 +88,13 @@ class Shape:
         "must_sleep",
         "not_apple",
         "on_host_max",
+        "parts",
         "place",
         "ports",
         "preemptible",
         "prefer",
         "prefers",
+        "ranks",
         "reached",
         "refusing",
         "requires",
@@ -176,12 +188,23 @@ class Shape:
         self.together = ranks.min if ranks is not None else request.copies if scheduling == "gang" else 1
         self.on_host_max = 1 if gpu and gpu.distinct_hosts else _ANY_NUMBER
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
+        self.ranks = self.together  # the number of replicas that it places at once
+        self.parts: tuple[Part, ...] = ()
+
+    def of_rank(self, rank: int) -> Shape:
+        """Return what this rank of a gang asks for."""
+        for part in reversed(self.parts):
+            if rank >= part.first:
+                return part.shape
+        return self
 
     def at(self, place: Place) -> Shape:
         """Return this shape for the hosts of one place. It fits devices as this one, and has its index."""
         found = copy(self)
         found.same, found.place, found.by_name = (), place, True
         found.where += tuple(Condition(label, "=", value) for label, value in zip(*place, strict=True))
+        if self.parts:
+            found.parts = tuple(part._replace(shape=part.shape.at(place)) for part in self.parts)
         return found
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
@@ -227,7 +250,9 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.profile,
             gpu.topology,
         )
+    groups = tuple(shape_key(request.of_group(at)) for at in range(len(request.groups))) if request.groups else ()
     return (
+        *groups,
         gpu_key,
         resources and (resources.cpu_milli, resources.memory_mib, resources.enforce),
         tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
@@ -267,20 +292,41 @@ class Shapes:
         key = shape_key(request)
         shape = self._by_key.get(key)
         if shape is None:
-            shape = self._kept(Shape(key, self._next, request))
+            shape = self._made(key, request)
         return shape
+
+    def _made(self, key: ShapeKey, request: Request) -> Shape:
+        """Return a new shape, with those of its groups."""
+        groups = request.groups
+        if not groups:
+            return self._kept(Shape(key, self._next, request))
+        asked = [request.of_group(at) for at in range(len(groups))]
+        parts, first = list[Part](), 0
+        for at, one in enumerate(asked):
+            shape = self._kept(Shape((*key, "group", at), self._next, one))
+            shape.together = shape.ranks = groups[at].replicas
+            shape.is_gang, shape.gpus = True, shape.count * shape.together
+            parts.append(Part(groups[at].name, first, shape))
+            first += shape.together
+        largest = max(range(len(asked)), key=lambda at: (parts[at].shape.gpus, -at))
+        whole = self._kept(Shape(key, self._next, asked[largest]))
+        whole.parts, whole.ranks = tuple(parts), first
+        whole.is_gang, whole.together = True, parts[largest].shape.together
+        whole.gpus = sum(part.shape.gpus for part in parts)
+        return whole
 
     def avoiding(self, shape: Shape, avoid: Avoid, request: Request) -> Shape:
         """Return this request's shape with devices to avoid; such jobs wait in a queue group of their own."""
         key = (*shape.key, avoid)
         found = self._by_key.get(key)
         if found is None:
-            found = self._kept(Shape(key, self._next, request))
-            found.tenant = shape.tenant
-            if found.count:
-                found.avoid = avoid
-            else:
-                found.refusing = frozenset(num for num, _ in avoid)
+            found = self._made(key, request)
+            for each in (found, *(part.shape for part in found.parts)):
+                each.tenant = shape.tenant
+                if each.count:
+                    each.avoid = avoid
+                else:
+                    each.refusing = frozenset(num for num, _ in avoid)
         return found
 
     def asked_by(self, shape: Shape, tenant: str, request: Request) -> Shape:
@@ -288,8 +334,9 @@ class Shapes:
         key = (*shape.key, tenant)
         found = self._by_key.get(key)
         if found is None:
-            found = self._kept(Shape(key, self._next, request))
-            found.avoid, found.refusing, found.tenant = shape.avoid, shape.refusing, tenant
+            found = self._made(key, request)
+            for each in (found, *(part.shape for part in found.parts)):
+                each.avoid, each.refusing, each.tenant = shape.avoid, shape.refusing, tenant
         return found
 
     def _kept(self, shape: Shape) -> Shape:

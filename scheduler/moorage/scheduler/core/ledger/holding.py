@@ -24,14 +24,17 @@ def uses_any(job: Job) -> bool:
     return job.body.find(_USES) >= 0
 
 
-def needs_of(job: Job) -> Needs:
-    """Return what one replica of a job holds beside GPUs."""
+def needs_of(job: Job, rank: int = 0) -> Needs:
+    """Return what one replica of a job holds beside GPUs; of a gang with groups, what this rank does."""
     if job.needs is None:
         request = decode_accepted(job.body)
-        host, gpu = request.resources, request.gpu
+        groups = request.groups
+        host = groups[request.group_of(rank)[0]].resources if groups else request.resources
         cores, memory = (0, 0) if host is None else (host.cpu_milli, host.memory_mib)
-        uses = tuple(sorted(request.uses.items()))
-        job.needs = Needs(cores, memory, gpu is not None and gpu.effective_scheduling == "gang", uses)
+        needs = Needs(cores, memory, request.is_gang, tuple(sorted(request.uses.items())))
+        if groups:
+            return needs
+        job.needs = needs
     return job.needs
 
 
@@ -70,7 +73,7 @@ def _counted(used: Used, name: str, more: int) -> Used:
 
 def _of(attempt: Attempt) -> Held:
     job = attempt.replica.job
-    needs = needs_of(job)
+    needs = needs_of(job, attempt.replica.index)
     counts = not needs.is_gang or attempt.replica.index == job.numbers[0][0]
     return needs.cores_milli, needs.memory_mib, int(counts)
 

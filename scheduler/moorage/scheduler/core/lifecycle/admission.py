@@ -222,7 +222,7 @@ class Admission:
             awaits = (*awaits, (TIME, draft.time_ms + int(request.start_after_s * 1000)))
         made = NewJob(event, warnings)
         made.awaits = awaits
-        if shape.most and not draft.may(Replicas):
+        if (shape.most or shape.parts) and not draft.may(Replicas):
             early = self._below_level(event)
             return early if answered else _refused(event, early, early.message)
         if not self.could_ever(shape):
@@ -235,16 +235,18 @@ class Admission:
         return made
 
     def _below_level(self, event: Submit) -> Problem:
-        """Return why a gang of as many ranks as have room is refused: no earlier release knows how many it has."""
+        """Return why a gang of no fixed size, or of groups, is refused: an earlier release knows neither."""
+        groups = event.request.groups
+        what = "has groups" if groups else "starts with as many ranks as have room"
         return problem(
             "failed-precondition",
-            f"the ledger is at feature level {self.state.level}, and a gang starts with as many ranks as have room from"
-            f" level {Replicas.LEVEL} on",
-            field="$.replicas",
-            found=str(event.request.ranks),
-            allowed="one number",
+            f"the ledger is at feature level {self.state.level}, and a gang {what} from level {Replicas.LEVEL} on",
+            field="$.groups" if groups else "$.replicas",
+            found=f"{len(groups)} groups" if groups else str(event.request.ranks),
+            allowed="none" if groups else "one number",
             job=event.name,
-            next="say one number; or an operator raises it once all schedulers can: moorage admin feature-level",
+            next="ask for a gang of one kind and size; or an operator raises it once all schedulers can:"
+            " moorage admin feature-level",
         )
 
     def _after(self, event: Submit) -> tuple[Awaits, str] | Problem:
@@ -484,6 +486,8 @@ class Admission:
         return self._capable.put(shape.index, (self.fleet.inventory, self._counted_lack(shape)))[1]
 
     def _counted_lack(self, shape: Shape) -> int:
+        if shape.parts:
+            return max(self._lack(part.shape) for part in shape.parts)
         if shape.same:
             return min(map(self._lack_at, self.fleet.places(shape)), default=shape.together)
         return self._lack_at(shape)

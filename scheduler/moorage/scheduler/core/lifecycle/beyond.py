@@ -44,7 +44,7 @@ def beyond(state: State, tenant: Tenant, request: Request, shape: Shape, job: st
 def without_counter(state: State, shape: Shape, job: str) -> Problem | None:
     """Return why the counters could never be enough for a job; None if they could."""
     for name, each in shape.uses:
-        counter, needs = state.counters.get(name), each * shape.together
+        counter, needs = state.counters.get(name), each * shape.ranks
         if counter is not None and needs <= counter.most:
             continue
         there = "there is no such counter" if counter is None else f"there are {counter.most} of it"

@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import LastReported, Peaked, Used
+from moorage.scheduler.core.ledger.acts import LastReported, Peaked, Preempt, Used
 from moorage.scheduler.core.ledger.records import (
     COUNT_BITS,
     KIND,
@@ -55,6 +55,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.checkpoints import note_checkpoint, note_running, note_unread
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
+from moorage.scheduler.core.lifecycle.group_addresses import with_address
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
 from moorage.scheduler.core.lifecycle.refusals import every_slot
@@ -208,8 +209,11 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(attempt.replica.job, attempt.mask) for attempt in freed]
-                self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
+                jobs = [(attempt.replica, attempt.replica.job, attempt.mask) for attempt in freed]
+                shapes = [(job.shape or self.shape_of(job), replica, mask) for replica, job, mask in jobs]
+                self.fleet.give_all(
+                    host, [(s.of_rank(replica.index) if s.parts else s, mask) for s, replica, mask in shapes]
+                )
 
     def on_reports_of_dead_supervisor(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
@@ -308,7 +312,12 @@ class Lifecycle:
     def _claimed(self, draft: Draft, replica: Replica, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
         gang = bool(job.gang) and job.gang == GangPhase.HOLDING
-        draft.claim(replica, detail if gang and replica.index == 0 and is_address(detail) else "", ran_ms)
+        address = detail if gang and is_address(detail) else ""
+        if address and (parts := self.shape_of(job).parts):
+            address = with_address(job.master, parts, replica.index, address)
+        elif replica.index != 0:
+            address = ""
+        draft.claim(replica, address, ran_ms)
         if gang and all(peer.state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
@@ -495,6 +504,8 @@ class Lifecycle:
         if op == Op.REFUSE and code:
             after = FAILED
         draft.gang(job, GangPhase.ENDING, after, count)
+        if after == QUEUED and count & KIND == Count.LOSS:
+            self._keep_hosts(draft, replica)
         if op == Op.EXIT:
             draft.exit(replica, EXITED, code, why)
         else:
@@ -503,6 +514,16 @@ class Lifecycle:
             if peer.state in MAY_END:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
+
+    def _keep_hosts(self, draft: Draft, lost: Replica) -> None:
+        """Reserve the hosts of a gang's other ranks for it, if its request asks for that: it starts again there."""
+        job = lost.job
+        if not self.request_of(job).repair_s:
+            return
+        attempts = [row.attempt for row in job.rows.values() if row.state in MAY_END and row.attempt is not None]
+        gone = -1 if lost.attempt is None else lost.attempt.worker.num
+        if hosts := {attempt.worker.num for attempt in attempts} - {gone}:
+            draft.add(Preempt(job.num, sorted(hosts), []))
 
     @staticmethod
     def _ended_with(job: Job) -> tuple[dict[int, int], str]:
@@ -762,7 +783,8 @@ class Lifecycle:
     def _give(self, attempt: Attempt) -> None:
         host = self.fleet.hosts.get(attempt.worker.num)
         if host is not None:
-            self.fleet.give(host, self.shape_of(attempt.replica.job), attempt.mask)
+            shape = self.shape_of(attempt.replica.job)
+            self.fleet.give(host, shape.of_rank(attempt.replica.index) if shape.parts else shape, attempt.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
         """Free the attempts whose quarantined devices an operator has declared healthy (`mask`). Return how many.

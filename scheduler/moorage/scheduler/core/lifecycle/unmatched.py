@@ -33,6 +33,9 @@ class Unmatched:
     def why(self, shape: Shape) -> str:
         """Return why no known worker could ever run this shape. Call it only for shapes that none could."""
         self._look()
+        for part in shape.parts:
+            if self._fleet.lack(part.shape, part.shape.together) > 0:
+                return f"group {part.name}: {self.why(part.shape)}"
         text = self._texts.get(shape.index)
         return self._texts.put(shape.index, self._why(shape)) if text is None else text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.gang_sets import set_of
@@ -32,6 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
     code_of,
 )
+from moorage.scheduler.core.lifecycle.group_addresses import addresses_in
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.schemas import actors
 from moorage.schemas.attempt import name_in
@@ -176,8 +178,7 @@ class WantedFrames:
         elif state == PLACED:
             self.placed([attempt])
         elif job.gang == GangPhase.STARTED and attempt.phase == AT_CLAIMED:
-            address, _, port = job.master.rpartition(":")
-            self._frame(worker, 200).start.append(Start(*attempt.name, address, int(port or 0), job.size))
+            self._frame(worker, 200).start.append(_start(attempt))
         elif state in MAY_END and attempt.missed >= MISSED_MAX:
             self._frame(worker, 200).end.append(End(*attempt.name, why="account for it: not in your renewals"))
         elif state == FROZEN:
@@ -235,12 +236,31 @@ def learns(attempt: Attempt) -> bool:
     return bool(takes_parts(attempt)) or bool(attempt.worker.can(driver).get("relimits"))
 
 
+def _may_have_groups(job: Job) -> bool:
+    """Return whether a gang may have groups: if not, it has none."""
+    return job.body.find(b"groups") >= 0
+
+
+def _start(attempt: Attempt) -> Start:
+    """Return the order to start a rank: with the address of its gang, or of its group and of the others."""
+    job, rank = attempt.replica.job, attempt.replica.index
+    if _may_have_groups(job) and (groups := (request := _read_request(job.body)[1].request).groups):
+        known, firsts = addresses_in(job.master), accumulate((group.replicas for group in groups), initial=0)
+        others = {group.name: known.get(first, "") for group, first in zip(groups, firsts, strict=False)}
+        at = request.group_of(rank)[0]
+        address, _, port = others[groups[at].name].rpartition(":")
+        return Start(*attempt.name, address, int(port or 0), groups[at].replicas, others)
+    address, _, port = job.master.rpartition(":")
+    return Start(*attempt.name, address, int(port or 0), job.size)
+
+
 def _body_for(attempt: Attempt) -> bytes:
     """Return a job's request as its worker reads it, with its current share of a device and the attempt's limit."""
     job, worker = attempt.replica.job, attempt.worker
-    if job.resizes or job.bounds or (job.gang and job.wants is not None):
+    if job.resizes or job.bounds or (job.gang and (job.wants is not None or _may_have_groups(job))):
         request = decode_request(unsigned(job.body)).with_part(job.part)
         request = request.with_ranks(job.wants.most) if job.gang and job.wants is not None else request
+        request = request.of_rank(attempt.replica.index)
         return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.in_json)
     body = unsigned(job.body)
     return json_body(body) if worker.in_json else body

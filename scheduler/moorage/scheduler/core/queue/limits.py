@@ -28,6 +28,9 @@ Parts = tuple[int, int, int, int]
 
 def needs(shape: Shape) -> Parts:
     """Return what one placement of a shape needs."""
+    if shape.parts:
+        found = [needs(part.shape) for part in shape.parts]
+        return shape.gpus, sum(each[CORES] for each in found), sum(each[MEMORY] for each in found), 1
     return shape.gpus, shape.cpu_milli * shape.together, shape.memory_mib * shape.together, 1
 
 
@@ -89,7 +92,7 @@ def _counted(state: State, tenant: Tenant, shape: Shape) -> float:
         if counter is None:
             return 0
         used = (tenant if counter.of_tenant else state).used.get(name, 0)
-        found = min(found, max(0, counter.most - used) // (each * shape.together))
+        found = min(found, max(0, counter.most - used) // (each * shape.ranks))
     return found
 
 
@@ -117,7 +120,7 @@ def taken(state: State, tenant: Tenant, shape: Shape) -> list[str]:
     for name, each in shape.uses:
         counter = state.counters.get(name)
         used = 0 if counter is None else (tenant if counter.of_tenant else state).used.get(name, 0)
-        if counter is None or used + each * shape.together > counter.most:
+        if counter is None or used + each * shape.ranks > counter.most:
             found.append(name)
     return found
 

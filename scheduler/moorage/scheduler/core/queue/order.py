@@ -348,7 +348,7 @@ class QueueOrder:
             return -1
         room = limits.room(self.state, row, shape)
         if row.limits is not None and row.limits.running_key and row.keys is not None:
-            return min(room, fairkeys.room(row, key, shape.together))
+            return min(room, fairkeys.room(row, key, shape.ranks))
         return room
 
     def most_ranks(self, num: int, shape: Shape) -> int:

@@ -430,8 +430,8 @@ class Planner:
         """
         order = self.order
         for group in self.queue.groups.values():
-            if not order.prune(group):
-                continue
+            if group.shape.parts or not order.prune(group):
+                continue  # no job ends for a gang of several groups: whether all find room then is not searched
             if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0], group.shape):
                 continue
             key, room = order.key(group), order.room(group)

@@ -51,7 +51,11 @@ class Endless:
             has_any = tenant in limited and (attempt.mask or limited[tenant].limits is not None)
             if has_any and not self._ends(attempt, now_ms):
                 gpus, cores, memory = found[tenant]
-                beside = (0, 0, False) if limited[tenant].limits is None else needs_of(attempt.replica.job)
+                beside = (
+                    (0, 0, False)
+                    if limited[tenant].limits is None
+                    else needs_of(attempt.replica.job, attempt.replica.index)
+                )
                 found[tenant] = gpus + attempt.mask.bit_count(), cores + beside[0], memory + beside[1]
         return found
 

@@ -101,7 +101,7 @@ class Indexing:
         for worker in standing:
             try:
                 host = self.fleet.join(
-                    worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.attempts.values()]
+                    worker, [(m, self.requests.shape_of_attempt(m)) for m in worker.attempts.values()]
                 )
             except Exception as raised:
                 self._failed(worker, raised)

@@ -255,12 +255,12 @@ class Placing:
         taken = next((found for place in places if (found := self._take_all(place, most, excluded))), None)
         if taken is None:
             return None
-        for index, choice in enumerate(taken):
-            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(shape))
+        for index, (choice, asked) in enumerate(taken):
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.rates.mode(asked))
         if shape.most > shape.together:
             draft.takes_ranks(draft.state.jobs[num], len(taken))
         draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
-        return taken[-1]
+        return taken[-1][0]
 
     def _places(self, shape: Shape, most: int) -> list[Shape]:
         """Return the places that a gang of at most `most` ranks may fit in, by an upper bound from the free counts:
@@ -269,30 +269,41 @@ class Placing:
         places = self._fleet.places(shape)
         if shape.mode != EXCLUSIVE:
             return list(places)
-        rooms = [(sum(cls.rooms_at_most(each) for cls, _ in self._fleet.capable(each)), each) for each in places]
+        rooms = [(self._room(each), each) for each in places]
         rooms.sort(key=lambda row: (-min(row[0], most), row[0]))
-        return [each for room, each in rooms if room >= shape.together]
+        return [each for room, each in rooms if room >= shape.together and self._have_room(each)]
 
-    def _take_all(self, shape: Shape, most: int, excluded: frozenset[int]) -> list[Choice] | None:
-        """Take room for at most `most` ranks of a gang in one place; None, with all given back, if too few find any."""
-        fleet, taken = self._fleet, list[Choice]()
-        peers = dict[int, int]() if shape.spread else _NO_PEERS
-        for _ in range(most):
-            choice = self._choose(shape, peers, excluded)
-            if choice is None and len(taken) >= shape.together:
-                break
-            if choice is None:
-                before = fleet.changes
-                for done in taken:  # undo this gang's own placements
-                    fleet.give(done.host, shape, done.mask)
-                fleet.unchanged_since(before)  # verdicts still hold
-                return None
-            fleet.take(choice.host, shape, choice.mask)
-            taken.append(choice)
-            if shape.spread:
-                self._count_peer(shape, peers, choice.host.worker.num)
-            if shape.on_host_max == 1:
-                excluded |= {choice.host.worker.num}
+    def _room(self, shape: Shape) -> int:
+        return sum(cls.rooms_at_most(shape) for cls, _ in self._fleet.capable(shape))
+
+    def _have_room(self, shape: Shape) -> bool:
+        """Return whether each group of a gang that has several may fit, by the same bound."""
+        parts = [part.shape for part in shape.parts]
+        return all(part.mode != EXCLUSIVE or self._room(part) >= part.together for part in parts)
+
+    def _take_all(self, shape: Shape, most: int, excluded: frozenset[int]) -> list[tuple[Choice, Shape]] | None:
+        """Take room for at most `most` ranks of a gang in one place, or for all of its groups; each with what it asks
+        for. None, with all given back, if too few find any."""
+        fleet, taken = self._fleet, list[tuple[Choice, Shape]]()
+        for part in [each.shape for each in shape.parts] or [shape]:
+            closed = excluded | part.refusing | fleet.keeping_from(part) if shape.parts else excluded
+            peers = dict[int, int]() if part.spread else _NO_PEERS
+            for rank in range(part.together if shape.parts else most):
+                choice = self._choose(part, peers, closed)
+                if choice is None and rank >= part.together:
+                    break
+                if choice is None:
+                    before = fleet.changes
+                    for done, asked in taken:  # undo this gang's own placements
+                        fleet.give(done.host, asked, done.mask)
+                    fleet.unchanged_since(before)  # verdicts still hold
+                    return None
+                fleet.take(choice.host, part, choice.mask)
+                taken.append((choice, part))
+                if part.spread:
+                    self._count_peer(part, peers, choice.host.worker.num)
+                if part.on_host_max == 1:
+                    closed |= {choice.host.worker.num}
         return taken
 
     def _peers(self, num: int, shape: Shape) -> dict[int, int]:

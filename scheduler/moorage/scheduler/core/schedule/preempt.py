@@ -149,10 +149,16 @@ class Preempting:
                 if any(True for _ in leaving_for(draft.state, job)):
                     continue
                 since_ms = before.get(num, draft.time_ms)
-                if draft.time_ms - since_ms < (VOID_MS if job.size == 1 or job.gang else STARTED_MS):
+                if draft.time_ms - since_ms < self._keeps_ms(job):
                     self._void[num] = since_ms
                     continue
             draft.add(Preempt(num, [], []))
+
+    def _keeps_ms(self, job: Job) -> int:
+        """Return for how long hosts on which no job ends any more stay a job's."""
+        if job.gang and job.preempts is not None and not job.preempts[1]:  # it has lost a rank
+            return max(VOID_MS, round(self.lifecycle.request_of(job).repair_s * 1000))
+        return VOID_MS if job.size == 1 or job.gang else STARTED_MS
 
     def _standing(self, draft: Draft) -> int:
         """Count the jobs for which others are being ended since less than `STANDING_MS`: a notice may take an hour."""

@@ -247,6 +247,7 @@ class Estimates:
         for attempt in attempts:
             runs_as = self.runs_as(attempt)
             end_ms, asked = self._end_ms(attempt, runs_as, now_ms), runs_as.shape
+            asked = asked.of_rank(attempt.replica.index) if asked.parts else asked
             found.append((FOREVER_MS if end_ms is None else end_ms, attempt.mask, asked.cpu_milli, asked.memory_mib))
         return found
 

@@ -47,6 +47,8 @@ def soonest(
 
     Hosts in `excluded` are not used. This walks the fleet: at most once a second, and only while a job is overdue.
     """
+    if shape.parts:
+        return _all_groups(fleet, shape, excluded, estimates, now_ms, num)
     capable = _capable(fleet, shape, excluded, num)
     most = max((row[1] for row in capable), default=0)
     wanted = max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most)) if most else 0
@@ -58,6 +60,20 @@ def soonest(
         if wanted <= 0:
             break
     return _fits(rooms, shape, fleet, now_ms)
+
+
+def _all_groups(
+    fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int, num: int
+) -> tuple[frozenset[int], int] | None:
+    """Return the hosts of all groups of a gang, and from when on: each group has hosts of its own, if there are any."""
+    hosts, start_ms = frozenset[int](), now_ms
+    for part in sorted(shape.parts, key=lambda part: -part.shape.count):
+        found = soonest(fleet, part.shape, excluded | hosts, estimates, now_ms, num)
+        found = found or soonest(fleet, part.shape, excluded, estimates, now_ms, num)
+        if found is None:
+            return None
+        hosts, start_ms = hosts | found[0], max(start_ms, found[1])
+    return hosts, start_ms
 
 
 def _fits(rooms: list[_Room], shape: Shape, fleet: Fleet, now_ms: int) -> tuple[frozenset[int], int] | None:

@@ -49,6 +49,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Reserves
 from moorage.scheduler.core.ledger.fairkeys import owner_of, parts_of
+from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
 from moorage.scheduler.core.schedule.plan import NOTHING, Known, Reservation, needs_whole_hosts, plan
@@ -269,6 +270,7 @@ class Verdicts:
     def _still_waits(self, job: Job) -> bool:
         """Return whether a job for which others are being ended could still start."""
         waiting = job.fresh or any(row.state == QUEUED for row in job.rows.values())
+        waiting = waiting or (job.gang == GangPhase.ENDING and job.after == QUEUED)  # it has lost a rank
         return bool(waiting) and job.hold is None and self._state.read_tenant(job.tenant).hold is None
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
@@ -430,7 +432,7 @@ class Verdicts:
         With planned drains, excluded hosts differ from job to job, so None is returned.
         """
         at = group.verdict.change
-        if at < 0 or self._state.windows:
+        if at < 0 or self._state.windows or group.shape.parts:
             return None
         if at not in self._opened:
             self._opened[at] = self._fleet.opened_since(at)

@@ -397,12 +397,17 @@ class _Search:
                         freed &= ~(1 << slot)
                 room = host.cls.rooms(fit & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
-            cpu = host.cpu_left(shape, (self.policy.shape_of(m.replica.job) for m in mine))
+            cpu = host.cpu_left(shape, map(self._asked_by, mine))
             room = min(room, cpu // shape.cpu_milli)
         if shape.memory_mib and host.memory_mib:
-            memory = host.memory_free + sum(self.policy.shape_of(m.replica.job).memory_mib for m in mine)
+            memory = host.memory_free + sum(
+                self.policy.shape_of(m.replica.job).of_rank(m.replica.index).memory_mib for m in mine
+            )
             room = min(room, memory // shape.memory_mib)
         return min(max(0, room), self.wanted)
+
+    def _asked_by(self, attempt: Attempt) -> Shape:
+        return self.policy.shape_of(attempt.replica.job).of_rank(attempt.replica.index)
 
     def _refresh(self, victim: Victim) -> None:
         for num in {attempt.worker.num for attempt in victim.attempts} & self.hosts.keys():

@@ -268,7 +268,7 @@ def _time_slicing(request: Request) -> str | None:
 
 def is_gang(request: Request) -> bool:
     """Return whether the request has ranks that must reach each other."""
-    return request.copies > 1 and request.gpu is not None and request.gpu.scheduling == "gang"
+    return bool(request.groups) or (request.copies > 1 and request.gpu is not None and request.gpu.scheduling == "gang")
 
 
 def _for(tenant: str, rules: Mapping[str, str]) -> str | None:
@@ -458,7 +458,7 @@ def _bindings(assignment: Assignment, network: str, published: Published | None)
     if network not in _UNPUBLISHED:
         pairs += [(port, port, "") for port in assignment.ports]
     start = assignment.start
-    if start is not None and start.world_size > 1 and assignment.name[2] == 0 and network not in _UNPUBLISHED:
+    if start is not None and start.world_size > 1 and assignment.rank == 0 and network not in _UNPUBLISHED:
         bind = start.master_addr if is_ipv4(start.master_addr) else ""
         pairs.append((start.master_port, start.master_port, bind))
     found: dict[str, list[dict[str, str]]] = {}
