@@ -189,6 +189,26 @@ async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_loo
     assert (await node.run("errors", "start-failed")).code == 0
 
 
+async def test_where_a_new_attempt_has_written_nothing_yet_the_output_of_the_last_one_is_found(
+    node: Node, unique: str
+) -> None:
+    """It read as if the job, which failed again and again, had never said why."""
+    words = "test $MOORAGE_ATTEMPT = 1 && { echo broken; exit 1; }; sleep 600"
+    await node.run("submit", "--job", "again", "--retries", "1", "--", "sh", "-c", words, tenant=unique)
+
+    async def is_second() -> bool:
+        return "\t2\tRUNNING" in (await node.run("show", "again", tenant=unique)).out
+
+    await until(is_second, what="the second attempt runs")
+    kept = await node.run("logs", "again", "--no-follow", tenant=unique)
+    assert kept.out == ""
+    [fix] = [line for line in kept.err.splitlines() if line.startswith("fix: ")]
+    assert "--attempt all" in fix
+    before = await node.run("logs", "again", "--attempt", "all", tenant=unique)
+    assert "broken" in before.out
+    await node.run("cancel", "again", tenant=unique)
+
+
 async def test_a_printed_command_names_the_server_and_the_tenant_that_the_line_named(node: Node, unique: str) -> None:
     """It was of the default tenant, and so of no job."""
     of = f"--nats {node.url} --tenant {unique}"

@@ -372,6 +372,8 @@ async def _kept(
         print_err(f"warning[{joiner.trouble.code}]: {joiner.trouble.problem.message}")
     elif not wrote and not options.json:
         print_err(f"no output of job {job}, which is {shown.state}{f': {shown.why}' if shown.why else ''}")
+        if attempt is None and any((number or 0) > 1 for number in newest.values()):
+            print_err(f"fix: moorage logs {word_here(job)} --attempt all, for its attempts before")
     return 0
 
 
