@@ -287,6 +287,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage usage --all --by tenant,hour --since 2d --csv",
         "moorage usage --waits --all --try week.jsonl",
     ),
+    "policy test": (
+        "moorage policy test rules.toml --trace week.jsonl",
+        "moorage policy test rules.toml --trace t.jsonl --set reserve_after=60",
+    ),
     "advise": ("moorage advise", "moorage advise --all --try week.jsonl"),
     "schedule add": (
         "moorage schedule add nightly --cron '0 3 * * *' --gpu 1 -- /srv/eval",

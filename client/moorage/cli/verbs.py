@@ -127,6 +127,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("audit", "moorage.cli.fleet.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("metrics", "moorage.cli.fleet.metrics:metrics", "Metrics for Prometheus: printed once, or served."),
         Verb("usage", "moorage.cli.fleet.usage:usage", "GPU time of a tenant or of all, by model and hour."),
+        Verb("policy test", "moorage.cli.study.policy:try_rules", "Whether the waits of a trace keep rules."),
         Verb("advise", "moorage.cli.fleet.advise:advise", "Which workloads ask for more memory than they use."),
         Verb("schedule add", "moorage.cli.jobs.schedule:add", "Submit a job again and again, by a cron."),
         Verb("schedule ls", "moorage.cli.jobs.schedule:ls", "Your schedules, with their newest runs."),

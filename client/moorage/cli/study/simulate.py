@@ -140,7 +140,7 @@ def simulate(
         until_ms = None if until is None else int(seconds(until) * 1000)
         if until_ms is None and own is not None and "until_s" in own.head:  # what runs on then has no known end
             until_ms = int(own.head["until_s"] * 1000)
-        runs = _runs(ranker or [], set or [])
+        runs = settings_of(ranker or [], set or [])
         rights = _rights(quota_now, share or [])
         if limits:
             rights.said["quota"] = " ".join(quota or [])
@@ -282,7 +282,7 @@ def _rights(quota: list[str], share: list[str]) -> _Rights:
     return _Rights(orders_of(quotas, rows, "simulate"), said)
 
 
-def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
+def settings_of(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
     """Return the settings of each run: every combination of what was given in several."""
     from moorage.scheduler.core.config import Config
     from moorage.schemas.settings import declared

@@ -132,7 +132,7 @@ def compare(
     def play(side: Side, number: int) -> dict[JobName, int]:
         nonlocal done
         jobs, events = copies(side, number)
-        ended = _waits(side, jobs, events, until_ms)
+        ended = waits_of(side, jobs, events, until_ms)
         done += 1
         if progress is not None:
             progress(done / steps)
@@ -153,7 +153,7 @@ def compare(
     return {name: _effects(rows) for name, rows in found.items()}
 
 
-def _waits(
+def waits_of(
     side: Side, jobs: Sequence[TraceJob], events: Sequence[TraceEvent], until_ms: int | None
 ) -> dict[JobName, int]:
     """Return how long each job waited, in ms; one that had not begun as the clock stopped: -1 and how long until then
