@@ -241,6 +241,32 @@ def test_periods_are_those_of_the_calendar(period: int, at: str, began: str, end
     assert (begins_ms(ms(at), period), ends_ms(ms(at), period)) == (ms(began), ms(ends))
 
 
+def test_a_new_tenant_begins_with_the_limits_that_are_set_for_new_ones() -> None:
+    drive = site(tenant="new-tenants", gpus=2, jobs=3, cores=8)
+    drive.submit("old", tenant="known")
+    answer = drive.submit("large", tenant="u", gpu={"count": 3})
+    assert (answer["code"], "at most 2 GPUs" in answer["allowed"]) == ("failed-precondition", True)
+    assert "u" not in drive.state.tenants, "what is refused makes no tenant"
+    for number in range(3):
+        drive.submit(f"j{number}", tenant="u", gpu={})
+    drive.settle()
+    assert running(drive, "u") == 2
+    assert drive.submit("fourth", tenant="u")["code"] == "failed-precondition"
+    row = drive.state.tenants["u"]
+    assert row.limit is not None
+    assert (row.limit.why, row.limits and row.limits.cores_milli) == ("as new-tenants", 8_000)
+    drive.order("limit", tenant="u", gpus=None)
+    drive.order("limit", tenant="new-tenants", gpus=1)
+    drive.settle()
+    assert running(drive, "u") == 3, "its own limits are its own from then on"
+    drive.submit("first", tenant="v", gpu={})
+    drive.lead()
+    drive.renew()
+    drive.submit("second", tenant="v", gpu={})
+    drive.settle()
+    assert running(drive, "v") == 1
+
+
 def test_below_the_level_they_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving.with_hosts(4)
     refused = drive.order("limit", cores=4)

@@ -21,10 +21,10 @@ from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.growing import Growing
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Replicas, Tombstone, Untomb
+from moorage.scheduler.core.ledger.acts import Limit, Limits, Replicas, Tombstone, Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
-from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
+from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State, Tenant
 from moorage.scheduler.core.lifecycle.away import Away
 from moorage.scheduler.core.lifecycle.beyond import beyond, budget_warning, without_counter
 from moorage.scheduler.core.lifecycle.services import Services
@@ -79,6 +79,10 @@ def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
     """Return whether workers offer this driver, and none of them gives its jobs GPUs."""
     offers = [cls for cls in fleet.classes.values() if driver in cls.drivers]
     return bool(offers) and not any(driver in cls.kit.gpu_drivers for cls in offers)
+
+
+#: the tenant whose limits every new tenant begins with
+NEW_TENANTS: Final = "new-tenants"
 
 
 class NewJob:
@@ -204,6 +208,8 @@ class Admission:
                 )
             if limit is not None:
                 return _refused(event, limit, limit.message)
+            if event.tenant not in state.tenants:
+                self._limit_as_new(draft, event.tenant)
             if self.state.read_tenant(event.tenant).hold is not None:
                 warnings.append(HELD)
             if event.shape.gpus and (near := budget_warning(self.state, self.state.read_tenant(event.tenant))):
@@ -315,12 +321,26 @@ class Admission:
         self._over = None
         self._plain.clear()
 
+    def _row(self, tenant: str) -> Tenant:
+        """Return a tenant, to be read only; of a new one the row with the limits that it begins with."""
+        return self.state.tenants.get(tenant) or self.state.read_tenant(NEW_TENANTS)
+
+    def _limit_as_new(self, draft: Draft, tenant: str) -> None:
+        """Give a tenant that submits its first job the limits that an operator has set for new ones."""
+        row = self.state.read_tenant(NEW_TENANTS)
+        if row.limit is None:
+            return
+        why = f"as {NEW_TENANTS}"
+        draft.add(Limit(tenant, row.gpus_max, row.jobs_max, row.limit.actor, why))
+        if row.limits is not None and draft.may(Limits):
+            draft.add(Limits(tenant, list(row.limits), row.limit.actor, why))
+
     def _is_plain(self, tenant: str) -> bool:
         """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.
 
         Cancels and orders come before the submits of a record, and submits create none of the three.
         """
-        row = self.state.read_tenant(tenant)
+        row = self._row(tenant)
         if row.gpus_max or row.jobs_max or row.limits is not None or row.hold is not None or row.tombstones:
             return False
         self._plain.add(tenant)
@@ -416,7 +436,7 @@ class Admission:
 
         The number of jobs is not checked for a request from the durable queue.
         """
-        tenant = self.state.read_tenant(event.tenant)
+        tenant = self._row(event.tenant)
         gpus_max, jobs_max, live = tenant.gpus_max, tenant.jobs_max, tenant.live
         need = event.shape.gpus
         if gpus_max and need > gpus_max:
