@@ -17,6 +17,7 @@ from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, 
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, read_answer, rejected
 from moorage.client.fields import Fields, Paths
+from moorage.client.own_python import as_in_a_shell
 from moorage.client.request_builder import COMMAND, RequestBuilder, What, ids_after
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
@@ -191,6 +192,7 @@ class AsyncClient:
         `on_no_match` is `wait`. A `Request` keeps its own `events` and `on_no_match`. Raises `Rejected` (`Conflict`,
         `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
+        what = as_in_a_shell(what, fields)
         await self._bring(fields)
         if not _sets_no_match(what):
             fields.setdefault("on_no_match", "reject")  # as the command does: it is most likely a slip
@@ -314,6 +316,7 @@ class AsyncClient:
         """
         from moorage.client.follow.watch import run
 
+        what = as_in_a_shell(what, fields)
         await self._bring(fields)
         if not _sets_no_match(what):
             fields.setdefault("on_no_match", "reject")  # as the command does: it is most likely a slip

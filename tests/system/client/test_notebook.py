@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,7 +15,9 @@ BEGIN: Final = """
 import asyncio, threading
 from moorage.client import AsyncClient, Client
 from moorage.testing import Ran, SimFleet
+seen = []
 def script(task):
+    seen.append(task.argv[0])
     return Ran(int(task.argv[1]), "from the job\\n", seconds=float(task.argv[2]))
 m = Client(transport=SimFleet("2x4xH100", script=script), tenant="vision").open()
 """
@@ -31,6 +34,13 @@ def test_a_client_in_a_cell_blocks_and_says_nothing(notebook: Notebook) -> None:
     ran = notebook.run("done = m.run(['exit', '0', '0'], gpu=1, job='one')\nprint(done.stdout, end='')")
     assert ran == Cell("from the job\n", "", [])
     assert notebook.run("m.ls().jobs[0].job").pictures[0]["text/plain"] == "'one'"
+
+
+def test_the_python_of_the_kernel_is_a_jobs_as_that_of_a_shell_is_a_commands(notebook: Notebook) -> None:
+    path = f"{sys.prefix}/bin/python"
+    run = "for _ in '12': m.run(['python', '0', '0'], gpu=1)\nprint(seen[-2:])"
+    said = f"python is {path}, of the environment that is active here: it has to be on the worker, too\n"
+    assert notebook.run(run) == Cell(f"{said}{[path, path]}\n", "", [])
 
 
 def test_a_result_is_one_line_and_a_table(notebook: Notebook) -> None:

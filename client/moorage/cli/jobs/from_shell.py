@@ -13,15 +13,12 @@ from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.env_file import lines_of, named, plain
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
-from moorage.schemas.capabilities import DRIVER_DEFAULT
+from moorage.client.own_python import path_of, words_of
 from moorage.schemas.reserved_variables import is_secret_name, stored_as
 
 if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
-#: variables with the folder of the active environment: of venv and uv, of conda
-_PREFIXES: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
-_PYTHON: Final = re.compile(r"python[\d.]*")
 #: a --timeout from here on is no wait for a scheduler
 _LONG_S: Final = 300.0
 #: how much of a file is read, to see what it is
@@ -83,24 +80,12 @@ def _is_secret(where: str, name: str) -> Rejected:
 
 
 def own_program(command: Sequence[str], driver: str | None, setup: str | None) -> Sequence[str]:
-    """Return the command with the path of its program, if that is the Python of the active venv or conda environment,
-    or a script of it, such as torchrun. Say so: the path has to exist on the worker. A `setup` brings its own."""
-    if not command or os.sep in command[0] or driver not in (None, DRIVER_DEFAULT) or setup is not None:
+    """Return the command with the path of its program, if that is of the active Python environment. Say so."""
+    path = path_of(command, driver, setup)
+    if not path:
         return command
-    for variable in _PREFIXES:
-        folder = os.path.join(os.environ.get(variable, ""), "bin")
-        path = os.path.join(folder, command[0])
-        if os.environ.get(variable) and os.access(path, os.X_OK) and _is_pythons(path, folder):
-            print_err(
-                f"{command[0]} is {path}, of the environment that is active here: it has to be on the worker, too"
-            )
-            return [path, *command[1:]]
-    return command
-
-
-def _is_pythons(path: str, folder: str) -> bool:
-    """Return whether a program is a Python, or a script that the Python of this folder runs."""
-    return bool(_PYTHON.fullmatch(os.path.basename(path))) or _head(path).startswith(f"#!{folder}/python".encode())
+    print_err(words_of(command[0], path))
+    return [path, *command[1:]]
 
 
 #: scripts whose options for Slurm are options of the job already
