@@ -169,3 +169,21 @@ async def test_engines_that_sleep_by_a_request_take_turns_where_no_driver_freeze
             for name in names:
                 (row,) = (await one.show(name))["replica_states"]
                 assert row["attempt"] == 1, "it has not died of a call"
+
+
+async def test_models_take_turns_on_a_simulated_gpu_where_freezing_is_played(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text("def times(data):\n    return str(2 * int(data)).encode()\n")
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
+        await made.scheduler(config=QUICK)
+        await made.agent("a", "1xH100", worker="w", drivers=["process"], play_freezing=True)
+        await one.workers_up("w")
+        async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
+            for weight in (2, 3):
+                await client.submit(service(tmp_path, weight, {}, awake_s=0))
+                assert await client.call(f"times-{weight}", b"7") == b"14"
+                await until_state(one, f"times-{weight}", "FROZEN")
+            assert await client.call("times-2", b"8") == b"16"
+            (row,) = (await one.show("times-2"))["replica_states"]
+            assert row["attempt"] == 1

@@ -133,6 +133,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this one: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
     ] = None
+    play_freezing: Annotated[
+        bool,
+        setting("With simulate: jobs of the driver process can be frozen, which takes a second and stops nothing."),
+    ] = False
     drivers: Annotated[
         tuple[str, ...],
         setting("Ways to run a job: process, docker, podman, kubernetes, vm, a package's driver, or module:Class."),
@@ -483,6 +487,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"auto_freeze_s must name {', '.join(QOS)}, found {qos[:80]!r}")
             if not 0 <= seconds <= IDLE_RECLAIM_S_MAX:
                 raise ValueError(f"auto_freeze_s must be 0..{IDLE_RECLAIM_S_MAX} for {qos}, found {seconds}")
+        if self.play_freezing and not self.simulate:
+            raise ValueError("play_freezing is of simulated hosts: give simulate, or leave it out")
         if self.auto_freeze and not self.limiter:
             raise ValueError(
                 "auto_freeze needs limiter = true: without the limiter's library nothing resumes a job as it uses its"

@@ -55,6 +55,9 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.")
     ] = None
+    play_freezing: Annotated[
+        bool, setting("With simulate: services that sleep take turns on a simulated GPU, as where a driver freezes.")
+    ] = False
     data: Annotated[Path | None, setting("Folder of its state; ./.moorage by default.", env="MOORAGE_HOME")] = None
     port: (
         Annotated[int, setting("Port of the server on 127.0.0.1; 4222 or a free one by default.", ge=0, le=65535)]

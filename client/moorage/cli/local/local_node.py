@@ -54,6 +54,7 @@ class Node:
         settings: Path | None = None,
         *,
         is_open: bool = False,
+        plays_freezing: bool = False,
     ) -> None:
         """`settings` is the file of which the scheduler and the worker read their own sections. With `is_open` the
         server asks nobody on this machine for a password."""
@@ -63,6 +64,7 @@ class Node:
         self._options = options
         self._restore = restore
         self._is_open = is_open
+        self._plays_freezing = plays_freezing
         #: by the folder, clients of moorage find the password
         self._env = {HOME_VARIABLE: str(folder), OWN_FLEET_VARIABLE: "1"}
         if settings is not None:
@@ -181,6 +183,8 @@ class Node:
         argv += ["--state", str(self._worker_state)]
         if self._simulate:
             argv += ["--simulate", self._simulate]
+        if self._plays_freezing:
+            argv += ["--play-freezing"]
         self._worker = Child("worker", argv, folder / "worker.log", self._env, say)
         self._door = LocalDoor(folder, self._env, say)
 

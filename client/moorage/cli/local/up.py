@@ -69,6 +69,12 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), env=env, file=file))
     simulate = held.simulate or settle("worker", WorkerSettings, env=env, file=file)["simulate"].value
     _check_fleet(simulate)
+    if held.play_freezing and not simulate:
+        raise rejected(
+            "invalid-argument",
+            "--play-freezing is of simulated GPUs",
+            next="moorage up --simulate 1xH100 --play-freezing; with a GPU, its driver freezes jobs by itself",
+        )
     folder = home(held.data)
     if not _is_text(str(folder)):
         raise rejected(
@@ -83,7 +89,9 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
         reason = "Permission denied" if restore.exists() else "No such file"
         raise cannot_read(restore, reason, "name a file of moorage admin backup")
     path = None if file is NO_FILE else file.path
-    node = Node(folder, simulate or "", held.port, options, restore, path, is_open=held.open)
+    node = Node(
+        folder, simulate or "", held.port, options, restore, path, is_open=held.open, plays_freezing=held.play_freezing
+    )
     with _only_one(folder):
         return await node.run()
 

@@ -53,7 +53,8 @@ from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.setups import SETUPS
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.freezing.freezer import freezer_for
+from moorage.worker.freezing.freezer import Freezer, freezer_for
+from moorage.worker.freezing.played import PlayedFreezer
 from moorage.worker.interruption import Interruption, leave_s_of
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.attempt_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
@@ -494,7 +495,12 @@ def _agent(
     gpu_nodes = GpuNodes(devices, nodes) if fenced else None
     mps = _mps(name, settings, inventory, link, modes, gpu_nodes)
     own_mps = mps if isinstance(mps, ManagedMps) else None
-    freezer = freezer_for(name, inventory, settings.state_dir / FROZEN_FILE)
+    frozen_file = settings.state_dir / FROZEN_FILE
+    if settings.play_freezing:
+        frozen_file = settings.state_dir / f"{WORKERS_FOLDER}/{name}.frozen"
+        freezer: Freezer | None = PlayedFreezer(frozen_file, inventory.held)
+    else:
+        freezer = freezer_for(name, inventory, frozen_file)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
         files=items.files, nodes=nodes, inventory=inventory, mps=own_mps, freezer=freezer, gpu_nodes=gpu_nodes,

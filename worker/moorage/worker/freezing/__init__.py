@@ -6,6 +6,7 @@
   sharing/limiter/limiter.c
 - freezer.py: which processes are frozen, and the record of them, which outlives the agent
 - room.py: whether there is memory for what they hold
+- played.py: a freezer of simulated devices, which stops nothing
 - engines.py: members of services that sleep by a request to their own program, in place of all of these
 - cuda.py: the helper process, which calls the driver: lock, checkpoint, restore, unlock
 

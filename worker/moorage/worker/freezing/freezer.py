@@ -141,6 +141,10 @@ class Freezer:
         wanted_mib = sum(mib for pid, mib in held if attempts.get(pid) == name)
         if fault := room_fault(processes[0][0], wanted_mib, self._root):
             return "running", f"{NO_RAM}{fault}"
+        return await self._freeze(name, processes)
+
+    async def _freeze(self, name: AttemptName, processes: list[tuple[int, int]]) -> tuple[Outcome, str]:
+        """Freeze these processes of an attempt, and note before and after that they are."""
         entry = self._entries[name] = _Entry(name, processes)
         try:
             self._write()
