@@ -28,8 +28,14 @@ LOOKED_AT_MAX: Final = 64
 
 
 def divided(paths: Paths) -> tuple[list[str | os.PathLike[str]], list[str]]:
-    """Return the paths among a caller's files, and the ids of jobs. Raises `Rejected` for an invalid id."""
+    """Return the paths among a caller's files, and the ids of jobs. Raises `Rejected` for an invalid id and an
+    empty path."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if "" in given:  # it would be this whole folder
+        raise rejected(
+            "invalid-argument", "an empty path is no file or folder", field="$.run.files", found="",
+            next="name one; this folder is .",
+        )  # fmt: skip
     jobs = [path.removeprefix(MARK) for path in given if isinstance(path, str) and path.startswith(MARK)]
     for job in jobs:
         if not is_job(job):

@@ -102,7 +102,7 @@ async def submit_many(
 
 def _lines(items: Iterable[Any]) -> list[bytes]:
     """Return a line of JSON for each item. Raises `Rejected` for the first that has none."""
-    if isinstance(items, str | bytes | Mapping):
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise _refused("items are a list of values, and not one")
     found: list[bytes] = []
     for at, item in enumerate(items):

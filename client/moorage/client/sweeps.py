@@ -100,8 +100,10 @@ def sweep_of_values(values: Iterable[Any], argv: Sequence[str], inline: int = IN
 
     Raises `Rejected` for the first that is wrong.
     """
-    if isinstance(values, str | bytes | Mapping):
-        raise _refused(f"items are a list of values, not {'a mapping' if isinstance(values, Mapping) else 'a text'}")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        kinds = {"a text": str | bytes, "a mapping": Mapping, "one value": object}
+        found = next(name for name, kind in kinds.items() if isinstance(values, kind))
+        raise _refused(f"items are a list of values, not {found}")
     plain: list[Any] = []
     lines: list[bytes] = []
     for at, value in enumerate(values):

@@ -118,7 +118,7 @@ def test_what_is_none_is_refused(line: str) -> None:
         (
             "submit --hold=no -- x",
             "--hold takes no value, found 'no'",
-            ("--hold, or leave it out", "moorage submit --help"),
+            ("--hold, true in a file; or leave it out", "moorage submit --help"),
         ),
         (
             "cordon n1 --for 2h",

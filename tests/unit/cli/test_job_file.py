@@ -117,6 +117,7 @@ def test_a_file_may_be_a_request_as_on_the_wire(name: str, text: str) -> None:
         ("a.yaml", "", "a.yaml has no command"),
         ("a.yaml", "command: [echo, {item}]", "a.yaml: each value of command must be one text"),
         ("a.yaml", "command: echo\nenv: {A: [1, 2]}", "a.yaml: each value of env must be one text"),
+        ("a.yaml", "command: echo\nretry: [{on: [oom], times: 2}]", "a.yaml: each value of retry must be one text"),
         ("a.yaml", "command: echo\nenv: {<<: {A: 1}}", "a.yaml: each value of env must be one text, and << is none"),
         ("a.yaml", "command: seq 3 | tail -1", "a.yaml: no shell reads the command, and | is a shell's"),
         ("a.yaml", "env: {A: 1}\ncommand: echo\nenv: {B: 2}", "a.yaml: line 3 has env for the second time"),

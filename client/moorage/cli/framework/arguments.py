@@ -198,7 +198,7 @@ class _Reader(argparse.ArgumentParser):
         option = said.partition(": ")[0]
         told = [f"{option} takes: {self.helps[option]}"] if option in self.helps else []
         if (found := said.removeprefix(f"{option}: {_VALUE_OF_A_SWITCH}")) != said:
-            said, told = f"{option} takes no value, found {found}", [f"{option}, or leave it out"]
+            said, told = f"{option} takes no value, found {found}", [f"{option}, true in a file; or leave it out"]
         raise CannotRead(said, *told, f"{self.prog} --help")
 
 

@@ -184,7 +184,7 @@ def _job_in(where: str, text: bytes, typed: Any, plain: Any) -> Said | dict[str,
     try:
         read("submit", take, [*words, "--", *(_text(where, COMMAND, word) for word in command)])()
     except CannotRead as error:
-        fix = _meant(str(error), plain) or "moorage submit --help"
+        fix = _meant(str(error), plain) or next(iter(error.fixes[:-1]), "moorage submit --help")
         at = _at(where, text, _OPTION.findall(str(error))[:1])
         raise rejected("invalid-argument", f"{at}: {error}", next=fix) from None
     return said[0]
@@ -266,6 +266,8 @@ def _text(where: str, name: str, value: Any, key: str = "") -> str:
             "invalid-argument", f"{where}: each value of {name} must be one text{which}",
             field=f"$.{name}", found=type(value).__name__,
             next=f"{_MERGES} is not read: write what it stands for" if key == _MERGES
+            else f"write it in one text, as --{name.replace('_', '-')} has it; moorage submit --help"
+            if isinstance(value, Mapping) and not key and name != COMMAND
             else "write braces and brackets in quotes, as '{item}'",
         )  # fmt: skip
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
