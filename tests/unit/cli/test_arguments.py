@@ -90,6 +90,7 @@ def test_a_line_becomes_what_the_signature_says(
         "submit --priority 1_0 -- x",
         "submit --priority ٣ -- x",
         "submit --cpu 1_0 -- x",
+        "get j --out=",
         "scheduler --replica 2",
         "completion csh",
     ],

@@ -290,11 +290,17 @@ def _in_digits(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    if not text:  # Python takes it for this folder
+        raise argparse.ArgumentTypeError("an empty path; this folder is .")
+    return Path(text)
+
+
 _BARE: Final = re.compile(r"[0-9]*\.?[0-9]+")
 #: an option of the `nats` tool, and ours for it
 NATS_OPTIONS: Final = {"--context": "--nats", "--server": "--nats", "-s": "--nats"}
 #: argparse names a reader by its Python name where it raises anything but `ArgumentTypeError`
-_KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _number}
+_KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _number, Path: _path}
 
 
 def _check_command(verb: str, words: list[str], bare: list[str], behind: list[str], unknown: list[str]) -> None:

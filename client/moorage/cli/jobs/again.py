@@ -114,7 +114,7 @@ def again(
                 answer = await _answer(client, name, failed=failed, replica=numbers, several=several)
                 if answer is None:
                     return False
-                new = replace(flags, job=job or answer.job)
+                new = replace(flags, job=answer.job if job is None else job)
                 after = [{**each, "job": ids[each["job"]]} for each in chain[name] if each["job"] in ids]
                 request = changed(
                     answer.request, new, (), dict(fields), {}, {"after": after, **fresh} if after else fresh

@@ -312,6 +312,11 @@ def data_sources(texts: Sequence[str]) -> dict[str, str]:
 def places(texts: Sequence[str], on: Sequence[str], not_on: Sequence[str]) -> dict[str, Any]:
     """Return the fields of --requires, --on and --not-on: labels with their values, and conditions. Raises
     `Rejected`."""
+    if "" in (*on, *not_on):
+        raise rejected(
+            "invalid-argument", f"--{'on' if '' in on else 'not-on'} names no worker", field="$.where",
+            next="name a worker as moorage fleet does, or leave it out",
+        )  # fmt: skip
     requires = {name: text.split(",") for name, text in pairs("requires", [t for t in texts if not is_condition(t)])}
     where = [text for text in texts if is_condition(text)] + [f"{HOST_NAME}!={worker}" for worker in not_on]
     if on:

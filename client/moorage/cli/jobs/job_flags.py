@@ -675,7 +675,7 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
 
     try:
         return build_request(
-            command, flags.gpu or (len(flags.gpu_device) if flags.gpu_device else None), flags.job, fields
+            command, flags.gpu if flags.gpu is not None else len(flags.gpu_device or ()) or None, flags.job, fields
         )
     except Rejected as refused:
         field = refused.problem.field or ""
