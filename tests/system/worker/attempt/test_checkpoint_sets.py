@@ -23,7 +23,7 @@ from moorage.worker.attempt import checkpoint_sets, checkpoint_watch
 from moorage.worker.attempt.checkpoint_sets import KeptSet, NotKept, Pace, SetsStore
 from tests.system.worker.agent.test_agent_process import agent_process, body, place, state_folder, worker
 from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
-from tests.system.worker.attempt.test_job_files import bringing, bucket, fresh
+from tests.system.worker.attempt.test_job_files import bringing, bucket, fresh, sent, tar
 from tests.waiting import until
 
 MIB = 1 << 20
@@ -518,6 +518,21 @@ async def test_a_rank_of_a_gang_whose_set_is_gone_refuses_its_start_by_name(nats
         await leader.want("w1", msgspec.structs.replace(gang(3, "true"), untold=None))
         refused = await leader.await_report("w1", "refused", ("acme", "a", 0, 3, 13))
         assert "a new leader does not know with which step the other ranks begin" in refused.detail
+
+
+async def test_the_first_attempt_of_a_gang_that_brings_files_begins_without_a_checkpoint(
+    nats_url: str, unique: str
+) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        address = await sent(store, tar(code=b"ok"))
+        of = gang(1, "cat code; mkdir ck; : > ck/step-1; exit 75", files=address)
+        await leader.want("w1", msgspec.structs.replace(of, untold=None))
+        exited = await leader.await_report("w1", "exited", ("acme", "a", 0, 1, 11))
+        assert exited.code == 75
 
 
 async def test_a_rank_of_a_gang_tells_the_step_of_its_end_and_refuses_a_folder_without_one(

@@ -103,7 +103,7 @@ class AttemptFiles:
             await self._files.bring(tenant, run.files, self._folders.path(name), ids)
         for each in run.files_of:
             await self._files.bring_kept(tenant, _places_of(each), each.accepted_ms, self._folders.path(name), ids)
-        if run.checkpoint is not None:
+        if run.checkpoint is not None and attempt > 1:
             if before.gang and before.untold is None:
                 why = "a new leader does not know with which step the other ranks begin"
                 raise LacksHere(f"{CHECKPOINT_REFUSED}: {why}")
