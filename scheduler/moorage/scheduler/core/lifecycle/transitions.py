@@ -209,11 +209,7 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(attempt.replica, attempt.replica.job, attempt.mask) for attempt in freed]
-                shapes = [(job.shape or self.shape_of(job), replica, mask) for replica, job, mask in jobs]
-                self.fleet.give_all(
-                    host, [(s.of_rank(replica.index) if s.parts else s, mask) for s, replica, mask in shapes]
-                )
+                self.fleet.give_all(host, [(self._asked_by(attempt), attempt.mask) for attempt in freed])
 
     def on_reports_of_dead_supervisor(self, draft: Draft, worker: Worker, reports: list[Report]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
@@ -780,11 +776,16 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------ the soft view
 
+    def _asked_by(self, attempt: Attempt) -> Shape:
+        """Return what an attempt asks of its host."""
+        job = attempt.replica.job
+        shape = job.shape or self.shape_of(job)
+        return shape.of_rank(attempt.replica.index) if job.gang else shape
+
     def _give(self, attempt: Attempt) -> None:
         host = self.fleet.hosts.get(attempt.worker.num)
         if host is not None:
-            shape = self.shape_of(attempt.replica.job)
-            self.fleet.give(host, shape.of_rank(attempt.replica.index) if shape.parts else shape, attempt.mask)
+            self.fleet.give(host, self._asked_by(attempt), attempt.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
         """Free the attempts whose quarantined devices an operator has declared healthy (`mask`). Return how many.
