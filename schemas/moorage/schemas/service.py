@@ -305,7 +305,10 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
             if not self.sleep_after_s:
                 message = "its members sleep after some time without a call, and sleep_after_s says none"
                 return Trouble(
-                    "service.sleep_by", message, quoted(self.sleep_by.sleep.path), f"{NONE} sleep_by without it"
+                    "service.sleep_by",
+                    message,
+                    quoted(self.sleep_by.sleep.path),
+                    f"{NONE} sleep_by without sleep_after_s",
                 )
             if wrong := self.sleep_by.trouble:
                 return wrong

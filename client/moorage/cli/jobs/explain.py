@@ -190,7 +190,7 @@ def _serves(why: Explained) -> str:
     """Return the service and its models, and how many members are ready; of none the other rows say why."""
     if not why.service or why.members_ready is None:
         return ""
-    models = f", {', '.join(why.models)}" if why.models else ""
+    models = f" ({', '.join(why.models)})" if why.models else ""
     ready = "no member is" if not why.members_ready else f"{why.members_ready} member{_are(why.members_ready)}"
     return f"{why.service}{models}: {ready} ready for calls"
 

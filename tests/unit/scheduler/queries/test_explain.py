@@ -496,7 +496,7 @@ def test_a_services_models_are_told_and_why_none_is_ready() -> None:
     assert told["members_ready"] == 0
     assert told["why"].startswith("ready no more for 9 s: its check is ")
     rows = dict(explained_rows(msgspec.convert(told, Explained)))
-    assert rows["serves"] == "chat, m1, m2: no member is ready for calls"
+    assert rows["serves"] == "chat (m1, m2): no member is ready for calls"
     other = {"name": "other", "models": ["m3"]}
     drive.submit("b", run=READY, gpu={"count": 9}, service=other, on_no_match="wait")
     assert (why(drive, "b")["members_ready"], why(drive, "b")["reason"]) == (0, "count")
