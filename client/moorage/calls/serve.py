@@ -180,8 +180,9 @@ async def serve(
                     if on_ready is not None:
                         on_ready(messenger)
                     async with contextlib.AsyncExitStack() as listens:
-                        if folder is not None and isinstance(program, HttpProgram) and program.can_sleep:
-                            await listens.enter_async_context(EngineSleep(folder, program, messenger.member))
+                        own = Path(held).parent if held else folder  # a job may have given itself another HOME
+                        if own is not None and isinstance(program, HttpProgram) and program.can_sleep:
+                            await listens.enter_async_context(EngineSleep(own, program, messenger.member))
                         listens.enter_context(ready_file)
                         await _first(asked, over)
                 if over.is_set():

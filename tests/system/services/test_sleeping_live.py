@@ -140,7 +140,7 @@ def engine(name: str, **sleeps: float) -> dict[str, Any]:
         "job": name,
         "run": {
             "argv": [*serve, "{port}"],
-            "env": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            "env": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": "/tmp"},
             "grace_s": 1,
         },
         "gpu": {},
