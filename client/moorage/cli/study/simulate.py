@@ -140,7 +140,8 @@ def simulate(
         until_ms = None if until is None else int(seconds(until) * 1000)
         if until_ms is None and own is not None and "until_s" in own.head:  # what runs on then has no known end
             until_ms = int(own.head["until_s"] * 1000)
-        runs = settings_of(ranker or [], set or [])
+        held = {} if own is None else {str(key): str(value) for key, value in own.head.get("settings", {}).items()}
+        runs = [held | run for run in settings_of(ranker or [], set or [])]
         rights = _rights(quota_now, share or [])
         if limits:
             rights.said["quota"] = " ".join(quota or [])

@@ -243,6 +243,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return int((self.lease_of(asked_s) + self.grace_s + self.margin_s) * 1000)
 
     @property
+    def told(self) -> tuple[tuple[str, str], ...]:
+        """The settings that are not the default, by name, as a settings file has them; without files and lists."""
+        found = {field.name: (getattr(self, field.name), field.default) for field in msgspec.structs.fields(Config)}
+        return tuple(
+            (name, str(value).lower() if isinstance(value, bool) else str(value))
+            for name, (value, default) in sorted(found.items())
+            if value != default and not name.endswith("_file") and isinstance(value, str | int | float)
+        )
+
+    @property
     def half_life_ms(self) -> int:
         return int(self.fair_share_half_life * 1000)
 

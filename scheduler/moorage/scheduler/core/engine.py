@@ -102,6 +102,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
+from moorage.schemas.release import RELEASE
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.ways import person_of
@@ -155,6 +156,7 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._began_ms = mono_ms
         self._half_life_ms = config.half_life_ms
+        self._settings = RELEASE, config.told
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
         self._looked_ms = 0
         self._crowded = False  # frames left no room for what each second ends: that comes first in the next record
@@ -399,6 +401,8 @@ class Engine:
         self._built_ms = mono_ms
         if self.state.half_life_ms != self._half_life_ms:
             draft.add(acts.HalfLife(self._half_life_ms))  # a leader counts usage by its own setting
+        if self.state.settings != self._settings and draft.may(acts.Settings):
+            draft.add(acts.Settings(self._settings[0], dict(self._settings[1])))
         looks, crowded, self._crowded = mono_ms - self._looked_ms >= 1000, self._crowded, False
         orders = self._gather(flight, mono_ms, 0 if crowded else self.state.ceilings.events)
         looks = (looks or crowded) and self._begins("each second", draft)

@@ -52,7 +52,7 @@ TOLD: Final = frozenset(
     ("worker", "join", "gone", "limit", "share", "flag", "hold", "unhold", "epoch", "snapshot", "compact", "reserves",
      "used", "peaked", "promised", "preempt", "half-life", "cursor", "reported", "ran", "met", "expire", "tombstone",
      "untomb", "stays", "stored", "exec", "forget", "forget-tenants", "schedule", "schedule-pause", "schedule-remove",
-     "level")
+     "level", "settings")
 )  # fmt: skip
 _VERBS: Final = {"cordoned": "cordon", "open": "uncordon", "draining": "drain"}
 
@@ -75,6 +75,8 @@ class TraceWriter:
         self._seen: dict[int, int] = {}  # by job: its last revision that was read
         self._cancelled: set[int] = set()
         self._untold = Counter[str]()
+        self._settings = dict(state.settings[1])
+        self._release = state.settings[0]
         self._carry()
 
     def _carry(self) -> None:
@@ -127,7 +129,12 @@ class TraceWriter:
 
     def _act(self, act: Any, tag: str) -> None:
         state = self._state
-        if tag == "join":
+        if tag == "settings":
+            if self._release and dict(act.values) != self._settings:
+                self._untold["change of settings"] += 1
+            elif not self._release:
+                self._release, self._settings = act.release, dict(act.values)
+        elif tag == "join":
             self._join(state.worker_by_num[act.worker])
         elif tag == "gone" and (worker := state.worker_by_num.get(act.worker)) is not None:
             if not worker.session:  # else it has joined again at once
@@ -252,6 +259,8 @@ class TraceWriter:
             "trace": 1, "ledger": self._name(self._state.ledger_id), "from_seq": self._from_seq,
             "until_seq": self._state.seq, "until_s": self._at_s(), "jobs": len(self._jobs), "untold": self.untold,
         }  # fmt: skip
+        if self._release:
+            head |= {"release": self._release, "settings": self._settings}
         encode = msgspec.json.encode
         yield encode(head) + b"\n"
         rows = [*self._events, *self._jobs.values()]

@@ -95,7 +95,8 @@ FIXED = {
     "Replica.sets",  # at most four, of a rank of a gang; no worker here stores one
     "Replica.saved",  # as many as SAVED_MAX, of its checkpoints
     "Replica.tries",  # one for each row of its request's `retry`; no request here has one
-    "State.snapshot", "State.snapshot_before", "State.reserved", "Job.preempts", "Job.used", "Job.derived", "Job.lent",
+    "State.snapshot", "State.snapshot_before", "State.reserved", "State.settings", "Job.preempts", "Job.used",
+    "Job.derived", "Job.lent",
     "Job.peaks", "Job.promised", "Job.reported", "Job.shape", "Job.relimit",
     "Attempt.name", "Attempt.begun",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.used",

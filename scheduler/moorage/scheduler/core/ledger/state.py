@@ -1100,6 +1100,8 @@ class State:
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
         self.on_hold: dict[int, Job] = {}  # soft, by number: jobs with a hold of their own that are not over
+        #: soft: release and settings of the leader that the ledger tells; "" before the first
+        self.settings: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
         #: soft: job number, workers and ledger ms of the reservation that the ledger tells
         self.reserved: tuple[int, tuple[int, ...], int] | None = None
         self.preemptibles = 0  # soft: the number of attempts that are preemptible

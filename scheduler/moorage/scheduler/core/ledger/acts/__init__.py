@@ -41,7 +41,16 @@ from moorage.scheduler.core.ledger.acts.job import (
     Stored,
     Used,
 )
-from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
+from moorage.scheduler.core.ledger.acts.ledger import (
+    Behind,
+    Epoch,
+    LedgerAct,
+    Level,
+    Resign,
+    Restored,
+    Settings,
+    Snapshot,
+)
 from moorage.scheduler.core.ledger.acts.schedule import (
     AddSchedule,
     PauseSchedule,

@@ -34,6 +34,17 @@ class Resign(Act, tag="resign"):
         folding.state.leader = ""
 
 
+class Settings(Act, tag="settings"):
+    """What the leader decides by from now on: its release, and its settings that are not the default, as text."""
+
+    LEVEL: ClassVar[int] = 2
+    release: str
+    values: dict[str, str]
+
+    def fold(self, folding: Folding) -> None:
+        folding.state.settings = self.release, tuple(sorted(self.values.items()))
+
+
 class Level(Act, tag="level"):
     """An operator raises the ledger's feature level, from this record on: it is written at the new level.
 
@@ -86,4 +97,4 @@ class Restored(Act, tag="restored"):
         state.former_id, state.restored_ms, state.restored_epoch = self.formerly, folding.time, folding.epoch
 
 
-LedgerAct = Epoch | Resign | Level | Snapshot | Behind | Restored
+LedgerAct = Epoch | Resign | Settings | Level | Snapshot | Behind | Restored
