@@ -47,6 +47,7 @@ class Program(Child, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._at_end = asyncio.Event()
         self._ahead = Ahead()
+        self._gathered: list[bytes] | None = None  # what is sent while a read is worked off: it leaves in one piece
 
     async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
         """Start the program, with its end of the socket as an open file. Raises OSError."""
@@ -91,13 +92,17 @@ class Program(Child, asyncio.Protocol):
             except BlockingIOError:  # it would run calls that were taken back, too
                 # the member is in the middle of its own work
                 asyncio.get_running_loop().call_soon(self._breach, f"it takes no numbers out of {AHEAD_VARIABLE}")
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(head, body))
+        self._write(frame(head, body))
+
+    def _write(self, data: bytes) -> None:
+        if self._gathered is not None:
+            self._gathered.append(data)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         """Send frames in one piece, which the program reads at once."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(frame(head, body) for head, body in frames))
+        self._write(b"".join(frame(head, body) for head, body in frames))
 
     def take_back(self) -> list[int]:
         """Return the numbers of the calls that were sent ahead and have not begun: the program begins none of them."""
@@ -118,11 +123,16 @@ class Program(Child, asyncio.Protocol):
     # -- asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
+        gathered = self._gathered = []
         try:
             for head, body in self._frames.feed(data):
                 self._on_frame(head, body)
         except BadFrame as error:
             self._breach(str(error))
+        finally:
+            self._gathered = None
+            if gathered:
+                self._write(b"".join(gathered))
 
     def eof_received(self) -> bool:
         self._at_end.set()
