@@ -129,6 +129,13 @@ def named_twice(payload: bytes) -> str:
     return ""
 
 
+def refuse_twice(payload: bytes) -> None:
+    """Raise `Refused` for a key that one object of a JSON text has twice, of which the last would count."""
+    if key := named_twice(payload):
+        told = f"the request has {key[:80]} twice in one object"
+        raise refuse("invalid-argument", told, field=f"$.{key[:80]}", next="put both into one")
+
+
 def decode_accepted(body: bytes) -> Request:
     """Return the request of a job that a scheduler has accepted, without the fields that only its release knows.
 

@@ -18,8 +18,8 @@ from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.state import Attempt, Job
 from moorage.schemas import signed
-from moorage.schemas.codec import decode_accepted, named_twice
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.codec import decode_accepted, named_twice, refuse_twice
+from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.job import Request
 from moorage.schemas.release import RELEASE
 from moorage.schemas.request_cache import CachedRequest, RequestCache
@@ -60,13 +60,6 @@ def asked_now(job: Job) -> Request:
     return request if job.priority < 0 else msgspec.structs.replace(request, priority=job.priority)
 
 
-def _twice(key: str) -> Refused:
-    if key == signed.FIELD:
-        return signed.named_itself(None)
-    told = f"the request has {key[:80]} twice in one object"
-    return refuse("invalid-argument", told, field=f"$.{key[:80]}", next="put both into one")
-
-
 def later_words(field: str) -> str:
     """Return what is so with a job that has this field, which only a later release knows."""
     name = field.removeprefix("$.")
@@ -92,8 +85,10 @@ class RequestReader:
         name, asked = self.requests.read(body)
         if asked.twice is None:
             asked.twice = named_twice(body)
+        if asked.twice == signed.FIELD:
+            raise signed.named_itself(None)
         if asked.twice:
-            raise _twice(asked.twice)
+            refuse_twice(body)
         return name, asked.request, asked.shape or self.shape_of_asked(asked)
 
     def request_of(self, job: Job) -> Request:

@@ -35,7 +35,7 @@ from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.pacing.gate import Gate
 from moorage.scheduler.tflops import resolved
 from moorage.schemas.answers.fleet import RequestQueueRow
-from moorage.schemas.codec import Decoder
+from moorage.schemas.codec import Decoder, refuse_twice
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import Subjects
@@ -507,6 +507,7 @@ class QueueReader:
                     events.append((message, self._submit(tenant, message, reply)))
                 else:
                     arguments = _decode_cancel(message.data)
+                    refuse_twice(message.data)
                     cancel = cancel_of(tenant, arguments, reply=reply, sequence=message.seq)
                     cancel.came = self._way
                     events.append((message, cancel))

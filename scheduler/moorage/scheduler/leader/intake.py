@@ -27,7 +27,7 @@ from moorage.scheduler.pacing.reminders import Reminders
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.scheduler.tflops import resolved
-from moorage.schemas.codec import Decoder, encode, is_json, split_array
+from moorage.schemas.codec import Decoder, encode, is_json, refuse_twice, split_array
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import ExecAsked, Goodbye, Join, Load, Renew, ReportFrame
@@ -84,6 +84,13 @@ def fresh_job_id() -> str:
         ms, digit = divmod(ms, 32)
         text = JOB_ID_DIGITS[digit] + text
     return f"j{text}{''.join(JOB_ID_DIGITS[byte & 31] for byte in os.urandom(5))}"
+
+
+def _arguments_in(payload: bytes) -> dict[str, Any]:
+    """Return what a question or an order says. Raises `Refused`, also for a key twice: the last one would count."""
+    arguments = _decode_any(payload) if payload else {}
+    refuse_twice(payload)
+    return arguments
 
 
 class Intake:
@@ -303,7 +310,7 @@ class Intake:
                 self._on_calls(parts[1], parts[2], calls, mono_ms)
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]
-            arguments = _decode_any(delivery.data) if delivery.data else {}
+            arguments = _arguments_in(delivery.data)
             self._on_admin(operator, verb, arguments, delivery.reply, is_json(delivery.data), self._way(delivery))
         else:
             raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
@@ -350,7 +357,7 @@ class Intake:
             self._submit(tenant, delivery)
         elif verb in API_VERBS:
             self.counters[f"api.{verb}"] += 1
-            arguments = _decode_any(delivery.data) if delivery.data else {}
+            arguments = _arguments_in(delivery.data)
             json, came = is_json(delivery.data), self._way(delivery)
             event: Wake | Execute | ChangeOrder | SignalOrder | Cancel
             if verb == "wake":
