@@ -28,6 +28,8 @@ OR_REFUSE: Final = (0.5, 0.9)
 REPLICAS_MAX: Final = NUMBERS_MAX
 #: the most ranks of a gang
 GANG_MAX: Final = 1_024
+#: how the reason begins for which a gang's ranks are taken away that found no room as it started
+STARTS_WITH: Final = "starts with "
 #: of a request with `max_failed` 0: the number of replicas, or the percentage of them, whichever is more
 FAILED_MAX: Final = 20
 FAILED_MAX_PERCENT: Final = 5

@@ -618,6 +618,21 @@ def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.Monke
     assert "running 12  waiting 15  done 13" in screen.getvalue().rpartition("\x1b[K")[2]
 
 
+def test_ranks_that_found_no_room_as_their_gang_started_are_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    progress = Progress("gang", replicas=4)
+    rows = [Change(rev, 0, rev, 1, "PLACED", "w1") for rev in (0, 1)]
+    rows += [Change(rev, 0, rev, 0, "CANCELLED", why="starts with 2 ranks, as many as have room") for rev in (2, 3)]
+    progress.event(Event("t", "gang", 2, "PLACED", 1, rows))
+    assert "starting 2" in screen.getvalue()
+    progress.event(Event("t", "gang", 3, "SUCCEEDED", 1, [Change(rev, 0, rev, 1, "SUCCEEDED") for rev in (0, 1)]))
+    progress.close()
+    assert "done 2" in screen.getvalue()
+    assert "cancelled" not in screen.getvalue()
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_of_some_replicas_tells_nothing_of_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool

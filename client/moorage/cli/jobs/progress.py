@@ -20,7 +20,7 @@ from moorage.cli.jobs.job_rows import stall_event_words
 from moorage.cli.jobs.labelled import Labelled
 from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.client.answers import explained_in
-from moorage.schemas.job import QUEUED, STATES, TERMINAL
+from moorage.schemas.job import CANCELLED, QUEUED, STARTS_WITH, STATES, TERMINAL
 from moorage.schemas.ranges import RANGES_SAID, Ranges, count_of, format_ranges, is_in, ranges_of
 from moorage.schemas.units import many
 
@@ -95,7 +95,9 @@ class Progress:
         changes = [change for change in event.changes if self._shows(change.replica)]
         self._replicated = self._replicated or any(change.replica > 0 for change in changes)
         moved = [change for change in changes if change.replica >= 0 and change.state in STATES]
-        self._states.update({change.replica: change.state for change in moved})
+        gone = [change.replica for change in moved if change.state == CANCELLED and change.why.startswith(STARTS_WITH)]
+        self._replicas -= len(gone)
+        self._states.update({change.replica: change.state for change in moved if change.replica not in gone})
         if self._replicas > 1 and (changes or (event.replicas is not None and self._only is None)):
             self._show("  ".join(filter(None, (self._tag(event.state), self._counted(event)))))
             return

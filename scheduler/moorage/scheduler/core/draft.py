@@ -46,6 +46,7 @@ from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, STEPS, WIDTH
 from moorage.schemas.frames import Report, Stalled
 from moorage.schemas.groups import GROUPS_MAX
+from moorage.schemas.job import STARTS_WITH
 from moorage.schemas.printable import shortened, shown
 from moorage.schemas.ranges import ONE, Ranges, both, count_of
 from moorage.schemas.service import Turn
@@ -508,7 +509,7 @@ class Draft:
     def takes_ranks(self, job: Job, ranks: int) -> None:
         """Record with how many ranks a gang starts that takes as many as have room: it keeps that number."""
         top = job.numbers[-1][1]
-        why = f"starts with {ranks} ranks, as many as have room"
+        why = f"{STARTS_WITH}{ranks} ranks, as many as have room"
         self.add(Replicas(job.num, ranks, ranks, top, 0, [ranks, top] if ranks <= top else [], "", why))
         if ranks <= top:
             self.move_fresh(job, CANCELLED, why, only=((ranks, top),))
