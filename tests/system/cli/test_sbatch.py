@@ -49,8 +49,9 @@ async def test_a_script_of_two_nodes_starts_a_process_a_task(node: Node, unique:
 async def test_arrays_arguments_and_files_of_the_folder_are_there(node: Node, unique: str, tmp_path: Path) -> None:
     (tmp_path / "array.sh").write_text(ARRAY)
     (tmp_path / "data.txt").write_text("data\n")
-    ran = await moorage("sbatch", "array.sh", "--submit", "-q", "--", "0.1", env=node.env(unique), cwd=tmp_path)
-    assert (ran.code, ran.err) == (0, "")
+    words = ("sbatch", "array.sh", "--submit", "--job", "tasks", "-q", "--", "0.1")
+    ran = await moorage(*words, env=node.env(unique), cwd=tmp_path)
+    assert (ran.code, ran.out, ran.err) == (0, "tasks\n", "")
     out = (await node.run("logs", ran.out.strip(), tenant=unique)).out
     assert sorted(out.splitlines()) == [f"[{task}] task {task} of 2 with 0.1 and data" for task in (1, 2)]
     (tmp_path / "plain.sh").write_text(PLAIN)

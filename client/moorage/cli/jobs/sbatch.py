@@ -31,6 +31,7 @@ def sbatch(
     shared: Annotated[
         bool, Parameter(help="This folder is on the workers, too: start in it, and bring no files.")
     ] = False,
+    job: Annotated[str | None, Parameter(help="The job's id; --job-name is a label.", value="ID")] = None,
     also: Annotated[
         str, Parameter(help="Further options of sbatch, which go before those of the script.", value="OPTIONS")
     ] = "",
@@ -45,6 +46,7 @@ def sbatch(
     def act() -> int:
         found, text = _read(script, also)
         words = _submit_words(script, text, arguments, found, shared=shared)
+        words = ["--job", job, *words] if job is not None else words
         if not submit:
             _print(found, words, options)
             return 0
