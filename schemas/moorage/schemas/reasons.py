@@ -111,7 +111,8 @@ NO_CALLS: Final = add(
 NO_SLEEP: Final = add(
     "no-sleep",
     "its service sleeps without calls, and no remaining worker can freeze jobs of its driver",
-    "leave out sleep_after_s, or have it scale to zero: replicas.min 0, as --replicas 0-4",
+    "leave out sleep_after_s, or have it scale to zero: replicas.min 0, as --replicas 0-4; an engine that sleeps by a"
+    " request needs no driver for it: sleep_by, as --sleep-by vllm",
     ends=Ends.NEVER,
 )
 NO_PORTS: Final = add(
