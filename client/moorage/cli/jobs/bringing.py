@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -156,8 +157,9 @@ async def send_files(client: AsyncClient, paths: Sequence[str], job: str, *, of_
     sent = await send(
         client._wire,
         paths,
-        lambda packed, size: progress.show_line(
-            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
+        lambda packed, size: progress.show_often(
+            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far",
+            time.monotonic(),
         ),
         of_schedule=of_schedule,
     )

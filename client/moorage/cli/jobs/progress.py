@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from moorage.cli.framework.console import is_live, is_piped, is_quiet, plain, print_err
 from moorage.cli.framework.exit_codes import shell_code
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from moorage.client.output import Piece
     from moorage.schemas.answers.jobs import Explained
     from moorage.schemas.frames import Event
+
+#: a line that follows many small steps is drawn anew no more often than this, in seconds
+REDRAW_S: Final = 0.1
 
 
 class Progress:
@@ -61,6 +64,7 @@ class Progress:
         self._rewrites = is_live(sys.stderr) and not is_piped(sys.stdout)
         self._line = ""
         self._drawn = False
+        self._shown_s = -REDRAW_S
         self._began_s = time.monotonic()
         self._accepted_ms: int | None = None
         self._changed_ms = 0
@@ -231,6 +235,13 @@ class Progress:
         if not self._quiet:
             self._line = text
             self._draw()
+
+    def show_often(self, text: str, now_s: float) -> None:
+        """Show this text as the progress line, unless another was shown less than `REDRAW_S` ago: over a slow line each
+        takes its time."""
+        if now_s - self._shown_s >= REDRAW_S:
+            self._shown_s = now_s
+            self.show_line(text)
 
     def tick(self) -> None:
         """Write labelled lines that stay unfinished, and redraw the progress line, if it is there, with the time that
