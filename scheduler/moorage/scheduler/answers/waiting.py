@@ -27,6 +27,7 @@ from moorage.scheduler.answers.views import (
     summary,
 )
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.filters import shown as names_of
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at, uses_any
@@ -139,6 +140,10 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Expla
         closed = engine.fleet.closed_to(job.num, shape)
         failing = engine.planner.order.barred_by_failures(job.num)
         found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed, failing)
+    if job.preempts is not None and not job.preempts[1]:
+        names = [engine.state.worker_by_num[num].id for num in job.preempts[0]]
+        hosts = names_of(names)
+        found.because = "; ".join(filter(None, (found.because, f"{hosts} are kept for it, as it has lost a rank")))
     return found, _reason(engine, job, found, excluded, replica)
 
 

@@ -44,7 +44,9 @@ def test_its_hosts_take_no_other_job_until_it_starts_again_as_one_attempt(lead: 
     assert drive.states("g") == ["QUEUED"] * 3
     drive.pass_time(30_000)
     assert others(drive) == 0
-    assert drive.explained("g")["reason"] == "gang-size"
+    told = drive.explained("g")
+    assert told["reason"] == "gang-size"
+    assert told["because"].endswith("; w0, w2 are kept for it, as it has lost a rank")
     assert drive.explained("s0")["reason"] == "reserved"
     if lead:
         drive.lead()
