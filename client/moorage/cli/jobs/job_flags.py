@@ -178,8 +178,8 @@ class JobFlags:
     same: Annotated[
         list[str] | None,
         Flag(
-            help="All ranks of the gang on workers with one value of this label, as rack. Repeatable. It is `site` "
-            "anyway, where workers have that label; `any` lets them run in any places.",
+            help="All ranks of the gang on workers with one value of this label, as rack. It is `site` anyway, "
+            "where workers have that label; `any` lets them run in any places.",
             value="LABEL",
         ),
     ] = None

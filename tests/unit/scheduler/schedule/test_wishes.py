@@ -76,3 +76,14 @@ def test_in_random_worlds_none_is_elsewhere_while_a_host_that_it_prefers_has_roo
         assert zone[worker] == wished or not could, f"{name} is on {worker}, and {could} had room"
         free[worker] -= count
         names[name] = count
+
+
+def test_a_wish_about_a_label_that_no_worker_has_is_told_as_the_job_is_submitted() -> None:
+    drive = site("a", "")
+    drive.renew()
+    told = drive.submit("typo", gpu={}, prefers=["zoen=a", "zone=z", "zoen!=b"], spread_over="rack")["warnings"]
+    assert told == [
+        "label: no worker has the label zoen, so --prefers changes nothing",
+        "label: no worker has the label rack, so --spread-over changes nothing",
+    ]
+    assert "warnings" not in drive.submit("right", gpu={}, prefers=["zone=b"], spread_over="zone")

@@ -42,6 +42,7 @@ from moorage.schemas.job import STATE_NUMBER, STATES, WHENS, Request, Run
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import Ranges, format_ranges, without
+from moorage.schemas.units import many
 
 RETRY_AFTER_S: Final = 1.0
 #: starts so close to each other are one time of the clock, told at two moments
@@ -238,7 +239,19 @@ class Admission:
             if request is not self._warned_of:
                 self._warned_of, self._warned = request, _warned(request)
             warnings += self._warned
+        if (shape.prefers or shape.spread_over) and self.all_reported():
+            warnings += self._wished_for_nothing(shape)
         return made
+
+    def _wished_for_nothing(self, shape: Shape) -> list[str]:
+        """Return the warnings about wishes for labels that no worker has."""
+        wished = [(each.label, "--prefers") for each in shape.prefers]
+        wished += [] if shape.spread_over is None else [(shape.spread_over, "--spread-over")]
+        return [
+            f"label: no worker has the label {label}, so {option} changes nothing"
+            for label, option in dict.fromkeys(wished)
+            if label not in self.fleet.labelled
+        ]
 
     def _below_level(self, event: Submit) -> Problem:
         """Return why a gang of no fixed size, or of groups, is refused: an earlier release knows neither."""
@@ -248,7 +261,7 @@ class Admission:
             "failed-precondition",
             f"the ledger is at feature level {self.state.level}, and a gang {what} from level {Replicas.LEVEL} on",
             field="$.groups" if groups else "$.replicas",
-            found=f"{len(groups)} groups" if groups else str(event.request.ranks),
+            found=many(len(groups), "group") if groups else str(event.request.ranks),
             allowed="none" if groups else "one number",
             job=event.name,
             next="ask for a gang of one kind and size; or an operator raises it once all schedulers can:"
