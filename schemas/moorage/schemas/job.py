@@ -1050,7 +1050,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return Trouble("spread_over", "a label of workers", quoted(self.spread_over[:80]), LABEL_FORM)
         if self.same is None:
             return None
-        if self.gpu is None or self.gpu.effective_scheduling != "gang":
+        if not self.groups and (self.gpu is None or self.gpu.effective_scheduling != "gang"):
             message = "the ranks of a gang share a place, and other replicas start one by one"
             return Trouble("same", message, quoted(", ".join(self.same)[:80]), "null without a gang")
         if len(self.same) > SAME_MAX:

@@ -586,7 +586,11 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
     if same is not None and len(same) > 1 and ANY_PLACE in same:
         message = f"--same {ANY_PLACE} lets the ranks run in any places, so no label goes with it"
         raise rejected("invalid-argument", message, field="$.same", found=", ".join(same), next="take one of them")
-    if same is not None and together.get("scheduling") != "gang":
+    if same == [ANY_PLACE]:
+        same = []
+    if same is not None and fields.get("groups"):
+        fields["same"] = same
+    elif same is not None and together.get("scheduling") != "gang":
         message = "--same is about the ranks of a gang"
         raise rejected("invalid-argument", message, field="$.same", next="add --gang, or --hosts N")
     gang = together.get("scheduling") == "gang"
@@ -607,7 +611,7 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
 
     gpu = msgspec.structs.replace(request.gpu, **together)
     if same is not None:
-        ranks["same"] = [] if same == [ANY_PLACE] else same
+        ranks["same"] = same
     try:
         return build_request(request, gpu, fields=ranks | repair)
     except Rejected as refused:

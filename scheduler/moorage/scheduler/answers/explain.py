@@ -76,7 +76,13 @@ def explain(
             found.because = f"group {part.name}: {found.because}" if found.because else f"of group {part.name}"
             return found
     if shape.parts:
-        return Explanation(reasons.GANG, counts, [], because="each group has room, and not all at once")
+        places = fleet.places(shape)
+        lacks = (any(fleet.lack(part.shape, part.shape.together) > 0 for part in place.parts) for place in places)
+        if all(lacks):
+            because = "empty, hosts would hold each group in some place, and in none all of them"
+            return Explanation(reasons.PLACE_SIZE, counts, [], because=because)
+        because = f"each group has room, and not all at once{' in one place' * (places != (shape,))}"
+        return Explanation(reasons.GANG, counts, [], because=because)
     matching = _matching(fleet, shape, counts)
     if isinstance(matching, Explanation):
         return matching

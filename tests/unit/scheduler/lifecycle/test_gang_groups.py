@@ -231,3 +231,37 @@ def test_random_groups_beside_sizes_limits_counters_and_keys(seed: int) -> None:
         drive.settle()
     left = [name for name in names if (job := drive.state.job("t", name)) is not None and job.live]
     assert not left, {name: drive.explained(name) for name in left}
+
+
+def test_all_groups_are_in_one_site_and_wait_for_one_that_could_hold_them() -> None:
+    drive = Driving()
+    for name, model, where in (("hx", H100, "x"), ("lx", L40S, "x"), ("hy", H100, "y"), ("ly", L40S, "y")):
+        drive.worker(name, 4, model, cpu_milli=16_000, memory_mib=65_536, labels={"site": where})
+    raise_level(drive)
+    one: list[dict[str, Any]] = [TRAINER | {"replicas": 1}, ROLLOUT, HEAD]
+    drive.submit("holds", gpu={"count": 4, "model": "L40S"}, requires={"site": ["x"]})
+    drive.settle()
+    submit(drive, groups=one)
+    drive.settle()
+    assert {name[1] for name in on(drive)} == {"y"}
+    submit(drive, "waits", groups=one)
+    drive.settle()
+    assert drive.states("waits") == ["QUEUED"] * 5
+    answer = submit(drive, "never", groups=[TRAINER, ROLLOUT | {"replicas": 5}], on_no_match="reject")
+    assert answer["code"] == "failed-precondition"
+    drive.run_out("lx")
+    assert {name[1] for name in on(drive, "waits")} == {"x"}
+
+
+def test_groups_that_fit_in_no_one_site_are_refused_and_say_so() -> None:
+    drive = Driving()
+    drive.worker("hx", 4, H100, cpu_milli=16_000, memory_mib=65_536, labels={"site": "x"})
+    drive.worker("ly", 4, L40S, cpu_milli=16_000, memory_mib=65_536, labels={"site": "y"})
+    raise_level(drive)
+    answer = submit(drive, on_no_match="reject")
+    assert "no place that its ranks may share would hold all of its groups" in answer["message"]
+    submit(drive, "waits")
+    assert drive.explained("waits")["reason"] == "place-size"
+    submit(drive, "any", same=[])
+    drive.settle()
+    assert drive.states("any") == ["RUNNING"] * 6

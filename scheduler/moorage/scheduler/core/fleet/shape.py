@@ -198,6 +198,13 @@ class Shape:
                 return part.shape
         return self
 
+    def stay(self, request: Request) -> None:
+        """Have it stay in one place as the whole gang, of which this is the shape of one group."""
+        self.same = request.same_labels
+        named = request.same if self.same and request.same else []
+        self.where = (*map(condition, request.where), *(Condition(label, ANY, "") for label in named))
+        self.by_name = bool(self.requires or self.where or self.device_ids)
+
     def at(self, place: Place) -> Shape:
         """Return this shape for the hosts of one place. It fits devices as this one, and has its index."""
         found = copy(self)
@@ -310,6 +317,8 @@ class Shapes:
             first += shape.together
         largest = max(range(len(asked)), key=lambda at: (parts[at].shape.gpus, -at))
         whole = self._kept(Shape(key, self._next, asked[largest]))
+        for each in (whole, *(part.shape for part in parts)):
+            each.stay(request)
         whole.parts, whole.ranks = tuple(parts), first
         whole.is_gang, whole.together = True, parts[largest].shape.together
         whole.gpus = sum(part.shape.gpus for part in parts)

@@ -519,13 +519,13 @@ class Admission:
         return self._capable.put(shape.index, (self.fleet.inventory, self._counted_lack(shape)))[1]
 
     def _counted_lack(self, shape: Shape) -> int:
-        if shape.parts:
-            return max(self._lack(part.shape) for part in shape.parts)
         if shape.same:
             return min(map(self._lack_at, self.fleet.places(shape)), default=shape.together)
         return self._lack_at(shape)
 
     def _lack_at(self, shape: Shape) -> int:
+        if shape.parts:
+            return max(self._lack_at(part.shape) for part in shape.parts)
         missing, hosts = shape.together, self.fleet.hosts
         for num, mask in shape.avoid:
             if (host := hosts.get(num)) is not None:

@@ -36,6 +36,8 @@ class Unmatched:
         for part in shape.parts:
             if self._fleet.lack(part.shape, part.shape.together) > 0:
                 return f"group {part.name}: {self.why(part.shape)}"
+        if shape.parts:
+            return "no place that its ranks may share would hold all of its groups"
         text = self._texts.get(shape.index)
         return self._texts.put(shape.index, self._why(shape)) if text is None else text
 
