@@ -36,8 +36,8 @@ LOOK_S: Final = 0.25
 ASK_AFTER_S: Final = 1.0
 #: its member is asked again, or where nothing tells whether it is there, all of them
 ASK_AGAIN_S: Final = 5.0
-#: how long their answers are waited for, and where a member is known to have ended; how much later they are asked anew
-#: if none came
+#: how long their answers are waited for, and where a member is known to have ended; and if none came, how much
+#: later they are asked again
 ANSWER_S: Final = 0.5
 ENDED_ANSWER_S: Final = 0.25
 SILENCE_S: Final = 1.0
