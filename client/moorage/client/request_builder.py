@@ -43,7 +43,7 @@ _NEXT: Final = {
     "run.checkpoint_before_s": "it is 60 s unless you say less: checkpoint_before_s=5, --checkpoint-before 5s; or give "
     "the job longer, with limit= or --time-limit",
     "retries": "leave out retries, or restart; max_restarts bounds the further attempts of restart",
-    "retry": "leave out retries, retries_on_lost and restart beside it: --retry failure:3 --retry lost:10",
+    "retry": "name a cause once, without retries, retries_on_lost and restart: --retry failure:3 --retry lost:10",
     "run.max_restarts": 'add restart: "on-failure" or "always", or leave it out',
     "run.restart_unready_s": 'add a check as ready, and restart: "on-failure" or "always"; or leave it out',
     "run.restart": "leave out the gang, or restart; retries start all ranks of a gang again",

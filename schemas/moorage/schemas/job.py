@@ -1225,6 +1225,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return None
         if len(self.retry) > RULES_MAX:
             return Trouble("retry", f"retry has at most {RULES_MAX} rows", len(self.retry), f"0..{RULES_MAX}")
+        named = [cause for row in self.retry for cause in row.causes]
+        if twice := next((cause for cause in named if named.count(cause) > 1), ""):
+            message = f"retry names {twice} twice, and the first row with it alone counts"
+            return Trouble("retry", message, twice, "each cause once")
         for name, value, usual in (("retries", self.retries, 0), ("retries_on_lost", self.retries_on_lost, 3)):
             if value != usual:
                 message = f"retry says by cause what {name} says of all: send one of them"

@@ -288,6 +288,7 @@ FIELDS: Final = (
             one([{"on": ["oom"], "times": 1, "pause_s": -1.0}], "oom:1,pause=-1s"),
             Value(TEXT_ALONE, ("3",)),
             Value(TEXT_ALONE, ("oom",)),
+            one([{"on": ["oom"], "times": 2}, {"on": ["lost", "oom"], "times": 1}], "oom:2", "lost,oom:1"),
             *unsaid([{"on": [], "times": 1}], [{"on": ["oom"]}], {"oom": 2}, [{"on": ["oom"], "times": 1}] * 17),
         ),
     ),

@@ -224,7 +224,11 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ),
         ({"service": "e:99", "batch": "99"}, "--service: 99 batches of 99 calls are too many", "say how many calls"),
         ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
-        ({"retry": ["oom:2", "lost,oom:1"]}, "--retry has oom twice, and the first row alone", "leave one out"),
+        (
+            {"retry": ["oom:2", "lost,oom:1"]},
+            "--retry: retry names oom twice, and the first row",
+            "name a cause once",
+        ),
         ({"gpu": ""}, "--gpu: not a GPU token: ''", "for example 1xH100"),
         ({"on": [""]}, "--on names no worker", "name a worker"),
         ({"not_on": ["w1", ""]}, "--not-on names no worker", "name a worker"),

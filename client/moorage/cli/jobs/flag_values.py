@@ -176,12 +176,6 @@ def retry(texts: Sequence[str]) -> list[dict[str, Any]]:
                 next="for example --retry oom:2 --retry exit:137,lost:5,pause=30s; --retries 3 for any failure",
             )  # fmt: skip
         row: dict[str, Any] = {"on": causes.split(","), "times": int(times[:8])}
-        named = [cause for each in (*rows, row) for cause in each["on"]]
-        if twice := next((cause for cause in named if named.count(cause) > 1), ""):
-            raise rejected(
-                "invalid-argument", f"--retry has {twice} twice, and the first row alone would count",
-                field="$.retry", found=text, next="leave one out",
-            )  # fmt: skip
         if comma:
             row["pause_s"] = _pause(pause)
         rows.append(row)
