@@ -124,7 +124,7 @@ class Causes:
             self._gone(num)
         if wanted:
             for worker in workers.values():
-                now = _decides(worker), self._is_gone(worker)
+                now = _decides(worker), not worker.session and self._is_gone(worker)
                 if self._seen.get(worker.num) != now:
                     self._seen[worker.num] = now
                     self._read(worker, known)
@@ -292,8 +292,8 @@ class Causes:
 
 def _decides(worker: Worker) -> tuple[Any, ...]:
     """Return what of a worker decides who has room on it."""
-    held = tuple((attempt.fence, attempt.mask) for attempt in worker.attempts.values())
-    return worker.session, worker.flag, worker.out, worker.n, held
+    held = worker.attempts  # their keys have the fence
+    return worker.session, worker.flag, worker.out, worker.n, *held, *[attempt.mask for attempt in held.values()]
 
 
 def _avoided(shape: Shape, num: int) -> int:
