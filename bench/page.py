@@ -33,6 +33,8 @@ VIEWS: Final = (
 MEASURED_S: Final = 20.0
 #: until frames of all hosts have come, and the first picture is drawn
 WARM_S: Final = 8.0
+#: until all jobs run or wait, and the leader answers as it does on other days
+CALM_S: Final = 60.0
 CHANGED_S: Final = 1.0
 MOORAGE: Final = str(Path(sysconfig.get_path("scripts")) / "moorage")
 
@@ -94,15 +96,43 @@ async def _timed(port: int, cookie: str, view: str) -> tuple[float, int]:
     return time.monotonic() - began_s, len(answer)
 
 
-async def _submit(env: dict[str, str], hosts: int, tenants: int) -> None:
-    """Let each tenant have a job that runs and one that waits; together they hold nine GPUs of ten."""
-    own = [env | {"MOORAGE_TENANT": f"t{number:03}"} for number in range(tenants)]
+JOINED: Final = """
+import sys
+from moorage.client import Client
+
+with Client() as m:
+    sys.exit(sum(row.state == "up" for row in m.fleet.show().workers) < int(sys.argv[1]))
+"""
+#: each tenant has a job that runs and one that waits; together they hold nine GPUs of ten
+SUBMITS: Final = """
+import asyncio, sys
+from moorage.client import AsyncClient
+
+async def main(hosts, tenants, gpus):
     each = max(1, hosts * 9 // 10 // tenants)
-    for tenant in own:
-        for name, replicas in (("runs", each), ("waits", hosts)):
-            words = "--gpu", f"{GPUS}xH100", "--replicas", str(replicas), "--job", name, "--", "sleep", "36000"
-            job = await _start(tenant, "submit", *words)
-            await job.communicate()
+    for number in range(tenants):
+        async with AsyncClient(tenant=f"t{number:03}") as m:
+            for name, replicas in (("runs", each), ("waits", 20)):
+                await m.submit(["sleep", "36000"], gpu=f"{gpus}xH100", replicas=replicas, job=name)
+
+asyncio.run(main(*map(int, sys.argv[1:])))
+"""
+
+
+async def _submit(env: dict[str, str], hosts: int, tenants: int) -> None:
+    words = "-c", SUBMITS, str(hosts), str(tenants), str(GPUS)
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, env=env)
+    if await process.wait():
+        raise RuntimeError("not all jobs could be submitted")
+
+
+async def _until_joined(env: dict[str, str], hosts: int) -> None:
+    """Wait until all hosts have joined: on a busy machine a thousand take minutes."""
+    while True:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", JOINED, str(hosts), env=env)
+        if not await process.wait():
+            return
+        await asyncio.sleep(1)
 
 
 async def _enter(port: int, key: str) -> str:
@@ -127,16 +157,21 @@ async def run(hosts: int, tenants: int, views: Sequence[str]) -> dict[int, tuple
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as name:
         folder = Path(name) / "up"
         env = {"PATH": os.environ.get("PATH", ""), "HOME": name, "MOORAGE_HOME": str(folder)}
-        up = await _start(env, "up", "--simulate", f"{hosts}x{GPUS}xH100", "--data", str(folder), "--port", "0")
-        page = None
+        up = await _start(env, "up", "--open", "--simulate", f"1x{GPUS}xL40S", "--data", str(folder), "--port", "0")
+        page = worker = None
         changing = None
         try:
-            await _ready(up, "(moorage is up)")
-            changing = asyncio.create_task(_change(folder / "workers" / "up-simulated" / "faults.json", hosts))
+            url = await _ready(up, r"server +(nats://\S+)[\s\S]*Ctrl-C ends")
+            words = "--nats", url, "--state", str(Path(name) / "many"), "--simulate", f"{hosts}x{GPUS}xH100"
+            worker = await _start(env, "worker", *words)
+            await _until_joined(env, hosts)
+            faults = next((Path(name) / "many").rglob("faults.json"), Path(name) / "many" / "faults.json")
+            changing = asyncio.create_task(_change(faults, hosts))
             await _submit(env, hosts, tenants)
             page = await _start(env, "page", "--listen", "0")
             port, key = (await _ready(page, r"page at http://127.0.0.1:(\S+) \(until")).split("/?key=")
             cookie = await _enter(int(port), key)
+            await asyncio.sleep(CALM_S if len(views) > 1 else 0)
             for view in views if len(views) > 1 else ():
                 (first_s, size), (second_s, _) = [await _timed(int(port), cookie, view) for _ in range(2)]
                 print(f"{view:20} first {first_s:.3f} s, then {second_s:.3f} s, {size // 1000} kB", flush=True)
@@ -159,7 +194,7 @@ async def run(hosts: int, tenants: int, views: Sequence[str]) -> dict[int, tuple
         finally:
             if changing is not None:
                 changing.cancel()
-            for process in (page, up):
+            for process in (page, worker, up):
                 if process is not None and process.returncode is None:
                     process.terminate()
                     await process.communicate()

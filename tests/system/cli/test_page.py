@@ -155,7 +155,7 @@ def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknow
     assert "(others)" in past.html, "the smallest of many tenants are one layer"
     (_, own) = draw_series.past(told, "1d", "t1")
     assert "GPUs there" not in own.html
-    for said in ("<b>8</b>GPUs there", "<b>50 %</b>granted"):
+    for said in ("<b>8</b> GPUs there", "<b>50 %</b> granted"):
         assert said in summary.html
     assert "most of all for: all GPUs" in summary.html
     assert "nothing so far" in draw_series.past(SeriesAnswer(), "1d")[1].html
@@ -173,7 +173,7 @@ def test_the_past_says_whom_the_fleet_kept_waiting_the_longest_first() -> None:
         r"<tr><td><a[^>]*>(\w)</a></td>\s*<td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)<", summary.html
     )
     assert rows == [("c", "5", "5", "-"), ("b", "3", "3", "2m")]
-    assert "<b>25 %</b>used" in summary.html
+    assert "<b>25 %</b> used" in summary.html
     assert "/past?span=1d" in past.html
 
 
@@ -190,8 +190,8 @@ def a_service(*errors: float, members: float = 2) -> SeriesAnswer:
 @pytest.mark.parametrize(
     ("errors", "now", "said"),
     [
-        ((1, 1, 0, 0, 0.05), 1, "is healthy</span><small>for 3m, since 1970-01-01 00:02 UTC"),
-        ((0, 0, 0, 2, 2), 240, "is failing: 40 % of its calls</span><small>for 2m, since 1970-01-01 00:03 UTC"),
+        ((1, 1, 0, 0, 0.05), 1, "is healthy</span> <small>for 3m, since 1970-01-01 00:02 UTC"),
+        ((0, 0, 0, 2, 2), 240, "is failing: 40 % of its calls</span> <small>for 2m, since 1970-01-01 00:03 UTC"),
         ((0, 0), None, "has no member that answers</span>"),
     ],
 )

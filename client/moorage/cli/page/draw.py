@@ -375,6 +375,7 @@ def _replicas(detail: JobDetail) -> dict[str, Any]:
             "words": "",
             "title": "",
             "kinds": [],
+            "unread": False,
             "rows": [],
             "more": 0,
             "again": "",
@@ -401,6 +402,7 @@ def _replicas(detail: JobDetail) -> dict[str, Any]:
         if rows and shown.replicas
         else "",
         "kinds": _kinds(detail.failed),
+        "unread": detail.output[0] == OUTPUT_IS_ITS if rows and detail.output else False,
         "rows": rows,
         "more": failures - len(rows) if rows else 0,
         "again": f"moorage again {word_of(shown.job)} --failed" if failures else "",

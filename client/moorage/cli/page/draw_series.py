@@ -98,6 +98,7 @@ def _summary(told: SeriesAnswer, tenant: str) -> Part:
         there=f"{there:.3g}",
         granted=f"{100 * granted / there:.0f}" if there else "",
         used=f"{100 * used / there:.0f}" if there and is_used_known else "",
+        of_granted=f"{100 * used / granted:.0f}" if granted and is_used_known else "",
         waits=[
             {
                 "tenant": name, "hours": _number(hours, ""), "mean": _number(mean, ""),
