@@ -139,14 +139,11 @@ class Placing:
         self.asks = ""
         return is_ready
 
-    def _choose(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
-        choice = self._best(shape, avoid, excluded)
-        if choice is None or not shape.data:
-            return choice
-        return self._with_data(choice, shape, avoid, excluded)
-
-    def _with_data(self, choice: Choice, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice:
-        """Return a choice that is as good on a host with most of what the job reads; else the same choice."""
+    def _choose_by_data(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+        """Return a choice that is as good as any other, if there is one on a host with most of what the job reads."""
+        choice = self._choose(shape, avoid, excluded)
+        if choice is None:
+            return None
         wanted = self._data_of(shape)
         having: dict[int, list[int]] = {}
         for num, host in self._fleet.hosts.items():
@@ -156,7 +153,7 @@ class Placing:
         for count in sorted(having, reverse=True):
             if count <= here:
                 break
-            other = self._best(shape, avoid, excluded | (self._fleet.hosts.keys() - having[count]))
+            other = self._choose(shape, avoid, excluded | (self._fleet.hosts.keys() - having[count]))
             if other is not None and _standing(other, shape, avoid) == equal:
                 return other
         return choice
@@ -169,7 +166,7 @@ class Placing:
             found = self._data.put((shape.index, tenant), keys)
         return found
 
-    def _best(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+    def _choose(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.prefer:
             return self._preferring.choose(self._fleet, shape, avoid, excluded)
         self.asks = "choose"
@@ -187,7 +184,7 @@ class Placing:
 
     def _place_one(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         avoid = self._peers(num, shape) if shape.spread else _NO_PEERS
-        choice = self._choose(shape, avoid, excluded)
+        choice = (self._choose_by_data if shape.data else self._choose)(shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
             choice = self._where_frozen_wait(shape, num, excluded)
         if choice is not None:
@@ -289,7 +286,7 @@ class Placing:
             closed = excluded | part.refusing | fleet.keeping_from(part) if shape.parts else excluded
             peers = dict[int, int]() if part.spread else _NO_PEERS
             for rank in range(part.together if shape.parts else most):
-                choice = self._choose(part, peers, closed)
+                choice = (self._choose_by_data if part.data else self._choose)(part, peers, closed)
                 if choice is None and rank >= part.together:
                     break
                 if choice is None:
