@@ -42,6 +42,8 @@ def unlike(drive: Driving, asked: Drawn, request: Request, job: str) -> list[str
     cells = dict(zip(COLUMNS, job_row(row), strict=True))
     rows = {name: str(value) for name, value in explained_rows(why) if value}
     token = format_token(request.effective_gpu, request.copies)
+    if request.groups:  # a gang of unlike groups is told as each of them
+        token = "+".join(format_token(each.gpu, each.replicas) for each in request.groups)
     wrong = []
     for what, found, wanted in (
         ("ls GPU", cells["GPU"], token),
