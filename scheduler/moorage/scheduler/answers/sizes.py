@@ -75,10 +75,14 @@ class Sizes:
     def add(self, ended: Iterable[Job], time_ms: int) -> None:
         """Count jobs that have just ended, and those of before whose peaks came with their last devices."""
         for job in ended:
-            if job.state == SUCCEEDED and len(self._pending) < PENDING_MAX:
+            if job.state != SUCCEEDED:
+                continue
+            if job.held and len(self._pending) < PENDING_MAX:
                 self._pending[job.num] = time_ms, job
+            elif job.peaks is not None:  # of others, whose workers measure none, no peaks will come
+                self._count(job)
         for num, (at_ms, job) in list(self._pending.items()):
-            if job.peaks is not None and not job.attempts:
+            if job.peaks is not None and not job.held:
                 del self._pending[num]
                 self._count(job)
             elif time_ms - at_ms > PENDING_MS:

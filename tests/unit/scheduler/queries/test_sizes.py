@@ -81,6 +81,9 @@ def test_peaks_that_never_come_are_not_waited_for() -> None:
     drive = fleet()
     runs(drive, "a", None)
     sizes = drive.term_counts.sizes
+    assert not sizes.pending, "it has given all devices back"
+    drive.submit("lingers", gpu={"model": "H100"})
+    drive.reports([("claimed", "lingers", 0, 0, ""), ("started", "lingers", 0, 0, ""), ("exited", "lingers", 0, 0, "")])
     assert sizes.pending
     drive.now += PENDING_MS
     runs(drive, "b", Peaks(-1, -1, 10, 1))
