@@ -50,8 +50,7 @@ class Counts:
             self._begun = True
             self.sizes.begin()
             self.promises.begin()
-        if outputs.ended or self.sizes.pending:
-            self.sizes.add(outputs.ended, now_ms)
+        self.sizes.add(outputs.ended)
         for tenant, service in outputs.woken:
             self.calls.woken(tenant, service, engine.built_ms)
 

@@ -28,9 +28,6 @@ ANSWERED_MAX: Final = 200
 ROOM_PERCENT: Final = 120
 #: GPUs that are named in place of one
 INSTEAD_MAX: Final = 3
-#: jobs of which peaks may still come, and for how long
-PENDING_MAX: Final = 1_000
-PENDING_MS: Final = 60_000
 #: ended jobs in memory that are read as a term begins
 BEGUN_MAX: Final = 1_000
 
@@ -56,7 +53,6 @@ class Sizes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._rows: OrderedDict[Key, _Sums] = OrderedDict()
-        self._pending: dict[int, tuple[int, Job]] = {}
         self.from_ms = engine.state.time_ms
 
     def begin(self) -> None:
@@ -67,26 +63,11 @@ class Sizes:
             self._count(job)
             self.from_ms = min(self.from_ms, job.ended_ms)
 
-    @property
-    def pending(self) -> bool:
-        """Whether peaks of ended jobs may still come."""
-        return bool(self._pending)
-
-    def add(self, ended: Iterable[Job], time_ms: int) -> None:
-        """Count jobs that have just ended, and those of before whose peaks came with their last devices."""
+    def add(self, ended: Iterable[Job]) -> None:
+        """Count jobs that have just ended: their last devices are free, and peaks come with these at the latest."""
         for job in ended:
-            if job.state != SUCCEEDED:
-                continue
-            if job.held and len(self._pending) < PENDING_MAX:
-                self._pending[job.num] = time_ms, job
-            elif job.peaks is not None:  # of others, whose workers measure none, no peaks will come
+            if job.state == SUCCEEDED and job.peaks is not None:
                 self._count(job)
-        for num, (at_ms, job) in list(self._pending.items()):
-            if job.peaks is not None and not job.held:
-                del self._pending[num]
-                self._count(job)
-            elif time_ms - at_ms > PENDING_MS:
-                del self._pending[num]
 
     def _count(self, job: Job) -> None:
         assert job.peaks is not None
