@@ -558,6 +558,8 @@ def test_the_end_of_many_replicas_is_how_many_failed_unless_it_has_a_reason(why:
     counts = ReplicaCounts(of=200, states={"SUCCEEDED": 191, "FAILED": 9}, ended={"FAILED": "0-8"})
     shown = ShownJob(job="j", tenant="t", state="FAILED", rev=1, code=1, why=why, replicas=counts)
     assert job_rows.end_of(shown) == said
+    runs = ShownJob(job="j", tenant="t", state="RUNNING", rev=1, replicas=counts)
+    assert job_rows.end_of(runs) == "", "it has not ended"
 
 
 def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:

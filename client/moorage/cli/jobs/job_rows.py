@@ -206,7 +206,9 @@ def ended_by_itself(state: str, code: int | None, why: str) -> str:
 def end_of(shown: ShownJob) -> str:
     """Return why a job ended; of one with many replicas how many of them failed, unless something else ended it."""
     why = ended_by_itself(shown.state, shown.code, shown.why)
-    return failed_words(shown.replicas) or why if not shown.why or is_as_asked(shown.why) else why
+    if shown.state not in TERMINAL or (shown.why and not is_as_asked(shown.why)):
+        return why
+    return failed_words(shown.replicas) or why
 
 
 def no_jobs(tenant: str, states: Sequence[str], others: Sequence[str] = (), *, history: bool = False) -> str:
