@@ -387,7 +387,7 @@ class JobFlags:
         list[str] | None,
         Flag(
             help="A group of a gang, beside others: trainer=2x8xH100 or head=-,cpu=4 (no GPUs), with its own command "
-            "behind a colon, as 'head=-: python head.py'.",
+            "behind a colon, as 'head=-: ./head.sh'.",
             value="NAME=GPUS[,cpu=N][,memory=SIZE][: COMMAND]",
             reads=groups,
             field="groups",
