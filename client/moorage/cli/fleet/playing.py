@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from moorage.client.errors import rejected
 if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
     from moorage.testing.simulate.shaken import Effect
-    from moorage.testing.simulate.trace import Trace
+    from moorage.testing.simulate.trace import SimHost, Trace, TraceEvent, TraceJob
 
 PROGRESS_S: Final = 0.5
 ERASED: Final = "\r\x1b[K"
@@ -25,6 +25,15 @@ ERASED: Final = "\r\x1b[K"
 ALL: Final = "(all)"
 
 Format = Literal["own", "csv", "philly", "openb"]
+
+
+class Played(NamedTuple):
+    """What is simulated: hosts from the beginning, jobs, and what happens beside; whether that is to be proven."""
+
+    hosts: list[SimHost]
+    jobs: list[TraceJob]
+    events: list[TraceEvent]
+    prove: bool
 
 
 def events_of(path: Path, format: Format | None) -> Trace | None:

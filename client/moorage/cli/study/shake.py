@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moorage.cli.fleet.playing import ALL, as_row, compared, configs_of
+from moorage.cli.fleet.playing import ALL, Played, as_row, compared, configs_of
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.render import table
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
-    from moorage.cli.study.simulate import Played
     from moorage.scheduler.core.events import Order
     from moorage.testing.simulate.shaken import Effect
 

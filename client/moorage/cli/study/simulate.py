@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from moorage.cli.fleet.playing import ERASED, Format, configs_of, events_of, progress_of
+from moorage.cli.fleet.playing import ERASED, Format, Played, configs_of, events_of, progress_of
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_DRIFT, EXIT_INTERRUPTED
@@ -27,7 +27,7 @@ from moorage.client.errors import rejected
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
     from moorage.testing.simulate.run import Simulated
-    from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob
+    from moorage.testing.simulate.trace import SimHost, TraceJob
 
 #: combinations of rankers and settings in one call: as many as the picture has colours
 RUNS_MAX: Final = 7
@@ -163,15 +163,6 @@ def simulate(
         return _simulate(trace.name, title, played, runs, rights, until_ms, files, options)
 
     return guarded(options, act)
-
-
-class Played(NamedTuple):
-    """What is simulated: hosts from the beginning, jobs, and what happens beside; whether that is to be proven."""
-
-    hosts: list[SimHost]
-    jobs: list[TraceJob]
-    events: list[TraceEvent]
-    prove: bool
 
 
 def _timed_quotas(quota: list[str]) -> dict[str, tuple[int, int | None]]:
