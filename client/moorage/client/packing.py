@@ -103,7 +103,7 @@ def _write(found: Mapping[str, Path], spool: IO[bytes]) -> tuple[list[str], list
     # GNU's format has names of any length and, unlike pax, no headers of its own that could differ
     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name in sorted(found):
-            at: int = archive.offset  # type: ignore[attr-defined]
+            at = archive.offset
             try:
                 more, is_from_windows = _add(archive, name, found[name])
             except OSError as error:
