@@ -43,7 +43,9 @@ async def test_axe_finds_nothing_serious_on_any_view(tmp_path: Path) -> None:
         assert (await node.run("wait", "sweep", tenant="vision")).code != 0
         await submit("runs", "sleep", "600")
         await submit("waits", "sleep", "600")
-        paths = "/", "/queue", "/job/vision/sweep", "/job/vision/runs", "/job/vision/waits", "/lanes", "/past", "/usage"
+        await submit("web", "sleep", "600", gpu="1xH100", more=("--service", "web", "--priority", "60"))
+        jobs = [f"/job/vision/{job}" for job in ("sweep", "runs", "waits", "web")]
+        paths = "/", "/queue", *jobs, "/service/vision/web", "/lanes", "/past", "/past?tenant=vision", "/usage"
         wrong: list[Any] = []
         async with browser() as running, served(env=node.env()) as shown:
             for wide in WIDTHS:
