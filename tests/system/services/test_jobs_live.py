@@ -127,7 +127,7 @@ async def test_the_calls_of_a_killed_member_are_answered_by_its_worker() -> None
         calls = [asyncio.create_task(ask()) for _ in range(5)]
         await until(lambda: gate.begun >= 2, ANSWER_S, "two calls run")
         await until(lambda: len(_held(made.folder)) == 5, ANSWER_S, "three calls wait")
-        os.kill(_serving("aheld"), signal.SIGKILL)
+        os.kill(_serving("aheld", made.folder), signal.SIGKILL)
         told = Counter(error_of(each) for each in await asyncio.gather(*calls))
         assert told == {"member-died": 2, "busy": 3}
         assert (await end_of(job))[0] == "FAILED"
@@ -157,7 +157,7 @@ async def test_calls_that_a_killed_member_had_not_read_end_as_soon_as_their_call
 
         await peer.subscribe("moorage.call.acme.echo", on_given)
         await settled(peer)
-        member = _serving("echo")
+        member = _serving("echo", made.folder)
         os.kill(member, signal.SIGSTOP)
         calls = [
             asyncio.create_task(client.call("echo", "unread", timeout="1h"))
@@ -171,10 +171,11 @@ async def test_calls_that_a_killed_member_had_not_read_end_as_soon_as_their_call
         assert (await end_of(job))[0] == "FAILED"
 
 
-def _serving(function: str) -> int:
-    """The process of `moorage serve` with this function."""
+def _serving(function: str, folder: Path) -> int:
+    """The process of `moorage serve` with this function, whose key is below a folder: other tests serve it, too."""
     words = {pid: _read(pid / "cmdline") for pid in Path("/proc").iterdir() if pid.name.isdigit()}
-    [service] = [int(pid.name) for pid, argv in words.items() if f"\0serve\0functions:{function}\0".encode() in argv]
+    found = [pid for pid, argv in words.items() if f"\0serve\0functions:{function}\0".encode() in argv]
+    [service] = [int(pid.name) for pid in found if f"={folder}/".encode() in _read(pid / "environ")]
     return service
 
 
