@@ -125,7 +125,7 @@ async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node
     ended = await node.run("cancel", "sweep", "--replica", "7-9", "--reason", "not needed", tenant=unique)
     assert (ended.code, ended.rows[0][1]) == (0, "cancelling what goes on of replica 7-9, the job was RUNNING"), ended
     shown = dict(row for row in (await node.run("show", "sweep", tenant=unique)).rows if len(row) == 2)
-    assert (shown["state"], "why" in shown) == ("RUNNING", False), shown
+    assert (shown["state"], shown.get("why")) == ("RUNNING", None)
     assert "3 cancelled: 7-9" in shown["replicas"]
     ended = await node.run("cancel", "sweep", "--replica", "7-8", tenant=unique)
     assert ended.rows == [["sweep", "unchanged, nothing goes on of replica 7-8, the job was RUNNING"]]
