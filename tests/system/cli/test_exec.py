@@ -130,7 +130,7 @@ def test_a_shell_has_a_terminal_of_the_same_size_and_acts_on_keys(
             calling.send_signal(signal.SIGWINCH)
             os.write(ours, b"until stty size | grep -q '^20 50'; do sleep 0.05; done; echo re''sized\n")
             await shows("resized")
-            os.write(ours, b"PS1='ready> '; echo be''gun; sleep 600\n")
+            os.write(ours, b"PS1='ready> '; sh -c \"echo be''gun; exec sleep 600\"\n")
             await shows("begun")
             os.write(ours, b"\x03")
             await shows("ready> ")  # what is typed before may go with what it interrupts
