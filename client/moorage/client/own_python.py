@@ -56,10 +56,11 @@ def as_in_a_shell(what: Any, fields: Mapping[str, Any]) -> Any:
 
 def _is_pythons(path: str, folder: str) -> bool:
     """Return whether a program is a Python, or a script that the Python of this folder runs."""
-    return bool(_PYTHON.fullmatch(os.path.basename(path))) or _head(path).startswith(f"#!{folder}/python".encode())
+    return bool(_PYTHON.fullmatch(os.path.basename(path))) or head_of(path).startswith(f"#!{folder}/python".encode())
 
 
-def _head(path: str) -> bytes:
+def head_of(path: str) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(_HEAD_BYTES)

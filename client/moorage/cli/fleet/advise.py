@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from moorage.cli.fleet.playing import as_row, compared, configs_of, events_of
+from moorage.cli.fleet.playing import as_row, compared, configs_of, trace_of_ledger
 from moorage.cli.fleet.tried_cures import COPIES
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.cli.jobs.right_size import JOBS_SURE, advice_of
-from moorage.client.errors import rejected
 from moorage.schemas.gpu import format_token
 from moorage.schemas.sizes import SizedRow, SizesAnswer
 from moorage.schemas.units import many
@@ -106,12 +105,7 @@ def _try(rows: list[SizedRow], trace: Path, *, as_json: bool) -> None:
     """Print how much sooner the jobs of each workload would have started on the smallest GPU that would do."""
     from moorage.testing.simulate.shaken import Side
 
-    whole = events_of(trace, None)
-    if whole is None or not whole.events:
-        raise rejected(
-            "invalid-argument", f"{trace} is no trace from a ledger", found=str(trace),
-            next="moorage admin trace FILE --since 7d writes one",
-        )  # fmt: skip
+    whole = trace_of_ledger(trace)
     config = configs_of([{str(key): str(value) for key, value in whole.head.get("settings", {}).items()}])[0]
     before = Side([], whole.jobs, whole.events, config)
     sides, among = dict[str, Any](), dict[str, Any]()

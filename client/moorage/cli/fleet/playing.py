@@ -48,6 +48,17 @@ def events_of(path: Path, format: Format | None) -> Trace | None:
         raise cannot_read(path, error.strerror, "name a trace") from None
 
 
+def trace_of_ledger(path: Path) -> Trace:
+    """Return a trace that `moorage admin trace` wrote, with what happened beside its jobs. Raises `Rejected`."""
+    whole = events_of(path, None)
+    if whole is None or not whole.events:
+        raise rejected(
+            "invalid-argument", f"{path} is no trace from a ledger", found=str(path),
+            next="moorage admin trace FILE --since 7d writes one",
+        )  # fmt: skip
+    return whole
+
+
 def configs_of(runs: list[dict[str, str]]) -> list[SchedulerSettings]:
     """Return the settings of each run. Raises `Rejected`."""
     from moorage.scheduler.core.config import Config

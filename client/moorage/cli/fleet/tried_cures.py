@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.cli.fleet.playing import ALL, as_row, compared, configs_of, events_of
+from moorage.cli.fleet.playing import ALL, as_row, compared, configs_of, trace_of_ledger
 from moorage.cli.fleet.usage_pages import all_pages
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.options import guarded, with_client
@@ -36,12 +36,7 @@ def try_cures(trace: Path, since: str, options: RowOptions, *, of_all: bool) -> 
         told.extend(msgspec.convert((await all_pages(client, asked, of_all=of_all)).data, WaitedAnswer).rows)
 
     def play() -> int | None:
-        whole = events_of(trace, None)
-        if whole is None or not whole.events:
-            raise rejected(
-                "invalid-argument", f"{trace} is no trace from a ledger", found=str(trace),
-                next="moorage admin trace FILE --since 7d writes one",
-            )  # fmt: skip
+        whole = trace_of_ledger(trace)
         if told and not {row.tenant for row in told} & {job.tenant for job in whole.jobs}:
             raise rejected(
                 "invalid-argument", f"{trace} has no job of a tenant whose jobs waited", found=whole.jobs[0].tenant,

@@ -13,7 +13,7 @@ from moorage.cli.framework.console import print_err
 from moorage.cli.jobs.env_file import lines_of, named, plain
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
-from moorage.client.own_python import path_of, words_of
+from moorage.client.own_python import head_of, path_of, words_of
 from moorage.schemas.reserved_variables import is_secret_name, stored_as
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: a --timeout from here on is no wait for a scheduler
 _LONG_S: Final = 300.0
-#: how much of a file is read, to see what it is
-_HEAD_BYTES: Final = 4096
 
 
 def variables(given: Sequence[str], files: Sequence[str]) -> dict[str, str]:
@@ -103,7 +101,7 @@ def warn_of_sbatch(request: Request) -> None:
     Raises `Rejected` if the command is the script's name alone, which no worker has among its programs.
     """
     for at, word in enumerate(request.workload.argv):
-        if word not in _read and os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
+        if word not in _read and os.path.isfile(word) and re.search(rb"^#SBATCH\s", head_of(word), re.MULTILINE):
             if at == 0 and "/" not in word:
                 raise rejected(
                     "invalid-argument", f"{word} is a script for sbatch, and its #SBATCH lines are comments here",
@@ -124,11 +122,3 @@ def warn_of_timeout(timeout: str | None, time_limit: str | None) -> None:
         if seconds(timeout) >= _LONG_S:
             own = f"the job's own: --time-limit {timeout}"
             print_err(f"warning[timeout]: --timeout {timeout} bounds the wait for answers; {own}")
-
-
-def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_HEAD_BYTES)
-    except OSError:
-        return b""

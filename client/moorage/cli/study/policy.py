@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from moorage.cli.fleet.playing import ERASED, configs_of, events_of, progress_of
+from moorage.cli.fleet.playing import ERASED, configs_of, progress_of, trace_of_ledger
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_FAILED
@@ -59,12 +59,7 @@ def try_rules(
             wanted = read_rules(rules)
         except OSError as error:
             raise cannot_read(rules, error.strerror, "name a file of rules") from None
-        whole = events_of(trace, None)
-        if whole is None or not whole.events:
-            raise rejected(
-                "invalid-argument", f"{trace} is no trace from a ledger", found=str(trace),
-                next="moorage admin trace FILE --since 7d writes one",
-            )  # fmt: skip
+        whole = trace_of_ledger(trace)
         found = settings_of([], set or [])
         if len(found) > 1:
             raise rejected("invalid-argument", "one value for each setting is tested", found=" ".join(set or []),
