@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.state import QUEUED
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.lifecycle.gang_worlds import each_has_its_turn, is_whole
 
 L40S = "NVIDIA L40S"
 TRAINER = {"name": "trainer", "replicas": 2, "gpu": {"count": 2, "model": "H100"}, "argv": ["train"]}
@@ -222,15 +222,8 @@ def test_random_groups_beside_sizes_limits_counters_and_keys(seed: int) -> None:
         for name in names:
             job = drive.state.job("t", name)
             if job is not None and job.gang and not job.over:
-                waiting = [row.state == QUEUED for row in job.rows.values()]
-                assert all(waiting) or not any(waiting), "whole or not at all"
-    for _ in range(60):
-        for worker in drive.workers:
-            drive.run_out(worker)
-        drive.pass_time(5_000)
-        drive.settle()
-    left = [name for name in names if (job := drive.state.job("t", name)) is not None and job.live]
-    assert not left, {name: drive.explained(name) for name in left}
+                is_whole(job)
+    each_has_its_turn(drive, names)
 
 
 def test_all_groups_are_in_one_site_and_wait_for_one_that_could_hold_them() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.state import QUEUED
 from moorage.schemas.codec import decode_request
 from moorage.schemas.operate import act_of
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.lifecycle.gang_worlds import each_has_its_turn, is_whole
 
 
 @pytest.fixture(autouse=True)
@@ -223,12 +223,5 @@ def test_random_sizes_limits_counters_and_keys(seed: int) -> None:
             if job is not None and job.gang and not job.over:
                 assert sizes[name] in (0, job.size), "it keeps its number"
                 sizes[name] = job.size
-                waiting = [row.state == QUEUED for row in job.rows.values()]
-                assert all(waiting) or not any(waiting), "whole or not at all"
-    for _ in range(60):
-        for worker in drive.workers:
-            drive.run_out(worker)
-        drive.pass_time(5_000)
-        drive.settle()
-    left = [name for name in sizes if (job := drive.state.job("t", name)) is not None and job.live]
-    assert not left, {name: drive.explained(name) for name in left}
+                is_whole(job)
+    each_has_its_turn(drive, sizes)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ledger.state import QUEUED
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.lifecycle.gang_worlds import each_has_its_turn, is_whole
 
 
 def running(repair_s: float = 120.0, ranks: int = 3, **fields: Any) -> Driving:
@@ -129,17 +129,10 @@ def test_random_losses(seed: int) -> None:
         for name in names:
             job = drive.state.job("t", name)
             if job is not None and job.gang and not job.over:
-                waiting = [row.state == QUEUED for row in job.rows.values()]
-                assert all(waiting) or not any(waiting), "whole or not at all"
+                is_whole(job)
                 assert len({row.attempt_no for row in job.rows.values()}) == 1
     while len(drive.workers) < 4:
         drive.worker(f"w{hosts}", 2)
         hosts += 1
-    for _ in range(60):
-        for worker in drive.workers:
-            drive.run_out(worker)
-        drive.pass_time(5_000)
-        drive.settle()
-    left = [name for name in names if (job := drive.state.job("t", name)) is not None and job.live]
-    assert not left, {name: drive.explained(name) for name in left}
+    each_has_its_turn(drive, names)
     assert not drive.state.preempting
