@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from moorage.cli.main import main
 from moorage.schemas.errors import Refused
 from moorage.testing.simulate.policy import SHRUNK_JOBS, Judged, Rule, judge, read_rules, shrunk
 from moorage.testing.simulate.shaken import copies, waits_of
-from tests.unit.scheduler.simulate.test_shaken import HOUR_MS, busy, job
+from tests.unit.scheduler.simulate.test_shaken import HOUR_MS, as_trace, busy, job
 
 
 def test_a_rule_is_broken_by_what_is_above_its_bounds() -> None:
@@ -70,15 +69,8 @@ def test_a_rule_that_says_nothing_is_refused_by_its_file(text: str, tmp_path: Pa
 def test_the_command_ends_with_1_and_writes_the_counter_example_which_breaks_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    side = busy()
-    lines: list[dict[str, Any]] = [{"at_s": event.at_ms / 1000, event.kind: event.data} for event in side.events]
-    lines += [
-        {"at_s": each.at_ms / 1000, "runs_s": each.runs_ms / 1000, "tenant": each.tenant,
-         "request": {"job": each.request.job, "gpu": {"count": 8}}}
-        for each in side.jobs
-    ]  # fmt: skip
     trace, rules, small = tmp_path / "t.jsonl", tmp_path / "r.toml", tmp_path / "small.jsonl"
-    trace.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    trace.write_bytes(as_trace(busy()))
     rules.write_text('[[rule]]\ntenant = "b"\nmax_wait_s = 0\n[[rule]]\np90_wait_s = 3600\n')
 
     def told(*argv: str) -> tuple[int, str, str]:

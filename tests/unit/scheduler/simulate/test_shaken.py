@@ -62,6 +62,17 @@ def busy() -> Side:
     return Side([], jobs, events, Config())
 
 
+def as_trace(side: Side) -> bytes:
+    """Return events and jobs as the lines of a trace from a ledger; each job asks for eight GPUs."""
+    lines: list[dict[str, Any]] = [{"at_s": event.at_ms / 1000, event.kind: event.data} for event in side.events]
+    lines += [
+        {"at_s": each.at_ms / 1000, "runs_s": each.runs_ms / 1000, "tenant": each.tenant,
+         "request": {"job": each.request.job, "gpu": {"count": 8}}}
+        for each in side.jobs
+    ]  # fmt: skip
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
 def test_a_limit_that_is_lifted_shortens_waits_in_each_copy_and_nothing_changed_changes_nothing() -> None:
     side = busy()
     lifted = side._replace(events=[event for event in side.events if event.kind == "join"])
@@ -168,15 +179,8 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 
 
 def test_simulate_compares_what_is_changed_on_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    side = busy()
-    lines: list[dict[str, Any]] = [{"at_s": event.at_ms / 1000, event.kind: event.data} for event in side.events]
-    lines += [
-        {"at_s": each.at_ms / 1000, "runs_s": each.runs_ms / 1000, "tenant": each.tenant,
-         "request": {"job": each.request.job, "gpu": {"count": 8}}}
-        for each in side.jobs
-    ]  # fmt: skip
     file = tmp_path / "t.jsonl"
-    file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    file.write_bytes(as_trace(busy()))
     code, out, err = told(capsys, str(file), "--shake", "3", "--quota", "a=none@0s")
     assert code == 0, err
     assert re.search(r"--quota a=none@0s\s+a\s+10\s+−5\d % \(", out), out
