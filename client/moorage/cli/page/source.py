@@ -100,7 +100,6 @@ class Source:
         self._watchers = 0
         self._watched = asyncio.Event()
         self._rounds = 0
-        self._round = asyncio.Condition()
         self._subscribed: Subscribed | None = None
         self._view: View | None = None
         self._view_s = float("-inf")
@@ -146,10 +145,8 @@ class Source:
         self._watchers += 1
         if not self._watched.is_set():
             self._watched.set()
-            before = self._rounds
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_S), self._round:
-                    await self._round.wait_for(lambda: self._rounds > before)
+            rounds, listed = self._rounds, self.feed.listed
+            await self.feed.until(lambda: self._rounds > rounds or self.feed.listed > listed, FIRST_S)
         model = self.feed.model
         if model.sees_fleet and model.frame is None:
             await self.feed.until(lambda: model.frame is not None, FIRST_S)
@@ -172,9 +169,8 @@ class Source:
                 before, self.trouble = self.trouble, error_line(_fault("a round of questions", error))
                 if self.trouble != before:
                     log.exception("the page failed at a round of questions, and asks again every %g s", ROUND_S)
-            async with self._round:
-                self._rounds += 1
-                self._round.notify_all()
+            self._rounds += 1
+            self.feed.heard.set()
             await asyncio.sleep(ROUND_S)
             if not self._watchers:
                 self._watched.clear()

@@ -76,6 +76,8 @@ class Feed:
         self._taken: tuple[float, NotPermitted] | None = None
         self._explained: dict[tuple[str, str], float] = {}
         self._hour_s = float("-inf")
+        #: how often jobs and workers were listed: what is worth a picture before numbers and explanations have come
+        self.listed = 0
 
     async def open(self) -> None:
         """Subscribe to the frames that this key may hear: an operator's all, a tenant's none."""
@@ -168,6 +170,8 @@ class Feed:
             raise self._refused
         model.unseen = self._unseen()
         model.own = self._client.tenant if self.lists and not self.operates else ""
+        self.listed += 1
+        self.heard.set()
         await self._hour()
         if whys and (self.operates or self.lists):
             await self._explain()
