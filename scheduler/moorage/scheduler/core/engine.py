@@ -195,7 +195,7 @@ class Engine:
             self._frozen, self.admission.could_ever, int(config.reserve_after * 1000), self._begins,
         )  # fmt: skip
         self.schedules = Schedules(state, self.admission.malformed)
-        self.windows = Windows(state, self.fleet, self.lifecycle)
+        self.windows = Windows(state, self.fleet)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, reader.requests, config, self.room.telling)
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
@@ -778,6 +778,7 @@ class Engine:
         self.retention.rows_looked = False
         self._forgetting.pass_time(draft)
         self.windows.pass_time(draft)
+        self.relocating.end_due(draft)
         self.lifecycle.starts.pass_time(draft)
         self.sessions.stalls.pass_time(draft)
         self.unready.pass_time(draft)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Final
 
@@ -17,6 +18,7 @@ from moorage.scheduler.core.lifecycle.members import (
     Old,
     Step,
     move_on,
+    notice_to_leave,
     reconcile,
 )
 
@@ -122,6 +124,27 @@ def test_every_phase_of_a_move_is_named_once_and_the_last_one_always_holds() -> 
     assert len(set(names)) == len(names)
     assert {step.phase for _, step in MOVE_CASES.values()} == set(names)
     assert MOVES[-1].holds(LEAVES)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "grace_s", "notice_s", "goes_on", "notice"),
+    [
+        (math.inf, 30.0, 10, True, None),
+        (41.0, 30.0, 10, True, None),
+        (40.0, 30.0, 10, True, 10),
+        (31.5, 30.0, 10, True, 10),
+        (31.5, 30.0, 3, True, 3),
+        (12.0, 30.0, 10, True, 6),
+        (30.0, 30.0, 0, True, 0),
+        (0.0, 0.0, 10, True, 0),
+        (60.0, 0.0, 10, False, 10),
+        (4.0, 0.0, 10, False, 4),
+    ],
+)
+def test_what_has_to_leave_has_its_grace_before_the_end_and_its_notice_before_that(
+    left_s: float, grace_s: float, notice_s: int, goes_on: bool, notice: int | None
+) -> None:
+    assert notice_to_leave(left_s, grace_s, notice_s, goes_on=goes_on) == notice
 
 
 @pytest.mark.parametrize("serves", [False, True])

@@ -66,6 +66,18 @@ def test_a_drain_ends_the_replicas_of_a_large_sweep_at_its_deadline_though_other
     assert on(drive, "w0") == {"ENDING": 8}
 
 
+def test_what_a_worker_holds_that_was_told_to_end_is_asked_to_end_though_submits_fill_each_record() -> None:
+    drive = running(8)
+    drive.workers["w0"].leaving_s = 60
+    for second in range(3):
+        drive.send("w0", drive.workers["w0"].renew_frame())
+        for number in range(100):
+            drive.offer_submit(f"waits{second}-{number}", labels={"about": "x" * 60})
+        drive.tick(1_000, obey=False)
+        assert drive.engine.waiting, "the record was full"
+    assert on(drive, "w0") == {"ENDING": 8}
+
+
 def test_a_gang_that_is_wider_than_half_a_record_leaves_a_drained_worker_though_others_report() -> None:
     with worlds_with(SHORT):
         drive = Driving.with_hosts(*[4] * 18)

@@ -16,7 +16,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder, Wake
-from moorage.scheduler.core.ledger.state import LEAVING, RUNNING, Attempt
+from moorage.scheduler.core.ledger.state import LEAVING, MAY_END, RUNNING, Attempt
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.service import MemberLoad
@@ -28,6 +28,7 @@ from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WA
 
 CONFIG: Final = Config(preempt_priority=80, preempt_after=60.0, scale_down_s=20.0)
 SLEEPS_S: Final = 20.0
+NOTICE_S: Final = 8.0
 #: for so long nothing happens at the end: back-offs go up to 256 s, and a window to 100 s
 QUIET_S: Final = 700
 
@@ -61,7 +62,9 @@ class World(Site):
     def fields(self) -> dict[str, Any]:
         """What a version asks for."""
         restarts = {"restart_unready_s": 20.0} if self.chance.random() < 0.3 else {}
-        run: dict[str, Any] = {**READY, **restarts}
+        run: dict[str, Any] = {**READY, **restarts, "grace_s": self.chance.choice([1.0, 10.0, 30.0])}
+        if self.chance.random() < 0.3:
+            run |= {"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": NOTICE_S}
         service: dict[str, Any] = {"name": "embed"}
         if self.kind == "follows":
             return {"replicas": {"min": self.asked, "max": self.asked + 2}, "run": run, "service": service}
@@ -89,6 +92,7 @@ class World(Site):
             return super().tick(ms, obey=obey)
         before, rooms = self.serving_members(), self.rooms()
         out = super().tick(ms, obey=obey)
+        self.judge_deadlines()
         after = self.serving_members()
         asked = [each for each in before if each.replica.attempt is each and each.replica.state in LEAVING]
         asked = [each for each in asked if not self.is_due(each)]
@@ -103,6 +107,14 @@ class World(Site):
             self.base = min(self.floor, len(after))
         self.base = min(self.base, self.floor)
         return out
+
+    def judge_deadlines(self) -> None:
+        """By the deadline of a drain all on its worker was asked to end."""
+        for worker in self.state.windows.values():
+            stays = [each.name for each in worker.attempts.values() if each.replica.state in MAY_END]
+            assert worker.window is not None
+            due_ms = worker.window.leave_ms + 2_000
+            assert not stays or self.now < due_ms, self.said(f"{stays} are on {worker.id} since {due_ms / 1000:.0f} s")
 
     @property
     def floor(self) -> int:
@@ -122,7 +134,11 @@ class World(Site):
         """Whether a deadline ends it: that of a drain, of its worker, or of the grace of a job with a better right."""
         worker = member.worker
         window, host = worker.window, self.workers[worker.id]
-        if worker.flag == "draining" and window is not None and self.now >= window.leave_ms - 35_000:
+        if (
+            worker.flag == "draining"
+            and window is not None
+            and self.now >= window.leave_ms - 30_000 - 1_000 * NOTICE_S - 2_000
+        ):
             return True
         if host.leaving_s is not None or worker.flag == "shut":
             return True
@@ -246,6 +262,19 @@ class World(Site):
         self.note("an urgent job")
         self.submit(f"urgent{self.number}", priority=90, gpu={"count": 1}, tenant="t")
 
+    def add_batch(self) -> None:
+        """A job of another tenant, which serves nobody."""
+        self.number += 1
+        grace_s = self.chance.choice([0.0, 5.0, 30.0])
+        self.note(f"a job with a grace of {grace_s} s")
+        run = {"driver": "process", "argv": ["work"], "grace_s": grace_s}
+        self.submit(f"batch{self.number}", run=run, gpu={"count": 1}, tenant="others")
+
+    def end_batch(self) -> None:
+        for job in list(self.state.jobs.values()):
+            if job.tenant == "others" and job.live:
+                self.cancel(job.name, tenant="others")
+
     def end_urgent(self) -> None:
         for job in list(self.state.jobs.values()):
             if job.name.startswith("urgent") and job.live:
@@ -262,6 +291,7 @@ class World(Site):
         acts: list[Callable[[], None]] = [
             self.roll_out, self.roll_out, self.call_back, self.drain, self.open, self.flap, self.die, self.vanish,
             self.come_back, self.tell_a_worker, self.change, self.call, self.preempt, self.end_urgent, self.follow,
+            self.add_batch, self.end_batch,
         ]  # fmt: skip
         self.chance.choice(acts)()
         for worker in self.workers.values():  # a unit that was told to end comes back
@@ -280,6 +310,7 @@ class World(Site):
                 self.join(worker)
         self.open()
         self.end_urgent()
+        self.end_batch()
         live = self.live()
         if len(live) == 2 and live[1] in self.does:  # where it had the place of another one, it is not tried again
             self.call_back()

@@ -14,6 +14,7 @@ decided.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -186,6 +187,16 @@ MOVES: Final = (
 def move_on(move: Move) -> Step:
     """Return what follows for a member that moves."""
     return next(phase for phase in MOVES if phase.holds(move)).then(move)
+
+
+def notice_to_leave(left_s: float, grace_s: float, notice_s: int, *, goes_on: bool = True) -> int | None:
+    """Return how long before its end an attempt gets its signal that has to leave its worker, in s; None: it goes on.
+
+    It has `left_s`, of which its grace takes `grace_s`, and wants its signal `notice_s` before. Where the time is too
+    short for both, at most half of it is for the signal. One that does not go on until then is asked to end at once.
+    """
+    asked_s = max(left_s - grace_s, min(notice_s, left_s / 2))  # until it is asked to end
+    return None if goes_on and asked_s > notice_s else min(notice_s, math.ceil(asked_s))
 
 
 def has_settled(replica: Replica, for_ms: int, now_ms: int) -> bool:

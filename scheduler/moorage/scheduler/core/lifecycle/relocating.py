@@ -1,16 +1,16 @@
-"""A member of a service that has to leave its worker ends once its replacement serves: the job gets one more replica.
+"""What has to leave its worker, and when it is asked to end; a member of a service ends once its replacement serves.
 
-It has to leave a worker that is drained, and one where it is preempted: then it is asked to end at the latest
-after its grace, and has its notice and its grace to do so. It also has to leave a worker that was told to end: then it
-is asked to end shortly before that worker ends it. All that serves nobody there is asked to end at once: what is no
-service, and members that have not been ready yet.
+All has to leave a worker that is drained: by a deadline it is asked in time for its notice and its grace, without one
+it runs on. A member that is preempted is asked at the latest after its grace, and has its notice and its grace then. A
+worker that was told to end ends all itself, and members are asked shortly before. All that serves nobody there is asked
+at once: what is no service, and members that have not been ready yet.
 
-Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
-limits and quotas: where these or the fleet have no room, there is none. Then a member that is preempted ends, and one
-on a worker that is drained or told to end runs on, until the deadline of that or another reason ends it. The number of
-the member, or that of a replacement that is not needed any more, is taken away once it is over, though its attempt may
-keep devices in quarantine. A service of which not all replicas run, by its calls or its `max_running`, has numbers to
-spare: one of them is the replacement's, and the old one waits until it is its turn.
+Of a service one member moves at a time: the job gets one more replica, which waits in the queue like any other, and
+counts towards limits and quotas. Where these or the fleet have no room, a member that is preempted ends, and others run
+on until they are asked. The number of the member, or that of a replacement that is not needed any more, is taken away
+once it is over, though its attempt may keep devices in quarantine. A service of which not all replicas run, by its
+calls or its `max_running`, has numbers to spare: one of them is the replacement's, and the old one waits until it is
+its turn.
 
 The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it. That a worker was told
 to end is in each of its renewals and not in the ledger: its next session, or an older scheduler, has nothing to clear.
@@ -18,13 +18,14 @@ to end is in each of its renewals and not in the ledger: its next session, or an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
-from moorage.scheduler.core.ledger.records import MOVED, Count
+from moorage.scheduler.core.ledger.records import MOVED, NOTICE_S_MAX, Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
     FROZEN,
@@ -40,9 +41,10 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.max_running import most_of
-from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on
+from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on, notice_to_leave
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.lifecycle.windows import GRACE_S_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import NUMBERS_MAX, count_of
 
@@ -56,26 +58,28 @@ _NOT_NEEDED: Final = "the member that it was to replace goes on, or has ended"
 
 
 class Leaves(NamedTuple):
-    """A member that has to leave its worker, why, and the ledger ms at which it ends all the same; None for none.
+    """Why an attempt has to leave its worker, and the ledger ms at which it ends all the same, infinity for none.
 
-    `is_awaited`: another job waits for what it holds, so it ends as soon as its replacement finds no place.
+    `told`: its worker ends it itself then. `is_awaited`: another job waits for what it holds, so it ends as soon as its
+    replacement finds no place. Before a drain begins it has to leave in time, and does not move (`now` is false).
     """
 
-    member: Attempt
     why: str
-    by_ms: int | None
+    by_ms: float
+    told: bool = False
     is_awaited: bool = False
+    now: bool = True
 
 
-def must_leave(fleet: Fleet, worker: Worker) -> tuple[str, int | None] | None:
-    """Return why all that runs has to leave a worker, and the ledger ms at which it ends all the same, None for none.
-
-    None where all may stay.
-    """
-    host = fleet.hosts.get(worker.num)
+def must_leave(fleet: Fleet, worker: Worker) -> Leaves | None:
+    """Return why all that runs has to leave a worker, and when; None where all may stay."""
+    window, drains, host = worker.window, worker.flag == "draining", fleet.hosts.get(worker.num)
+    by_ms = math.inf if window is None else window.leave_ms
     if host is not None and host.leaves_ms is not None:
-        return f"{worker.id} was told to end", host.leaves_ms - AHEAD_MS
-    return (f"{worker.id} is drained", None) if worker.flag == "draining" else None
+        return Leaves(f"{worker.id} was told to end", min(by_ms, host.leaves_ms - AHEAD_MS), told=True)
+    if window is None and not drains:
+        return None
+    return Leaves(f"{worker.id} is drained" + (f": {window.why}" if window and window.why else ""), by_ms, now=drains)
 
 
 def staying_for(state: State, job: Job) -> Iterator[tuple[Attempt, int]]:
@@ -129,29 +133,65 @@ class Relocating:
         self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
         self._looks: dict[int, int] = {}  # by job number: in how many looks its replacement had no place
         self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
+        self._leaving: dict[Attempt, Leaves] = {}  # as of `end_due`
 
     def add(self, job: Job) -> None:
         """Go on with what a leader before has begun."""
         if job.relocating is not None:
             self._jobs.add(job.num)
 
+    def end_due(self, draft: Draft) -> None:
+        """Ask to end what may not go on any longer where it is; to be called once a second, before `pass_time`."""
+        self._leaving.clear()
+        self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
+        for member, leaves in self._leaves(draft.time_ms):
+            self._leaving[member] = leaves
+            notice_s = self._notice_s(member, leaves, draft.time_ms)
+            if notice_s is None or not self._lifecycle.is_on_worker(member):
+                continue
+            if draft.full or not draft.has_room(steps_to_end((member,))):
+                draft.is_short = True  # it follows a second later
+            else:
+                self._lifecycle.leave(draft, member, leaves.why, Count.NONE, notice_s)
+
+    def _leaves(self, now_ms: int) -> Iterator[tuple[Attempt, Leaves]]:
+        """Yield the attempts that have to leave their workers."""
+        soon_ms = now_ms + 1000 * (NOTICE_S_MAX + GRACE_S_MAX)
+        for worker in self._state.workers.values():
+            if (leaves := must_leave(self._fleet, worker)) is not None and (leaves.now or leaves.by_ms <= soon_ms):
+                current = [member for member in worker.attempts.values() if member.replica.attempt is member]
+                yield from ((member, leaves) for member in current)
+        for job in self._state.preempting.values():
+            for member, by_ms in staying_for(self._state, job):
+                whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"
+                yield member, Leaves(f"preempted by {whom}", by_ms, is_awaited=True)
+
+    def _notice_s(self, member: Attempt, leaves: Leaves, now_ms: int) -> int | None:
+        """Return with which notice a member is asked to end now; None if it goes on."""
+        request, notice_s = self._lifecycle.request_of(member.replica.job), self._lifecycle.notice_s(member.replica.job)
+        left_s = max(0.0, leaves.by_ms - now_ms) / 1000
+        if leaves.is_awaited:
+            return None if left_s and self.moves(member) else notice_s
+        if leaves.told:
+            return notice_to_leave(left_s, 0.0, notice_s, goes_on=_has_served(member, request))
+        return notice_to_leave(left_s, min(request.workload.grace_s, GRACE_S_MAX), notice_s)
+
     def pass_time(self, draft: Draft) -> None:
         """Take the next step of each move, and begin those that are wanted; to be called once a second.
 
         That is behind all else in the record that may end a member: for what the record begins here, it is too late.
         """
-        self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
         moving = frozenset(self._jobs)  # the next move of a job begins once the record of the last one is stored
-        leaves = {each.member: each for each in self._leaves()}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
                 self._jobs.discard(num)
                 self._looks.pop(num, None)
             elif job.relocating is not None and not draft.bulk_full:
-                self._go_on(draft, job, *job.relocating, leaves)
-        for each in leaves.values():
-            self._begin(draft, each, moving)
+                self._go_on(draft, job, *job.relocating)
+        for member, leaves in self._leaving.items():
+            if leaves.now:
+                self._begin(draft, member, moving)
 
     def moves(self, member: Attempt) -> bool:
         """Return whether a member serves, and may go on until another one does."""
@@ -160,31 +200,12 @@ class Relocating:
         serves = self._moves(job, request) and is_serving(member.replica, request)
         return serves and job.num not in self._again_ms
 
-    def _leaves(self) -> Iterator[Leaves]:
-        """Yield the members that have to leave their workers."""
-        for worker in self._state.workers.values():
-            if (cause := must_leave(self._fleet, worker)) is not None:
-                current = (member for member in worker.attempts.values() if member.replica.attempt is member)
-                yield from (Leaves(member, *cause) for member in current)
-        for job in self._state.preempting.values():
-            for member, by_ms in staying_for(self._state, job):
-                whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"
-                yield Leaves(member, f"preempted by {whom}", by_ms, is_awaited=True)
-
-    def _begin(self, draft: Draft, leaves: Leaves, moving: frozenset[int]) -> None:
-        """Begin the move of a member; end it if it has to leave by some time, and may not go on until then."""
-        member, by_ms = leaves.member, leaves.by_ms
-        job = member.replica.job
-        if not self._lifecycle.is_on_worker(member) or draft.full:
-            return
-        request = self._lifecycle.request_of(job)
-        goes_on = self.moves(member) if leaves.is_awaited else _has_served(member, request)
-        if by_ms is not None and (draft.time_ms >= by_ms or not goes_on):
-            self._end(draft, leaves, by_ms)
-            return
+    def _begin(self, draft: Draft, member: Attempt, moving: frozenset[int]) -> None:
+        """Begin the move of a member that has to leave."""
+        job, request = member.replica.job, self._lifecycle.request_of(member.replica.job)
         if job.num in moving or job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
-        if not self._moves(job, request):
+        if draft.full or not self._lifecycle.is_on_worker(member) or not self._moves(job, request):
             return
         bounded = request.scale is not None or request.max_running is not None
         if bounded and (spare := self._spare(draft, job)) is not None:
@@ -197,16 +218,6 @@ class Relocating:
         self._jobs.add(job.num)
         self._looks[job.num] = 0
         draft.add(Relocate(job.num, member.replica.index, new))
-
-    def _end(self, draft: Draft, leaves: Leaves, by_ms: int) -> None:
-        """Ask a member to end, with its notice; on a worker that was told to end, that is no longer than it stays."""
-        job = leaves.member.replica.job
-        if not draft.has_room(steps_to_end((leaves.member,))):
-            return  # the rest follow a second later
-        notice_s = self._lifecycle.notice_s(job)
-        if not leaves.is_awaited:
-            notice_s = min(notice_s, max(0, by_ms - draft.time_ms) // 1000)
-        self._lifecycle.leave(draft, leaves.member, leaves.why, Count.NONE, notice_s)
 
     def _moves(self, job: Job, request: Request) -> bool:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
@@ -221,11 +232,11 @@ class Relocating:
         back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
         return min([*back, *(first for first, _ in job.fresh[:1])], default=None)
 
-    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Attempt, Leaves]) -> None:
+    def _go_on(self, draft: Draft, job: Job, old: int, new: int) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
         row, member = job.rows.get(new), job.rows[old].attempt if old in job.rows else None
-        leaves = None if member is None else leaving.get(member)
+        leaves = None if member is None else self._leaving.get(member)
         now = self._state_of(job, new)
         if now == QUEUED and leaves is not None and leaves.is_awaited:
             self._looks[job.num] = self._looks.get(job.num, 0) + 1

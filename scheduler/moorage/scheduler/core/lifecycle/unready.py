@@ -72,5 +72,5 @@ class Unready:
                     yield attempt, limit_ms
 
     def _leaves(self, attempt: Attempt) -> bool:
-        worker = attempt.worker
-        return worker.num not in self._fleet.hosts or must_leave(self._fleet, worker) is not None
+        leaves = must_leave(self._fleet, attempt.worker)
+        return attempt.worker.num not in self._fleet.hosts or (leaves is not None and leaves.now)

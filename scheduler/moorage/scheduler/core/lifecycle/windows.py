@@ -5,7 +5,8 @@ checked once a second, so that a moment that passed during a takeover is caught 
 
 By the deadline the worker is empty: each job on it is asked to end its grace earlier, and waits for a new attempt that
 does not count as a retry. A job with a checkpoint signal gets it `checkpoint_before_s` before that. Where the time is
-too short for both, at most half of it is for the signal. Then the worker may be empty later, by part of the grace.
+too short for both, at most half of it is for the signal. Then the worker may be empty later, by part of the grace. It
+is `Relocating` that asks them.
 
 Before the window begins, a job is placed there only if its time limit (`timeout_s`, or its own deadline), with its
 grace, is over by the deadline. A job without a limit is placed until `SETTLE_MS` before the deadline, and asked to
@@ -14,16 +15,13 @@ leave like the others. Once the window has begun, nothing is placed there.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
-from moorage.scheduler.core.draft import Draft, steps_to_end
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, Count
 from moorage.scheduler.core.ledger.state import State, Window, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
-from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas import actors
 from moorage.schemas.operate import Drain, DrainAct
 from moorage.schemas.reasons import STARTS_FAIL
@@ -37,10 +35,9 @@ GRACE_S_MAX: Final = 3_600
 class Windows:
     """The windows of all workers, over one state and fleet."""
 
-    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle) -> None:
+    def __init__(self, state: State, fleet: Fleet) -> None:
         self.state = state
         self.fleet = fleet
-        self.lifecycle = lifecycle
 
     # ------------------------------------------------------------------------------------------- operators' acts
 
@@ -85,7 +82,7 @@ class Windows:
     # ----------------------------------------------------------------------------------------------- as time passes
 
     def pass_time(self, draft: Draft) -> None:
-        """Close, empty and reopen the workers that are due by the draft's time."""
+        """Close and reopen the workers that are due by the draft's time."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
             window, flag = worker.window, worker.flag
@@ -101,23 +98,6 @@ class Windows:
                 continue
             if now >= window.from_ms and flag in ("open", STARTS_FAIL.name):
                 self.flag(draft, worker, "draining", window.by, window.why)
-            self._ask_to_leave(draft, worker, window)
-
-    def _ask_to_leave(self, draft: Draft, worker: Worker, window: Window) -> None:
-        left_s = max(0.0, (window.leave_ms - draft.time_ms) / 1000)
-        if left_s > NOTICE_S_MAX + GRACE_S_MAX:
-            return
-        why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
-        for attempt in list(worker.attempts.values()):
-            run = self.lifecycle.request_of(attempt.replica.job).workload
-            notice_s = run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
-            # until it is asked to end. Where the time is too short for both, its signal is not lost to its grace
-            asked_s = max(left_s - min(run.grace_s, GRACE_S_MAX), min(notice_s, left_s / 2))
-            if not self.lifecycle.is_on_worker(attempt) or asked_s > notice_s:
-                continue
-            if not draft.has_room(steps_to_end((attempt,))):
-                return  # the rest follow a second later
-            self.lifecycle.leave(draft, attempt, why, Count.NONE, math.ceil(asked_s))
 
     # -------------------------------------------------------------------------------------------------- placement
 
