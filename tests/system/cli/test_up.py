@@ -76,6 +76,23 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert read_up(folder) is None
 
 
+@pytest.mark.slow
+async def test_a_ledger_of_an_older_release_is_raised_to_the_newest_level(tmp_path: Path) -> None:
+    """It has no standby that could be unable to follow."""
+    folder, levels = tmp_path / "home", list[int | None]()
+    for knows in (1, 2):
+        release = tmp_path / f"knows-{knows}"
+        release.mkdir()
+        module = "from moorage.scheduler.core.ledger import records\n"
+        (release / "sitecustomize.py").write_text(f"{module}records.FORMAT = {knows}\n")
+        async with node_on(folder, env={"PYTHONPATH": str(release)}) as node:
+            async with AsyncClient(node.url) as client:
+                levels.append((await client.fleet.show()).feature_level)
+            said = f"feature level 2: a release that knows 1 alone cannot continue from {folder}"
+            assert talk(folder).count(said) == (len(levels) == 2)
+    assert levels == [1, 2]
+
+
 SITE = """
 [scheduler]
 nats = "scheduler.main"

@@ -258,6 +258,7 @@ class Node:
             try:
                 async with asyncio.timeout(READY_S_MAX):
                     fleet = await self._until_joined(client)
+                    await self._raise_level(client, fleet)
             except TimeoutError:
                 raise timed_out(
                     f"no worker has joined within {READY_S_MAX:g} s",
@@ -280,6 +281,18 @@ class Node:
             if sum(worker.state not in NOT_HERE for worker in fleet.workers) >= expected:
                 return fleet
             await asyncio.sleep(READY_LOOK_S)
+
+    async def _raise_level(self, client: AsyncClient, fleet: FleetInfo) -> None:
+        """Raise a ledger of an older release to what this one knows: no standby could be unable to follow."""
+        from moorage.scheduler.core.ledger import records
+
+        if (level := fleet.feature_level) is None or level >= records.FORMAT:
+            return
+        while not fleet.schedulers:  # the leader counts as one that knows it once it has announced itself
+            await asyncio.sleep(READY_LOOK_S)
+            fleet = await client.fleet.show()
+        await client.admin.feature_level(records.FORMAT, why="moorage up")
+        say(f"feature level {records.FORMAT}: a release that knows {level} alone cannot continue from {self._folder}")
 
     def _print_screen(self, fleet: FleetInfo) -> None:
         assert self._server is not None

@@ -99,7 +99,7 @@ def load(snapshot: bytes, ceilings: Ceilings = CEILINGS, *, with_facts: bool = F
         level = format_ - FORMAT_ABOVE_LEVEL
         if not FORMAT_MIN <= level <= records.FORMAT:
             newer = level > records.FORMAT
-            next_ = "use a newer release" if newer else "begin with a new ledger (0.3 is unreleased)"
+            next_ = "use a newer release" if newer else "begin with a new ledger (it is from before 0.3.0)"
             reads = " to ".join(str(FORMAT_ABOVE_LEVEL + each) for each in sorted({FORMAT_MIN, records.FORMAT}))
             raise OtherSnapshot(f"the snapshot has format {format_}, this release reads {reads}: {next_}")
         return _loaded(_decode(snapshot), State(ceilings), with_facts=with_facts)

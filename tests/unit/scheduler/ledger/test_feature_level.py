@@ -16,21 +16,18 @@ from moorage.scheduler.core.ledger.record import decode_record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
 from moorage.scheduler.core.ledger.state import State
 from moorage.schemas.operate import act_of
+from tests.levels import NEXT, know_next
 from tests.unit.scheduler.driving import Driving
 
 
 class New(Act, tag="new"):
     """An act that the next release might add."""
 
-    LEVEL: ClassVar[int] = FORMAT + 1
-
-
-def next_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "FORMAT", FORMAT + 1)
+    LEVEL: ClassVar[int] = NEXT
 
 
 def raised(drive: Driving, announced: dict[str, int]) -> dict[str, Any]:
-    act = act_of("feature-level", {"level": FORMAT + 1, "schedulers": 2, "by": "ana"})
+    act = act_of("feature-level", {"level": NEXT, "schedulers": 2, "by": "ana"})
     drive.engine.offer(Order("feature-level", act, "raise", True, announced))
     drive.tick()
     return dict(drive.answers["raise"])
@@ -44,30 +41,31 @@ def with_a_new_act(drive: Driving) -> Draft:
 
 
 def test_a_new_act_waits_until_every_scheduler_can_fold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_release(monkeypatch)
+    know_next(monkeypatch)
     drive = Driving()
-    assert drive.state.level == FORMAT, "until then its records are read by this release"
-    with pytest.raises(AssertionError, match=rf"\['new'\] may not stand in a record of feature level {FORMAT}"):
+    assert drive.state.level == 1, "until then its records are read by this release"
+    with pytest.raises(AssertionError, match=r"\['new'\] may not stand in a record of feature level 1"):
         with_a_new_act(drive).record(1, 1)
-    refused = raised(drive, {"new": FORMAT + 1, "old": FORMAT})
+    refused = raised(drive, {"new": NEXT, "old": 1})
     assert (refused["code"], "old cannot" in str(refused["message"])) == ("failed-precondition", True)
-    refused = raised(drive, {"new": FORMAT + 1})
+    refused = raised(drive, {"new": NEXT})
     assert "only new can" in str(refused["message"])
-    assert drive.state.level == FORMAT
-    done = raised(drive, {"new": FORMAT + 1, "newer": FORMAT + 1})
-    assert (done["changed"], done["level"], drive.state.level) == (True, FORMAT + 1, FORMAT + 1)
-    assert with_a_new_act(drive).record(1, 1).format == FORMAT + 1
+    assert drive.state.level == 1
+    done = raised(drive, {"new": NEXT, "newer": NEXT})
+    assert (done["changed"], done["level"], drive.state.level) == (True, NEXT, NEXT)
+    assert with_a_new_act(drive).record(1, 1).format == NEXT
 
 
 def test_this_release_names_the_record_that_it_cannot_fold_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "FORMAT", 1)
     with monkeypatch.context() as then:
-        next_release(then)
+        know_next(then)
         drive = Driving()
-        raised(drive, {"new": FORMAT + 1, "newer": FORMAT + 1})
+        raised(drive, {"new": NEXT, "newer": NEXT})
     state, (*before, last) = State(), drive.records
     for seq, payload in enumerate(before, 1):
         fold.fold(state, decode_record(payload), seq)
-    with pytest.raises(FoldError, match=rf"has format {FORMAT + 1}; this release reads .*: use a newer release"):
+    with pytest.raises(FoldError, match=rf"has format {NEXT}; this release reads .*: use a newer release"):
         fold.fold(state, decode_record(last), len(drive.records))
 
 

@@ -72,7 +72,7 @@ def in_state(name: str) -> State:
         replica.attempt = state.worker_by_num[0].attempts[attempt.name] = attempt
         job.held = 1
         state.tenants[job.tenant].gpus = 1
-        attempt.row = attempt.digest_row(1)
+        attempt.row = attempt.digest_row(state.level)
         state.digest += attempt.row
     replica.state = STATE_NUMBER[name]
     if name in TERMINAL:
@@ -80,11 +80,11 @@ def in_state(name: str) -> State:
     else:
         job.rows[0] = replica
         job.back = name == "QUEUED"
-        replica.row = replica.digest_row(1)
+        replica.row = replica.digest_row(state.level)
         state.digest += replica.row
     state.tenants[job.tenant].waits = job.waits
-    state.digest += job.digest_row(1) - job.row
-    job.row = job.digest_row(1)
+    state.digest += job.digest_row(state.level) - job.row
+    job.row = job.digest_row(state.level)
     state.digest &= 0xFFFFFFFFFFFFFFFF
     validate(state)
     return state

@@ -11,13 +11,12 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import Attempt, Job, Replica, State, Tenant, Worker, new_job
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.scheduler.ledger.invariants import validate
 from moorage.schemas.ranges import ONE
-from tests.levels import NEXT
+from tests.levels import NEXT, know_next
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
 
@@ -83,24 +82,33 @@ def test_a_state_that_is_not_what_it_claims_is_refused() -> None:
     assert snapshots.snapshot_digest(good) != snapshots.snapshot_digest(good + b"x")
 
 
-@pytest.mark.parametrize(("of", "next_step"), [(1, "begin with a new ledger"), (3, "use a newer release")])
-def test_another_format_is_refused_by_name(of: int, next_step: str) -> None:
-    snapshot = msgspec.msgpack.encode([of, "ledger-1", 7])
-    with pytest.raises(snapshots.BadSnapshot, match=f"has format {of}, this release reads 2: {next_step}"):
-        snapshots.load(snapshot)
+@pytest.mark.parametrize(
+    ("knows", "of", "refusal"),
+    [
+        (1, 1, "has format 1, this release reads 2: begin with a new ledger"),
+        (1, 3, "has format 3, this release reads 2: use a newer release"),
+        (2, 1, "has format 1, this release reads 2 to 3: begin with a new ledger"),
+        (2, 4, "has format 4, this release reads 2 to 3: use a newer release"),
+    ],
+)
+def test_another_format_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, knows: int, of: int, refusal: str) -> None:
+    monkeypatch.setattr(records, "FORMAT", knows)
+    with pytest.raises(snapshots.BadSnapshot, match=refusal):
+        snapshots.load(msgspec.msgpack.encode([of, "ledger-1", 7]))
 
 
 def test_a_snapshot_follows_the_feature_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby of the release before begins from what a newer leader writes, until an operator raises the level."""
+    monkeypatch.setattr(records, "FORMAT", 1)
     drive = busy()
     earlier = snapshots.dump(drive.state)
     with monkeypatch.context() as next_release:
-        next_release.setattr(records, "FORMAT", FORMAT + 1)
+        know_next(next_release)
         assert snapshots.dump(drive.state) == earlier
         drive.state.level += 1
         drive.state.digest = drive.state.full_digest()
         later = snapshots.dump(drive.state)
-        assert [snapshots.load(each).level for each in (earlier, later)] == [FORMAT, FORMAT + 1]
+        assert [snapshots.load(each).level for each in (earlier, later)] == [1, NEXT]
     with pytest.raises(snapshots.OtherSnapshot, match="use a newer release"):
         snapshots.load(later)
 
@@ -208,8 +216,8 @@ def test_a_new_row_has_the_defaults_of_its_list_and_its_digest_counts_what_diffe
             assert getattr(row, name) == default, f"{type(row).__name__}.{name}"
             if name in COUNTED:
                 continue
-            before = row.digest_row(FORMAT)
+            before = row.digest_row(1)
             setattr(row, name, other.get(kind, ((1, 2),)) if name != "unwell" else {1: ("xid", "", 0, 0)})
             assert row.digest_row(NEXT) != plain, f"{type(row).__name__}.{name}"
-            assert (row.digest_row(FORMAT) == before) is (name in later), f"{type(row).__name__}.{name}"
+            assert (row.digest_row(1) == before) is (name in later), f"{type(row).__name__}.{name}"
             setattr(row, name, default)

@@ -344,7 +344,7 @@ class Folding:
         if known is None:
             of_job = _OF_JOB.get(op)
             if of_job is None:
-                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
+                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (it is from before 0.3.0)"
                 raise FoldError(f"record {self.seq} holds step {op}, which this release does not know: {next_}")
             of_job(self, job, index, a, b, c, by)
             return
