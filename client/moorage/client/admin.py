@@ -116,6 +116,7 @@ class AsyncAdmin:
         running: int | None = None,
         running_per_key: int | None = None,
         job_gpus: int | None = None,
+        gpus_of: dict[str, int] | None = None,
         time_limit: Duration | None = None,
         gpu_hours: float | None = None,
         period: str = "month",
@@ -124,8 +125,8 @@ class AsyncAdmin:
         tenant: str | None = None,
     ) -> Done:
         """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
-        workers, those of each fair key), how large and long its jobs may be, and its budget of GPU-hours in a day,
-        week or month.
+        workers, those of each fair key, GPUs of models by the pattern of each), how large and long its jobs may be,
+        and its budget of GPU-hours in a day, week or month.
 
         0 means no limit; None leaves a limit unchanged. Jobs that already exceed a new limit go on.
         """
@@ -137,6 +138,7 @@ class AsyncAdmin:
             "running": running,
             "running_per_key": running_per_key,
             "job_gpus": job_gpus,
+            "gpus_of": gpus_of,
             "time_limit_s": None if time_limit is None else seconds(time_limit),
             "gpu_hours": gpu_hours,
         }

@@ -712,6 +712,7 @@ class Admin(Handle["AsyncAdmin"]):
         running: int | None = None,
         running_per_key: int | None = None,
         job_gpus: int | None = None,
+        gpus_of: dict[str, int] | None = None,
         time_limit: Duration | None = None,
         gpu_hours: float | None = None,
         period: str = "month",
@@ -720,8 +721,8 @@ class Admin(Handle["AsyncAdmin"]):
         tenant: str | None = None,
     ) -> Done:
         """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
-        workers, those of each fair key), how large and long its jobs may be, and its budget of GPU-hours in a
-        day, week or month.
+        workers, those of each fair key, GPUs of models by the pattern of each), how large and long its jobs may
+        be, and its budget of GPU-hours in a day, week or month.
         """
         return self._thread.call(
             self._twin.limit(
@@ -732,6 +733,7 @@ class Admin(Handle["AsyncAdmin"]):
                 running=running,
                 running_per_key=running_per_key,
                 job_gpus=job_gpus,
+                gpus_of=gpus_of,
                 time_limit=time_limit,
                 gpu_hours=gpu_hours,
                 period=period,

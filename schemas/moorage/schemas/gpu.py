@@ -127,8 +127,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             if not patterns or len(patterns) > MODELS_MAX:
                 raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
             for pattern in patterns:
-                if not pattern.strip("=~ ") or len(pattern) > 64:
-                    raise ValueError(f"model must have patterns of 1..64 characters, found {pattern[:80]!r}")
+                check_pattern("model", pattern)
         if self.time_slice_index is not None:
             if self.sharing != "time-slice":
                 raise ValueError("time_slice_index needs sharing time-slice")
@@ -279,6 +278,12 @@ _SUPERCHIP: Final = re.compile(r"\bg[hb]\d")
 WHOLE_WORDS: Final = 2
 #: answers that are remembered: a fleet has few names, and requests few patterns
 MATCHES_KNOWN: Final = 16_384
+
+
+def check_pattern(field: str, pattern: str) -> None:
+    """Raise ValueError for a pattern of models that is blank or too long."""
+    if not pattern.strip("=~ ") or len(pattern) > 64:
+        raise ValueError(f"{field} must have patterns of 1..64 characters, found {pattern[:80]!r}")
 
 
 @functools.lru_cache(MATCHES_KNOWN)

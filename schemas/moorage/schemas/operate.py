@@ -8,6 +8,7 @@ the attempt that runs by then, and acts on dead letters are in the scheduler's l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem
-from moorage.schemas.gpu import MEMORY_MIB_MAX
+from moorage.schemas.gpu import MEMORY_MIB_MAX, check_pattern
 from moorage.schemas.job import (
     CHECKPOINT_SIGNALS,
     DURATION_S_MAX,
@@ -299,6 +300,8 @@ LIMITS_MAX: Final[dict[str, float]] = {
     "time_limit_s": DURATION_S_MAX,
     "gpu_hours": 1e9,
 }
+#: patterns of models with a limit of their own
+LIMITED_MODELS_MAX: Final = 32
 Period = Literal["day", "week", "month"]
 
 
@@ -333,6 +336,9 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     running: int | msgspec.UnsetType | None = msgspec.UNSET  # replicas on workers; a gang counts as one
     running_per_key: int | msgspec.UnsetType | None = msgspec.UNSET  # replicas on workers of each `fair_key`
     job_gpus: int | msgspec.UnsetType | None = msgspec.UNSET  # GPUs that one job may ask for at once
+    #: leased at once of models, by patterns as in a request's `gpu.model`. A model that is not named stays as it is, 0
+    #: removes that limit, and null all of them
+    gpus_of: dict[str, int] | msgspec.UnsetType | None = msgspec.UNSET
     time_limit_s: float | msgspec.UnsetType | None = msgspec.UNSET  # the longest of a job, which has to name one
     #: GPU-hours that it may lease in a day, week (from Monday) or month, in UTC. What runs then goes on
     gpu_hours: float | msgspec.UnsetType | None = msgspec.UNSET
@@ -343,12 +349,25 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_tenant(self.tenant)
-        if all(getattr(self, name) is msgspec.UNSET for name in LIMITS_MAX):
-            raise ValueError(f"limit must have one of {', '.join(LIMITS_MAX)}, found none of them")
+        names = [*LIMITS_MAX, "gpus_of"]
+        if all(getattr(self, name) is msgspec.UNSET for name in names):
+            raise ValueError(f"limit must have one of {', '.join(names)}, found none of them")
+        if isinstance(self.gpus_of, dict):
+            check_models("gpus_of", self.gpus_of, GPUS_LIMIT_MAX)
         for name, bound in LIMITS_MAX.items():
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value <= bound:
                 raise ValueError(f"{name} must be 0..{bound:.0f} or null, found {value}")
+
+
+def check_models(field: str, values: Mapping[str, float], bound: float) -> None:
+    """Raise ValueError for patterns of models that no request has, for too many, or for values beyond a bound."""
+    if not 1 <= len(values) <= LIMITED_MODELS_MAX:
+        raise ValueError(f"{field} must name 1..{LIMITED_MODELS_MAX} models, found {len(values)}")
+    for pattern, value in values.items():
+        check_pattern(field, pattern)
+        if not 0 <= value <= bound:
+            raise ValueError(f"{field}.{pattern} must be 0..{bound:.0f}, found {value}")
 
 
 class CounterAct(_Act, frozen=True, kw_only=True):
@@ -534,6 +553,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     on_spent: str = ""
     spent_hours: float = 0  # in this period
     running_per_key: int = 0
+    gpus_of: dict[str, int] = {}
 
 
 class Counter(msgspec.Struct, frozen=True, omit_defaults=True):

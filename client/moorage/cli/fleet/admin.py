@@ -313,6 +313,10 @@ def limit(
     job_gpus: Annotated[
         str | None, Parameter(help="The most GPUs that one job may ask for at once.", value="NUMBER")
     ] = None,
+    gpus_of: Annotated[
+        list[str] | None,
+        Parameter(help="The most GPUs of a model at once; H100=none removes that limit.", value="MODEL=NUMBER"),
+    ] = None,
     time_limit: Annotated[
         str | None, Parameter(help="The longest --time-limit of a job, which has to give one.", value="DURATION")
     ] = None,
@@ -341,6 +345,7 @@ def limit(
         bounds: dict[str, Any] = {
             name: _bound_of(f"--{name.replace('_', '-')}", word, client.tenant) for name, word in given.items()
         }
+        bounds["gpus_of"] = _models(gpus_of, client.tenant)
         bounds |= {"cores": _cores(cores), "memory_mib": _memory(memory), "time_limit": _longest(time_limit)}
         done = await client.admin.limit(**bounds, **_budget(gpu_hours), why=why)
         if not options.shown(done, [done]):
@@ -709,11 +714,26 @@ def _bounds(limit: Limit | None) -> str:
         f"{many(limit.running, 'replica')} at once" if limit.running else "",
         f"{many(limit.running_per_key, 'replica')} at once of each fair key" if limit.running_per_key else "",
         f"{many(limit.job_gpus, 'GPU')} a job" if limit.job_gpus else "",
+        *(many(most, f"{model} GPU") for model, most in sorted(limit.gpus_of.items())),
         f"{exact(limit.time_limit_s)} of time limit" if limit.time_limit_s else "",
         f"{spent} spent" if limit.gpu_hours else "",
     ]
     found = [part for part in parts if part]
     return "at most " + ", ".join(found) if found else "no limit"
+
+
+def _models(words: list[str] | None, tenant: str) -> dict[str, int] | None:
+    """Return the limits of --gpus-of, several of them behind commas or options; 0 removes one. Raises `Rejected`."""
+    found = dict[str, int]()
+    for word in ",".join(words).split(",") if words else ():
+        model, equals, number = word.partition("=")
+        if not equals or not model:
+            raise rejected(
+                "invalid-argument", f"--gpus-of {word} is not a limit", found=word,
+                allowed="a model as in --gpu, = and a number above 0, or none", next="--gpus-of H100=32",
+            )  # fmt: skip
+        found[model] = _bound_of(f"--gpus-of {model} to", number, tenant) or 0
+    return found or None
 
 
 def _cores(word: str | None) -> float | None:

@@ -124,7 +124,8 @@ class View:
         They are reserved for other jobs, or other jobs ended there for them.
         """
         verdicts = self._engine.planner.verdicts
-        return (verdicts.taken_back if self._held is None else verdicts.excluded)(priority, shape, tenant)
+        found = (verdicts.taken_back if self._held is None else verdicts.excluded)(priority, shape, tenant)
+        return found - self._order.closed_by_limits(tenant, shape) if self._state.by_model else found
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the numbers of the hosts that a waiting job cannot use because of a planned drain."""
@@ -179,11 +180,13 @@ class View:
 
     def gpus_before(self, job: Job) -> int:
         """Return how many GPUs the tenant's waiting jobs before this one ask for."""
-        return sum(
-            group.shape.gpus * sum(map(self._engine.queue.may, self._before(group, job)))
-            for group in self._engine.queue.groups.values()
-            if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape)
-        )
+        return sum(shape.gpus * count for shape, count in self.shapes_before(job))
+
+    def shapes_before(self, job: Job) -> Iterator[tuple[Shape, int]]:
+        """Yield the shapes of the tenant's waiting jobs before this one, each with how many replicas, or gangs."""
+        for group in self._engine.queue.groups.values():
+            if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape):
+                yield group.shape, sum(map(self._engine.queue.may, self._before(group, job)))
 
     def _before(self, group: Group, job: Job) -> Iterator[int]:
         """Yield the numbers of the waiting jobs of a queue group that go before a job, in order."""

@@ -56,6 +56,7 @@ from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.retrying import row_after
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.queue import models
 from moorage.scheduler.core.queue.limits import BUDGET, GPUS, taken, words
 from moorage.scheduler.core.queue.limits import has as parts_of
 from moorage.scheduler.core.queue.limits import most as most_of_tenant
@@ -236,7 +237,8 @@ def _why_frozen(engine: Engine, job: Job) -> str:
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
             if is_over_limit(tenant, member):
-                return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
+                bounds = f"{tenant.gpus_max} GPUs" if tenant.gpus_max else "what it may have"
+                return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {bounds} leased"
             if member.name in engine.planner.frozen.refused:
                 return f"it is to run on, behind a job of tenant {job.tenant} that waits for the tenant's limit"
             if sleeps:
@@ -605,6 +607,8 @@ def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Expla
         whose = f"fair key {job.fair}" if job.fair else "what has no fair key"
         because = f"{whose} of tenant {job.tenant} has {has}"
         return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
+    if (by_model := _over_model(engine, job, shape, reason)) is not None:
+        return by_model
     if not tenant.gpus_max or not need:
         return None
     # with room left under the limit, an earlier job of this tenant may need more than that room
@@ -626,6 +630,30 @@ def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Expla
         gpus_needed=need,
         held_by=[_holder(name, gpus, job.name) for name, gpus in most],
     )
+
+
+def _over_model(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Explained | None:
+    """Return by which limit of GPUs of a model a job waits, its own or that of a job before it; None for none."""
+    tenant, fleet = engine.state.tenants[job.tenant], engine.fleet
+    if job.tenant not in engine.state.by_model:
+        return None
+    short, of = models.short(fleet, tenant, shape), "this"
+    must = bool(short) and models.must_take(fleet, shape, short)
+    if short and not must:
+        closed = (fleet.hosts[num] for num in models.closed(fleet, tenant, shape))
+        if not any(host.usable and host.replicas_of(shape, "now") for host in closed):
+            return None  # with a higher limit it would wait, too
+    first = View(engine).first_for_limit(job.tenant)
+    if not short and first is not None and first is not job and reason is reasons.PLACING:
+        short, of = models.short(fleet, tenant, engine.reader.shape_of(first)), f"job {first.name}, which goes first,"
+        must = True
+    if not short or tenant.limits is None:
+        return None
+    model, need = min(short.items())
+    has = f"{models.count(tenant.devices, model)} of {dict(tenant.limits.gpus_of)[model]} GPUs of {model}"
+    because = f"tenant {job.tenant} has {has} leased, and {of} needs {need}"
+    because += "" if must else "; hosts without them have no room for it"
+    return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
 
 
 def _needs(engine: Engine, job: Job, first: Job | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.fairshare import rate_of
-from moorage.scheduler.core.ledger.holding import held_by, used_by
+from moorage.scheduler.core.ledger.holding import devices_of, held_by, used_by
 from moorage.scheduler.core.ledger.records import GangPhase, Mode
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
@@ -79,6 +79,8 @@ def validate(state: State) -> None:
     budgets = {name for name, limits in bounded.items() if limits.budget_ms}
     if state.budgeted != budgets:
         raise Broken(f"tenants {sorted(budgets)} have a budget, listed are {sorted(state.budgeted)}")
+    if state.by_model != {name for name, limits in bounded.items() if limits.gpus_of}:
+        raise Broken(f"tenants {sorted(state.by_model)} are listed as limited by model")
     if state.used != (used := used_by(state.attempts())):
         raise Broken(f"the state counts {state.used}, attempts use {used}")
     if state.full_digest() != state.digest:
@@ -95,10 +97,13 @@ def validate(state: State) -> None:
             raise Broken(f"tenant {name} counts {tenant.waits} replicas that wait, there are {waits}")
         if tenant.gpus != gpus.get(name, 0):
             raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its attempts hold {gpus.get(name, 0)}")
-        limited = [] if tenant.limits is None else state.attempts()
-        beside = held_by(attempt for attempt in limited if attempt.replica.job.tenant == name)
+        limited = state.attempts() if tenant.limits is not None else ()
+        own = [attempt for attempt in limited if attempt.replica.job.tenant == name]
+        beside = held_by(own)
         if tenant.held != beside:
             raise Broken(f"tenant {name} counts {tenant.held} beside GPUs, its attempts hold {beside}")
+        if tenant.devices != (devices := devices_of(own)):
+            raise Broken(f"tenant {name} counts devices {tenant.devices}, its attempts hold {devices}")
         if tenant.used or state.used:
             used = used_by(attempt for attempt in state.attempts() if attempt.replica.job.tenant == name)
             if tenant.used != used:

@@ -115,6 +115,7 @@ def _loaded(found: Any, state: State, *, with_facts: bool) -> State:
         Tenant.LASTING.fill(state.tenant(*Tenant.LASTING.arguments(values)), values)
     limited = [each for each in state.tenants.values() if each.limits is not None]
     state.budgeted = frozenset(each.name for each in limited if each.limits is not None and each.limits.budget_ms)
+    state.by_model = frozenset(each.name for each in limited if each.limits is not None and each.limits.gpus_of)
     if state.half_life_ms:
         fairshare.advance(state)
     for values, replicas in found.jobs:

@@ -18,7 +18,7 @@ from moorage.scheduler.core.ledger.holding import spent_at
 from moorage.scheduler.core.ledger.limits import PERIODS
 from moorage.scheduler.core.ledger.state import Job, Tenant
 from moorage.scheduler.core.operate.changing import is_own
-from moorage.scheduler.core.queue import limits
+from moorage.scheduler.core.queue import limits, models
 from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import act_of
@@ -58,7 +58,7 @@ def _cancel(job: Job, say: str) -> Remedy:
 
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
-    named = _raised(engine, tenant, shape)
+    named = [*_raised(engine, tenant, shape), *_raised_models(engine, job, tenant, shape)]
     if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.ranks):
         used = tenant.keys.get(job.fair) if tenant.keys else None
         most = (0 if used is None else used.running) + shape.ranks
@@ -93,6 +93,16 @@ def _raised(engine: Engine, tenant: Tenant, shape: Shape) -> list[tuple[dict[str
         elif part == limits.RUNNING:
             found.append(({"running": value}, f"--running {value}"))
     return found
+
+
+def _raised_models(engine: Engine, job: Job, tenant: Tenant, shape: Shape) -> Iterator[tuple[dict[str, Any], str]]:
+    short = models.short(engine.fleet, tenant, shape) if models.is_limited(tenant) else {}
+    most = {model: models.count(tenant.devices, model) + need for model, need in short.items()}
+    for before, count in View(engine).shapes_before(job) if most else ():
+        for model in most:
+            most[model] += before.gpus * count * models.must_take(engine.fleet, before, [model])
+    if most:
+        yield {"gpus_of": most}, f"--gpus-of {','.join(f'{model}={n}' for model, n in sorted(most.items()))}"
 
 
 def _more_of_counter(engine: Engine, job: Job) -> Iterator[Remedy]:

@@ -99,7 +99,8 @@ FIXED = {
     "Job.derived", "Job.lent",
     "Job.peaks", "Job.promised", "Job.reported", "Job.shape", "Job.relimit",
     "Attempt.name", "Attempt.begun",
-    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.used",
+    "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.limits", "Tenant.spent", "Tenant.held", "Tenant.devices",
+    "Tenant.used",
     "Tenant.keys",  # at most `KEYS_MAX`; no job here names one
     "State.counters", "State.used",  # no operator here sets a counter, and no job uses one
     "Tenant.share", "Job.needs", "Worker.window", "Worker.pool", "Worker.pool_of",

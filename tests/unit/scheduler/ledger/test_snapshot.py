@@ -164,7 +164,7 @@ FOLLOW = {
     Replica: {"job", "attempt", "row"},
     Attempt: {"replica", "worker", "name", "row"},
     Worker: {"unwell_mask", "attempts", "row"},
-    Tenant: {"jobs", "live", "gpus", "held", "used", "rate_milli", "row", "usage_base"},
+    Tenant: {"jobs", "live", "gpus", "held", "devices", "used", "rate_milli", "row", "usage_base"},
     Schedule: {"row"},
 }
 SOFT = {

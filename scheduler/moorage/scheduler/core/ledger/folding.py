@@ -539,6 +539,7 @@ class Folding:
         tenant = self.state.tenants[attempt.replica.job.tenant]
         if holding.spend(self.state, tenant):
             self.rows[tenant] = None
+        holding.move(tenant, attempt, mask)
         tenant.gpus += mask.bit_count() - attempt.mask.bit_count()
         if self.state.half_life_ms:
             self._use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from moorage.scheduler.core.ledger.limits import NOTHING_HELD, PERIODS, Held, Needs, Spent, Used
-from moorage.scheduler.core.ledger.state import Attempt, Job, State, Tenant
+from moorage.scheduler.core.ledger.state import Attempt, Job, State, Tenant, Worker
 from moorage.schemas.codec import decode_accepted
 
 #: stands in the body of each request that uses a counter
@@ -50,10 +50,50 @@ def take(state: State, tenant: Tenant, attempt: Attempt, sign: int) -> None:
     """Count an attempt of a tenant that came (1), or is gone (-1)."""
     if tenant.limits is not None:
         tenant.held = _sum(tenant.held, _of(attempt), sign)
+        tenant.devices = _with_devices(tenant.devices, attempt, attempt.mask, sign)
     if uses_any(attempt.replica.job):
         for name, count in needs_of(attempt.replica.job).uses:
             state.used = _counted(state.used, name, sign * count)
             tenant.used = _counted(tenant.used, name, sign * count)
+
+
+def move(tenant: Tenant, attempt: Attempt, mask: int) -> None:
+    """Count these slots in place of those that an attempt holds, as one that is frozen or resumed."""
+    if tenant.limits is not None:
+        devices = _with_devices(tenant.devices, attempt, attempt.mask, -1)
+        tenant.devices = _with_devices(devices, attempt, mask, 1)
+
+
+def recount(state: State, worker: Worker) -> None:
+    """Count the devices of tenants anew, as some that their attempts hold on a worker are forgotten."""
+    for name in {attempt.replica.job.tenant for attempt in worker.attempts.values()}:
+        tenant = state.tenants[name]
+        if tenant.limits is not None:
+            tenant.devices = devices_of(attempt for job in tenant.jobs.values() for attempt in job.attempts)
+
+
+def devices_of(attempts: Iterable[Attempt]) -> Used:
+    """Return how many devices of each name attempts hold."""
+    found: Used = {}
+    for attempt in attempts:
+        found = _with_devices(found, attempt, attempt.mask, 1)
+    return found
+
+
+def _with_devices(devices: Used, attempt: Attempt, mask: int, sign: int) -> Used:
+    for name in names_of(attempt, mask):
+        devices = _counted(devices, name, sign)
+    return devices
+
+
+def names_of(attempt: Attempt, mask: int) -> list[str]:
+    """Return the names of the devices in these slots of an attempt's worker; "" for a forgotten one."""
+    devices = attempt.worker.pool_at(attempt.fence).devices if mask else ()
+    return [
+        str(devices[slot].get("name", "")) if slot < len(devices) else ""
+        for slot in range(mask.bit_length())
+        if mask >> slot & 1
+    ]
 
 
 def used_by(attempts: Iterable[Attempt]) -> Used:

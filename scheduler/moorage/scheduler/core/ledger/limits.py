@@ -14,6 +14,10 @@ ON_SPENT: Final = ("wait", "refuse", "preemptible")
 WAIT, REFUSE, AS_PREEMPTIBLE = range(len(ON_SPENT))
 
 
+#: patterns of models, and a number for each
+ByModel = tuple[tuple[str, int], ...]
+
+
 class Limits(NamedTuple):
     """A tenant's limits beside those of GPUs and jobs; 0 for none."""
 
@@ -26,6 +30,21 @@ class Limits(NamedTuple):
     period: int = 0  # in `PERIODS`
     refuses: int = 0  # what becomes of jobs with GPUs once the budget is spent, in `ON_SPENT`
     running_key: int = 0  # replicas on workers of each fair key
+    gpus_of: ByModel = ()  # GPUs at once of devices whose names match a pattern of models
+
+    @property
+    def numbers(self) -> list[int]:
+        """All but the last, as an act has them."""
+        return [value for value in self if isinstance(value, int)]
+
+    @classmethod
+    def of(cls, numbers: list[int], gpus_of: ByModel) -> Limits:
+        """Return the limits of an act."""
+        return cls._make([*numbers[:NUMBERS], gpus_of])
+
+
+#: how many of the fields of `Limits` are numbers
+NUMBERS: Final = len(Limits._fields) - 1
 
 
 class Needs(NamedTuple):

@@ -1010,6 +1010,8 @@ class Tenant:
     limits: Limits | None = None  # the others
     spent: Spent | None = None  # of its budget
     held: Held = NOTHING_HELD  # what its attempts hold beside GPUs, while it has such limits
+    #: while it has such limits, how many devices of each name its attempts hold; replaced, never changed
+    devices: Used = field(default_factory=dict)
     used: Used = field(default_factory=dict)  # the counters that its attempts use; replaced, never changed
     hold: StandingOrder | None = None  # an operator's hold: none of its jobs is placed
     weight: int = 0  # in the fair share; 0: unset
@@ -1108,6 +1110,7 @@ class State:
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
         self.budgeted: frozenset[str] = frozenset()  # soft: names of the tenants with a budget; replaced, never changed
+        self.by_model: frozenset[str] = frozenset()  # soft: likewise, of those with a limit of GPUs of a model
         self.counters: dict[str, Counter] = {}  # by name; replaced, never changed
         self.used: Used = {}  # of them by all attempts; likewise
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares

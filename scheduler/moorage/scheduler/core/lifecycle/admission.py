@@ -26,7 +26,7 @@ from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State, Tenant
 from moorage.scheduler.core.lifecycle.away import Away
-from moorage.scheduler.core.lifecycle.beyond import beyond, budget_warning, without_counter
+from moorage.scheduler.core.lifecycle.beyond import beyond, beyond_model, budget_warning, without_counter
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
@@ -346,7 +346,7 @@ class Admission:
         why = f"as {NEW_TENANTS}"
         draft.add(Limit(tenant, row.gpus_max, row.jobs_max, row.limit.actor, why))
         if row.limits is not None and draft.may(Limits):
-            draft.add(Limits(tenant, list(row.limits), row.limit.actor, why))
+            draft.add(Limits(tenant, row.limits.numbers, row.limit.actor, why, row.limits.gpus_of))
 
     def _is_plain(self, tenant: str) -> bool:
         """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.
@@ -462,7 +462,10 @@ class Admission:
                 job=event.name,
                 next="ask for fewer GPUs, or ask an operator to raise the limit",
             )
-        over = None if tenant.limits is None else beyond(self.state, tenant, event.request, event.shape, event.name)
+        over = None
+        if tenant.limits is not None:
+            over = beyond(self.state, tenant, event.request, event.shape, event.name)
+            over = over or beyond_model(self.fleet, tenant, event.shape, event.name)
         if over is not None:
             return over
         # the durable queue's reader stops at this bound by itself

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at
 from moorage.scheduler.core.ledger.limits import PERIODS, REFUSE
 from moorage.scheduler.core.ledger.state import State, Tenant
-from moorage.scheduler.core.queue import limits
+from moorage.scheduler.core.queue import limits, models
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.units import many
@@ -38,6 +39,19 @@ def beyond(state: State, tenant: Tenant, request: Request, shape: Shape, job: st
             job=job,
             next="ask an operator to raise it: moorage admin limit --gpu-hours",
         )
+    return None
+
+
+def beyond_model(fleet: Fleet, tenant: Tenant, shape: Shape, job: str) -> Problem | None:
+    """Return why a job that names models could never start under its tenant's limits of these; None if it could."""
+    bounds = dict(tenant.limits.gpus_of) if tenant.limits is not None else {}
+    named = [each for each in ([part.shape for part in shape.parts] or [shape]) if each.models]
+    for each in named if bounds else ():
+        short = models.short(fleet, tenant, each, bounds)
+        if short and models.must_take(fleet, each, short):
+            model, need = min(short.items())
+            allowed = f"{bounds[model]} GPUs of {model} at once"
+            return _refused(tenant, job, "$.gpu.count", f"{many(need, 'GPU')} of {model}", allowed)
     return None
 
 

@@ -13,9 +13,11 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.ledger.holding import devices_of
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Attempt, State, Tenant
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.queue import models
 from moorage.schemas.attempt import AttemptName
 
 #: the reason of the end of a preemptible job; it does not name the frozen job, which may be another tenant's
@@ -29,13 +31,16 @@ def is_over_limit(tenant: Tenant, attempt: Attempt) -> bool:
 
     What its tenant's own attempts have of them they give up.
     """
-    if not tenant.gpus_max:
+    if not tenant.gpus_max and not models.is_limited(tenant):
         return False
     peers = [
         other for other in attempt.worker.attempts.values() if other.replica.job.tenant == attempt.replica.job.tenant
     ]
-    given = sum(other.mask.bit_count() for other in peers if other.mask & attempt.home)
-    return tenant.gpus - given + attempt.home.bit_count() > tenant.gpus_max
+    giving = [other for other in peers if other.mask & attempt.home]
+    given = sum(other.mask.bit_count() for other in giving)
+    if tenant.gpus_max and tenant.gpus - given + attempt.home.bit_count() > tenant.gpus_max:
+        return True
+    return models.is_limited(tenant) and not models.has_room_for(tenant, attempt, devices_of(giving))
 
 
 class Frozen:

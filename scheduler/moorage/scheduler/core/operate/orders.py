@@ -18,7 +18,7 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger import acts, records
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.holding import spent_at
-from moorage.scheduler.core.ledger.limits import ON_SPENT, PERIODS, Limits
+from moorage.scheduler.core.ledger.limits import ON_SPENT, PERIODS, ByModel, Limits
 from moorage.scheduler.core.ledger.limits import Counter as CounterRow
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import (
@@ -262,7 +262,9 @@ class Orders:
         if changed:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
         if limits != before:
-            draft.add(acts.Limits(name, list(limits), by, asked.why))
+            draft.add(acts.Limits(name, limits.numbers, by, asked.why, limits.gpus_of))
+            if limits.gpus_of != before.gpus_of:
+                self.indexing.fleet.opens()
         changed |= limits != before
         return self._done_of("limit", changed, name, limit=limit_of(self.state, self.state.read_tenant(name)))
 
@@ -364,7 +366,14 @@ def limits_asked(asked: LimitAct, now: Limits) -> Limits:
         budget_ms,
         *of_budget,
         running_key=given(asked.running_per_key, 1, now.running_key),
+        gpus_of=_by_model(asked.gpus_of, now.gpus_of),
     )
+
+
+def _by_model(asked: dict[str, int] | UnsetType | None, now: ByModel) -> ByModel:
+    if isinstance(asked, UnsetType):
+        return now
+    return tuple(sorted((model, most) for model, most in ({**dict(now), **asked} if asked else {}).items() if most))
 
 
 def as_share(weight: int, gpus: int, order: StandingOrder | None) -> Share | None:
@@ -394,6 +403,7 @@ def limit_of(state: State, tenant: Tenant) -> Limit | None:
         running_per_key=more.running_key,
         job_gpus=more.job_gpus,
         time_limit_s=more.time_limit_ms / 1000 if more.time_limit_ms else 0,
+        gpus_of=dict(more.gpus_of),
     )
     if not more.budget_ms:
         return found

@@ -19,8 +19,9 @@ from moorage.scheduler.core.ledger.state import State, Tenant
 #: what limits are of: the parts of the vectors here
 NAMES: Final = ("GPUs", "cores", "MiB of memory", "replicas at once")
 GPUS, CORES, MEMORY, RUNNING = range(len(NAMES))
-#: stands for the budget where a part is named
+#: stand for the budget, and for GPUs of a model, where a part is named
 BUDGET: Final = len(NAMES)
+MODELS: Final = BUDGET + 1
 #: parts of which a job that needs more than is left holds up its tenant's later ones: small ones would starve it
 HOLDING_UP: Final = frozenset((GPUS, CORES, MEMORY))
 Parts = tuple[int, int, int, int]

@@ -18,8 +18,8 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score, sharer_milli
 from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
-from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica, State
-from moorage.scheduler.core.queue import limits
+from moorage.scheduler.core.ledger.state import QUEUED, Attempt, Job, Replica, State
+from moorage.scheduler.core.queue import limits, models
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.memo import Memo
 from moorage.schemas.ranges import count_of
@@ -336,7 +336,15 @@ class QueueOrder:
         if full is None or not full[0].jobs or self._comes_before(group, full[0]):
             return room
         needs = limits.needs(group.shape)
-        return min(room, 0) if any(needs[part] for part in full[2]) else room
+        held_up = any(needs[part] for part in full[2] if part < limits.BUDGET)
+        return min(room, 0) if held_up or self._wants_alike(group, full[0], full[2]) else room
+
+    def _wants_alike(self, group: Group, first: Group, parts: frozenset[int]) -> bool:
+        """Return whether a group needs GPUs of a model of which the first one waits for more under its limit."""
+        if limits.MODELS not in parts:
+            return False
+        short = models.short(self._fleet, self.state.read_tenant(first.tenant), first.shape)
+        return models.must_take(self._fleet, group.shape, short)
 
     def room_of(self, tenant: str, shape: Shape, key: str = "") -> float:
         """Return how many placements of a shape a tenant's limits allow, ignoring jobs that wait for them.
@@ -347,6 +355,8 @@ class QueueOrder:
         if row.hold is not None:
             return -1
         room = limits.room(self.state, row, shape)
+        if self.state.by_model:
+            room = min(room, models.room(self._fleet, row, shape))
         if row.limits is not None and row.limits.running_key and row.keys is not None:
             return min(room, fairkeys.room(row, key, shape.ranks))
         return room
@@ -354,7 +364,26 @@ class QueueOrder:
     def most_ranks(self, num: int, shape: Shape) -> int:
         """Return how many ranks a gang that takes as many as have room may have under its tenant's limits now."""
         job = self.state.jobs[num]
-        return limits.most_ranks(self.state, self.state.read_tenant(job.tenant), shape, job.fair)
+        tenant = self.state.read_tenant(job.tenant)
+        found = limits.most_ranks(self.state, tenant, shape, job.fair)
+        return int(min(found, models.most_ranks(self._fleet, tenant, shape))) if models.is_limited(tenant) else found
+
+    def is_by_model(self, tenant: str) -> bool:
+        """Return whether a tenant has a limit of GPUs of a model, which each placement may come under or not."""
+        return tenant in self.state.by_model
+
+    def closed_by_limits(self, tenant: str, shape: Shape) -> frozenset[int]:
+        """Return the hosts that have only models of which a tenant's limits leave too few for a shape."""
+        if tenant not in self.state.by_model:
+            return _NOBODY
+        return models.closed(self._fleet, self.state.read_tenant(tenant), shape)
+
+    def short_of_models(self, tenant: str, shape: Shape) -> dict[str, int]:
+        """Return of which models that a shape must have its tenant's limits leave too few, with what it needs."""
+        if tenant not in self.state.by_model:
+            return {}
+        short = models.short(self._fleet, self.state.read_tenant(tenant), shape)
+        return short if short and models.must_take(self._fleet, shape, short) else {}
 
     def short_of(self, tenant: str, shape: Shape) -> list[int]:
         """Return of which parts of its limits a tenant has too little left for a placement of a shape."""
@@ -375,10 +404,12 @@ class QueueOrder:
         """Return whether the tenant may start the first job of its group now."""
         return self.room(group) >= 1
 
-    def may_lease(self, tenant: str, gpus: int) -> bool:
-        """Return whether a tenant may lease so many GPUs more for what it has started already."""
+    def may_lease(self, tenant: str, gpus: int, attempt: Attempt) -> bool:
+        """Return whether a tenant may lease so many GPUs more for an attempt that is frozen."""
         row = self.state.read_tenant(tenant)
-        return row.hold is None and (not row.gpus_max or row.gpus + gpus <= row.gpus_max)
+        if row.hold is not None or (row.gpus_max and row.gpus + gpus > row.gpus_max):
+            return False
+        return not models.is_limited(row) or models.has_room_for(row, attempt, {})
 
     def over_limit(self, group: Group) -> None:
         """Remember a queue group whose first job waits for its tenant's limit and holds up the tenant's later jobs.
@@ -387,7 +418,10 @@ class QueueOrder:
         left.
         """
         parts = limits.HOLDING_UP.intersection(self.short_of(group.tenant, group.shape))
-        self._full.setdefault(group.tenant, (group, group.jobs[0], parts or frozenset((limits.GPUS,))))
+        if not parts:
+            by_model = self.short_of_models(group.tenant, group.shape)
+            parts = frozenset((limits.MODELS if by_model else limits.GPUS,))
+        self._full.setdefault(group.tenant, (group, group.jobs[0], parts))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""

@@ -21,7 +21,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairkeys import owner_of
 from moorage.scheduler.core.ledger.state import Attempt
 from moorage.scheduler.core.lifecycle.frozen import Frozen
-from moorage.scheduler.core.queue import limits
+from moorage.scheduler.core.queue import limits, models
 from moorage.scheduler.core.queue.limits import is_limited
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
@@ -213,13 +213,14 @@ class Planner:
         """
         host, refused = attempt.worker.num, self.frozen.refused
         refused.discard(attempt.name)
-        if self.order.may_lease(group.tenant, group.shape.gpus) and self.order.goes_first(group):
+        may_lease = self.order.may_lease(group.tenant, group.shape.gpus, attempt)
+        if may_lease and self.order.goes_first(group):
             claimed = self._claimed.get(host, 0)
             closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
             if (attempt.home & claimed or not self.frozen.resume(draft, attempt)) and not attempt.home & closed:
                 self._claimed[host] = claimed | attempt.home
             return
-        if self.order.may_lease(group.tenant, group.shape.gpus):
+        if may_lease:
             refused.add(attempt.name)
         if self._holds_up(draft, group):
             self.order.over_limit(group)
@@ -272,10 +273,22 @@ class Planner:
         most, needs = limits.most(self.order.state.read_tenant(group.tenant)), limits.needs(group.shape)
         parts = limits.HOLDING_UP if group.resumes is None else frozenset((limits.GPUS,))
         short = parts.intersection(self.order.short_of(group.tenant, group.shape))
+        if not short and group.resumes is None:
+            return self._holds_up_model(draft, group)
         if not short:
             return False
         endless = self._endless.of(draft, group.tenant)
         return all(needs[part] <= most[part] - endless[part] for part in short)
+
+    def _holds_up_model(self, draft: Draft, group: Group) -> bool:
+        """Return the same of a job that waits for GPUs of a model."""
+        short = self.order.short_of_models(group.tenant, group.shape)
+        bounds = self.order.state.read_tenant(group.tenant).limits
+        if not short or bounds is None:
+            return False
+        endless = self._endless.devices(draft, group.tenant)
+        most = dict(bounds.gpus_of)
+        return all(need <= most[model] - models.count(endless, model) for model, need in short.items())
 
     def _bound(self, cut: bool, waiting: int) -> None:
         """Set how many failed searches this pass may make; `cut` says whether the last pass reached its limit.
@@ -334,6 +347,9 @@ class Planner:
             placed += group.shape.together
             room -= 1
             order.turns.count(group)
+            if order.is_by_model(group.tenant):
+                room = order.room(group)  # what was placed may have come under a limit, or not
+                continue
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
                 placed += more
@@ -365,6 +381,8 @@ class Planner:
     def _are_alike(self, draft: Draft, group: Group, other: Group) -> bool:
         """Return whether what has room for a group has it for another one, on the same hosts."""
         if other.resumes is not None or other.shape.sleeps or self.verdicts.reservation or draft.preempting:
+            return False
+        if self.order.is_by_model(other.tenant):
             return False
         return self.verdicts.kind_of(other) == self.verdicts.kind_of(group)
 

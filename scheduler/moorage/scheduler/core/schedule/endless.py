@@ -12,9 +12,11 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.holding import needs_of
+from moorage.scheduler.core.ledger.holding import devices_of, needs_of
+from moorage.scheduler.core.ledger.limits import Used
 from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, LOST_KEPT, Attempt, State
 from moorage.scheduler.core.queue.limits import is_limited
+from moorage.scheduler.core.queue.models import is_limited as is_by_model
 from moorage.scheduler.core.schedule.runtime import Estimates
 
 #: ledger ms between two counts: one for each worker, since a count reads all attempts, and at most so many
@@ -28,6 +30,7 @@ class Endless:
         self._state = state
         self._estimates = estimates
         self._has: dict[str, tuple[int, ...]] = {}
+        self._devices: dict[str, Used] = {}
         self._at: tuple[int, int] | None = None  # the state's digest, and the ledger ms, of the last count
 
     def of(self, draft: Draft, tenant: str) -> tuple[int, ...]:
@@ -38,6 +41,11 @@ class Endless:
             self._has = self._count(draft.state, now_ms)
         return self._has.get(tenant, (0, 0, 0))
 
+    def devices(self, draft: Draft, tenant: str) -> Used:
+        """Return how many devices of each name a tenant with limits beside GPUs has of which no end is known."""
+        self.of(draft, tenant)
+        return self._devices.get(tenant, {})
+
     def next_ms(self) -> float:
         """Return from which ledger ms on a count may have another result though nothing happens; infinity for never."""
         at = self._at
@@ -46,6 +54,7 @@ class Endless:
     def _count(self, state: State, now_ms: int) -> dict[str, tuple[int, ...]]:
         limited = {tenant.name: tenant for tenant in state.tenants.values() if is_limited(tenant)}
         found: dict[str, tuple[int, ...]] = dict.fromkeys(limited, (0, 0, 0))
+        by_model: dict[str, list[Attempt]] = {name: [] for name, tenant in limited.items() if is_by_model(tenant)}
         for attempt in state.attempts():
             tenant = attempt.replica.job.tenant
             has_any = tenant in limited and (attempt.mask or limited[tenant].limits is not None)
@@ -57,6 +66,9 @@ class Endless:
                     else needs_of(attempt.replica.job, attempt.replica.index)
                 )
                 found[tenant] = gpus + attempt.mask.bit_count(), cores + beside[0], memory + beside[1]
+                if tenant in by_model:
+                    by_model[tenant].append(attempt)
+        self._devices = {tenant: devices_of(attempts) for tenant, attempts in by_model.items()}
         return found
 
     def _ends(self, attempt: Attempt, now_ms: int) -> bool:

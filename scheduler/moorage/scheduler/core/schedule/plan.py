@@ -218,7 +218,8 @@ def _claims(known: Known, draft: Draft, last: Reservation | None, keeps: int) ->
             if (needs := needing.get(shape.index)) is None:
                 needs = needing[shape.index] = shape.gpus >= least and fills_hosts(known.fleet, shape)
             later = not needs
-            found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
+            barred = order.barred_from(draft, job.num) | order.closed_by_limits(group.tenant, shape)
+            found.append(Claim(key, later, job.num, since_ms, group, barred))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)
     for at, claim in enumerate(found):

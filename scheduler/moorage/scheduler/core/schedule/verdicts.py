@@ -282,22 +282,23 @@ class Verdicts:
         longer.
         """
         held, draft = self.reservation, self._draft
-        if held is None and (draft is None or not draft.preempting):
-            return _NO_HOSTS
         tenant = parts_of(owner)[0]
+        if held is None and (draft is None or not draft.preempting):
+            return self._order.closed_by_limits(tenant, shape)
         taken = self.taken_back(priority, shape, tenant)
         if held is None or self._passes(priority, shape, owner, held):
             return taken
         if draft is None or not draft.preempting:
-            return held.hosts
+            return held.hosts | taken
         return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
 
     def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
-        """Return the hosts on which jobs are being ended for a job not of this priority, shape and tenant."""
-        draft = self._draft
+        """Return the hosts on which jobs are being ended for a job not of this priority, shape and tenant, and those
+        that its tenant's limits of models close."""
+        draft, closed = self._draft, self._order.closed_by_limits(tenant, shape)
         if draft is None or not draft.preempting:
-            return _NO_HOSTS
-        return self._preempting.held(draft, shape, priority, tenant)
+            return closed
+        return self._preempting.held(draft, shape, priority, tenant) | closed
 
     def _passes(self, priority: int, shape: Shape, owner: str, held: Reservation) -> bool:
         """Return whether jobs of this priority, shape and owner may use the reserved hosts.
@@ -429,10 +430,11 @@ class Verdicts:
     def _hosts_opened(self, group: Group) -> list[Host] | None:
         """Return the hosts that opened since a queue group found no room; None if any host may have.
 
-        With planned drains, excluded hosts differ from job to job, so None is returned.
+        With planned drains, excluded hosts differ from job to job, and with limits of models from one placement to the
+        next: None is returned.
         """
         at = group.verdict.change
-        if at < 0 or self._state.windows or group.shape.parts:
+        if at < 0 or self._state.windows or group.shape.parts or self._order.is_by_model(group.tenant):
             return None
         if at not in self._opened:
             self._opened[at] = self._fleet.opened_since(at)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from moorage.scheduler.core.ledger import fairshare, holding, limits
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
+from moorage.scheduler.core.ledger.limits import ByModel
 from moorage.scheduler.core.ledger.state import HELD, RELEASED, StandingOrder, State, Tenant
 
 
@@ -70,21 +71,25 @@ class Limits(Act, tag="limits"):
     limits: list[int]
     by: str
     why: str
+    gpus_of: ByModel = ()
 
     def fold(self, folding: Folding) -> None:
         tenant, before = folding.tenant(self.tenant), None
-        if len(self.limits) < len(limits.Limits._fields) or min(self.limits) < 0:
+        if len(self.limits) < limits.NUMBERS or min(self.limits) < 0:
             raise FoldError(f"act {self.tag} of tenant {self.tenant} says {self.limits}")
-        found = limits.Limits(*self.limits[: len(limits.Limits._fields)])
+        found = limits.Limits.of(self.limits, self.gpus_of)
         if holding.spend(folding.state, tenant):
             before = tenant.spent
         tenant.limits = found if any(found) else None
-        attempts = (attempt for job in tenant.jobs.values() for attempt in job.attempts)
+        attempts = [attempt for job in tenant.jobs.values() for attempt in job.attempts]
         tenant.held = holding.held_by(attempts) if tenant.limits is not None else limits.NOTHING_HELD
+        tenant.devices = holding.devices_of(attempts) if tenant.limits is not None else {}
         tenant.spent = before if found.budget_ms else None
         holding.spend(folding.state, tenant)
         others = folding.state.budgeted - {self.tenant}
         folding.state.budgeted = others | {self.tenant} if found.budget_ms else others
+        others = folding.state.by_model - {self.tenant}
+        folding.state.by_model = others | {self.tenant} if found.gpus_of else others
         order = StandingOrder(self.by, self.why, folding.time)
         tenant.limit = order if tenant.limits is not None or tenant.gpus_max or tenant.jobs_max else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from moorage.scheduler.core.ledger import holding
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.state import POOLS_MAX, Pool, Worker
@@ -59,6 +60,8 @@ class Join(OfWorker, tag="join"):
             if len(former) > POOLS_MAX:  # attempts of either of the two oldest are on devices that are forgotten
                 former = (Pool(former[1].until, [], False), *former[2:])
             worker.former = former
+            if not former[0].devices:
+                holding.recount(folding.state, worker)
         worker.boot, worker.n, worker.session, worker.no, worker.hello = (
             self.boot, self.n, self.session, self.no, self.hello,
         )  # fmt: skip
