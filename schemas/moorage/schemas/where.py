@@ -19,6 +19,8 @@ GPU_DRIVER: Final = "gpu.driver"
 GPU_CUDA: Final = "gpu.cuda"
 #: a label that an operator gives workers: where they stand. The ranks of a gang stay in one site
 SITE: Final = "site"
+#: a label that an operator gives workers: of which pool a host is, where hosts come and go by pools
+POOL: Final = "pool"
 #: conditions of one request, and characters of a label's value
 WHERE_MAX: Final = 64
 VALUE_CHARS_MAX: Final = 256

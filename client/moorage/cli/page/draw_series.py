@@ -15,6 +15,7 @@ from moorage.cli.page.draw_waits import COLOURS, OTHER
 from moorage.cli.page.templates import Part, colours, link, part
 from moorage.client.durations import age
 from moorage.schemas.waited import ASKED, MEANS, SeriesAnswer
+from moorage.schemas.where import POOL
 
 #: how far back a page may look
 SPANS: Final = {"1h": 3_600, "1d": 86_400, "7d": 7 * 86_400, "31d": 31 * 86_400}
@@ -120,18 +121,23 @@ def _waits(told: SeriesAnswer, of: str) -> dict[str, Any]:
 
 
 def _pools(told: SeriesAnswer) -> list[dict[str, Any]]:
-    """Return a chart for each model of GPUs, where there are several: those with most GPUs first."""
-    models = [name.split("/")[1] for name in told.series if _is(name, "pool", "gpus")]
+    """Return a chart for each model of GPUs, where there are several, and for each label `pool` of hosts: those with
+    most GPUs first."""
+    pools = [name.split("/")[1] for name in told.series if _is(name, "pool", "gpus")]
+    named = [pool for pool in pools if pool.startswith(f"{POOL}=")]
+    models = [pool for pool in pools if pool not in named]
     found: list[dict[str, Any]] = []
-    for model in sorted(models, key=lambda each: -_mean(told.series[f"pool/{each}/gpus"]))[:POOLS_MAX]:
-        bands = [
-            (words, told.series.get(f"pool/{model}/{what}", []), f"s-{kind}")
-            for what, words, kind in (
-                ("gpus", "GPUs there", "there"), ("granted", "granted", "granted"), ("used", "used", "used"),
-            )
-        ]  # fmt: skip
-        found.append(_chart(f"pool-{len(found)}", model or "model not known", told, bands, stacked=False))
-    return found if len(models) > 1 else []
+    for of in (models if len(models) > 1 else [], named):
+        for pool in sorted(of, key=lambda each: -_mean(told.series[f"pool/{each}/gpus"]))[:POOLS_MAX]:
+            bands = [
+                (words, told.series.get(f"pool/{pool}/{what}", []), f"s-{kind}")
+                for what, words, kind in (
+                    ("gpus", "GPUs there", "there"), ("granted", "granted", "granted"), ("used", "used", "used"),
+                )
+            ]  # fmt: skip
+            title = pool.replace(f"{POOL}=", "Pool ", 1) if of is named else pool or "model not known"
+            found.append(_chart(f"pool-{len(found)}", title, told, bands, stacked=False))
+    return found
 
 
 def _mean(row: Row) -> float:

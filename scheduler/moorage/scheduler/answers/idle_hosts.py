@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from moorage.scheduler.core.engine import Engine
 from moorage.schemas.answers.operators import IdleHost
-
-#: the label that says of which pool a host is
-POOL: Final = "pool"
+from moorage.schemas.where import POOL
 
 
 class IdleHosts:

@@ -22,6 +22,7 @@ from moorage.scheduler.follower.rings import CLOSE, DAY_MS, KEPT_MS, UNKNOWN, WI
 from moorage.scheduler.follower.told import Told
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.waited import ASKED, Cause, SeriesAnswer
+from moorage.schemas.where import POOL
 
 #: what the leader told is unknown once it has not told it for so long
 USE_MS: Final = 30_000
@@ -29,7 +30,7 @@ USE_MS: Final = 30_000
 KEPT: Final[dict[str, tuple[Steps, int]]] = {
     "fleet": (CLOSE, 10),
     "cause": (CLOSE, 24),
-    "pool": (CLOSE, 60),
+    "pool": (CLOSE, 90),
     "tenant": (CLOSE, 160),
     "tenants": (WIDE, 1_200),
     "host": (WIDE, 4_000),
@@ -148,8 +149,10 @@ class AllSeries:
             self._sample_waits(at_ms + CLOSE.fine_ms - CLOSE.coarse_ms)
 
     def _sample_hosts(self, at_ms: int, told: Told, *, known: bool) -> None:
-        """Put the sums of the fleet and of each pool, which is a model of GPUs, and each minute those of each host."""
+        """Put the sums of the fleet and of each pool, and each minute those of each host. A pool is a model of GPUs, or
+        the hosts with one label `pool=NAME`, which is its name here."""
         there, granted = Counter[str](), Counter[str]()
+        labelled = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])
         used = 0.0
         nothing = (UNKNOWN,) * len(HOST_NUMBERS)
         for worker in self._state.worker_by_num.values():
@@ -162,7 +165,13 @@ class AllSeries:
                 there[model] += bool(worker.session)
                 granted[model] += leased >> slot & 1
             numbers = told.hosts.get(worker.id, nothing)
-            used += numbers[0] or 0 if worker.id in told.hosts else 0
+            at_work = numbers[0] or 0 if worker.id in told.hosts else 0
+            used += at_work
+            if label := worker.hello.get("labels", {}).get(POOL):
+                sums = labelled[f"{POOL}={label}"]
+                sums[0] += len(pool) * bool(worker.session)
+                sums[1] += leased.bit_count()
+                sums[2] += at_work
             if at_ms % WIDE.fine_ms == 0 and worker.session:
                 self._put(("host", worker.id, "granted"), at_ms, leased.bit_count())
                 for what, value in zip(HOST_NUMBERS, numbers, strict=False):
@@ -174,6 +183,10 @@ class AllSeries:
             self._put(("pool", model, "gpus"), at_ms, there[model])
             self._put(("pool", model, "granted"), at_ms, granted[model])
             self._put(("pool", model, "used"), at_ms, told.pools.get(model, 0.0) if known else UNKNOWN)
+        for name, (gpus, leases, busy) in labelled.items():
+            self._put(("pool", name, "gpus"), at_ms, gpus)
+            self._put(("pool", name, "granted"), at_ms, leases)
+            self._put(("pool", name, "used"), at_ms, busy if known else UNKNOWN)
 
     def _sample_waits(self, from_ms: int) -> None:
         """Put the quantiles of the waits that ended in five minutes into the steps of these, in seconds."""

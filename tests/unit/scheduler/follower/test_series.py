@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from moorage.cli.page.draw_series import past
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.follower.rings import CLOSE, DAY_MS, LIFE_POINTS, LIFE_STEP_MS, WIDE, Life, Series
 from moorage.scheduler.follower.series import (
@@ -21,6 +24,7 @@ from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger import state_bytes as snapshots
 from moorage.schemas.errors import Problem
+from moorage.schemas.waited import SeriesAnswer
 from tests.unit.scheduler.driving import H100, Driving
 
 MIB = 1024**2
@@ -95,6 +99,25 @@ def test_each_step_has_what_was_granted_used_and_waited() -> None:
     of_host = drive.told(since_s=600, worker="w0")["series"]
     assert known(of_host["host/w0/granted"])[-1] == 2
     assert "host/w1/granted" not in of_host
+
+
+def test_hosts_with_one_label_pool_are_summed_and_drawn_by_its_name() -> None:
+    drive = Watched()
+    drive.now = 10 * DAY_MS
+    for name, pool in (("w0", "spot"), ("w1", "spot"), ("w2", "own"), ("w3", "")):
+        drive.worker(name, 2, labels={"pool": pool, "name": name} if pool else {})
+    drive.submit("a", gpu={"count": 2}, requires={"name": ["w1"]}, run={"driver": "noop"})
+    drive.passes(1_000)
+    assert drive.series is not None
+    drive.series.told_use(Told(hosts={"w1": (0.5, 8_000.0, 61.0)}), drive.shadow.time_ms)
+    drive.passes(20_000)
+    told = drive.told(since_s=60)
+    last = {name: known(row)[-1] for name, row in told["series"].items() if known(row)}
+    assert [last[f"pool/pool=spot/{what}"] for what in ("gpus", "granted", "used")] == [4, 2, 0.5]
+    assert [last[f"pool/pool=own/{what}"] for what in ("gpus", "granted")] == [2, 0]
+    drawn = "".join(part.html for part in past(msgspec.convert(told, SeriesAnswer), "1h"))
+    assert re.findall("Pool (?:spot|own)", drawn)[:1] == ["Pool spot"], "the larger one first"
+    assert "Pool own" in drawn
 
 
 def test_a_job_has_its_life_and_a_service_its_calls_and_only_its_own_tenant_asks_for_them() -> None:

@@ -8,14 +8,13 @@ import msgspec
 
 from moorage.bus.contexts import Context
 from moorage.bus.join_tokens import join
+from moorage.schemas.where import POOL
 from moorage.worker.agent.run import simulated_of, used_as_state
 from moorage.worker.devices.readers.machine import open_machine
 from moorage.worker.settings import WorkerSettings
 
 #: of the state folder: the key that a token gave
 JOINED: Final = "joined"
-#: the label that says of which pool a host is
-POOL: Final = "pool"
 
 
 async def joined(settings: WorkerSettings) -> tuple[WorkerSettings, Context]:
