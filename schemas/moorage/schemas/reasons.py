@@ -253,6 +253,11 @@ JOBS_FAIL: Final = add(
     "wait; or tell those who run this fleet, who open a worker at once by moorage uncordon WORKER",
     cures=_REQUEST,
 )
+DATA: Final = add(
+    "data",
+    "it waits for a worker that has its data, for at most data_wait of the scheduler; others with room have less of it",
+    "wait: then any worker with room will do",
+)
 DRIVER_DOWN: Final = add(
     "driver-down",
     "the engine behind its driver does not answer on the workers that could run it",

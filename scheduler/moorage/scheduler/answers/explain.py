@@ -60,12 +60,14 @@ def explain(
     refusing: frozenset[int] = frozenset(),
     closed: frozenset[int] = frozenset(),
     failing: frozenset[int] = frozenset(),
+    without_data: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
-    job whatever it asks for, on `closed` ones it takes no turns with services that sleep, and on `failing` ones jobs
-    fail that do well elsewhere. This walks the fleet: for questions, not for each record.
+    job whatever it asks for, on `closed` ones it takes no turns with services that sleep, on `failing` ones jobs fail
+    that do well elsewhere, and on those `without_data` it does not start yet. This walks the fleet: for questions, not
+    for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -110,6 +112,11 @@ def explain(
     if not roomy:
         ids = [f"{host.worker.id}: jobs fail there within seconds" for host in failing_here[:HOLDERS_MAX]]
         return Explanation(reasons.JOBS_FAIL, counts, [], troubles=ids)
+    if without_data:
+        roomy = [host for host in roomy if host.worker.num not in without_data]
+        counts["with-data"] = len(roomy)
+    if not roomy:
+        return Explanation(reasons.DATA, counts, [host for host in open_hosts if host.worker.num not in without_data])
     unreserved = [host for host in roomy if host.worker.num not in excluded]
     counts["not-reserved"] = len(unreserved)
     if not unreserved:

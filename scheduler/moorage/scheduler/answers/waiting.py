@@ -140,12 +140,20 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Expla
     with engine.fleet.avoiding(shape.avoid):
         closed = engine.fleet.closed_to(job.num, shape)
         failing = engine.planner.order.barred_by_failures(job.num)
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed, failing)
+        lacking = _without_data(engine, job, leaving | failing)
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed, failing, lacking)
     if job.preempts is not None and not job.preempts[1]:
         names = [engine.state.worker_by_num[num].id for num in job.preempts[0]]
         hosts = names_of(names)
         found.because = "; ".join(filter(None, (found.because, f"{hosts} are kept for it, as it has lost a rank")))
     return found, _reason(engine, job, found, excluded, replica)
+
+
+def _without_data(engine: Engine, job: Job, closed: frozenset[int]) -> frozenset[int]:
+    """Return the hosts that do not do for a job now, as it waits for one with its data."""
+    order, time_ms = engine.planner.order, engine.state.time_ms
+    failed = order.failed_of(job.num)
+    return order.data.kept_from(job.num, closed | failed, time_ms) if order.data.waits else frozenset()
 
 
 def waiting_by_reason(engine: Engine) -> dict[str, int]:
@@ -305,6 +313,9 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         told = replace(
             told, reason=restored.reason, means=restored.means, because=restored.because, starts_in_ms=left_ms
         )
+    if reason is reasons.DATA:
+        left_s = max(0, engine.planner.order.data.until_ms(job) - time_ms) // 1000
+        told = replace(told, because=f"in {left_s + 1} s any worker with room will do")
     last = _last_why(job)
     if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         by_row = _row_used(engine, job, replica)

@@ -169,6 +169,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             le=86400,
         ),
     ] = 30.0
+    data_wait: Annotated[
+        float,
+        setting(
+            "How long a job may wait, from when it could start, for a host that has its data (run.data) while others"
+            " have room; 0: not at all.",
+            unit="s",
+            ge=0,
+            le=86400,
+        ),
+    ] = 0.0
     ageing: Annotated[
         float,
         setting("Points by which a waiting job's priority grows each hour; 0: none. No effect while all jobs that wait "

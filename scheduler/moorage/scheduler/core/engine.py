@@ -84,6 +84,7 @@ from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.outputs.fleet_events import fleet_events
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, InFlight, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
+from moorage.scheduler.core.queue.data_waits import DataWaits
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Queue, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
@@ -246,6 +247,7 @@ class Engine:
         return QueueOrder(
             self.state, self.fleet, self.queue, ages, overdue, self._left_too_soon, starts.failed_of,
             starts.has_failed, starts.quick.barred_from,
+            DataWaits(self.state, self.fleet, self.reader.shape_of, int(self.config.data_wait * 1000)),
         )  # fmt: skip
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.schemas.frames import Load
 from moorage.schemas.held_data import HELD_MAX, held_key
 from tests.unit.scheduler.driving import Driving
@@ -130,3 +132,127 @@ def test_a_load_frame_tells_of_a_bounded_number() -> None:
     assert msgspec.json.decode(body, type=Load) == frame
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(frame, data=["0"] * (HELD_MAX + 1))), type=Load)
+
+
+# ------------------------------------------------------------------------------------------------ data_wait
+
+
+def waiting_site(*gpus: int, wait_s: float = 60, **config: Any) -> Driving:
+    drive = Driving(Config(data_wait=wait_s, **config))
+    for number, count in enumerate(gpus):
+        drive.worker(f"w{number}", count, labels={"host": f"w{number}"})
+    return drive
+
+
+def fills(drive: Driving, name: str, tenant: str = "t") -> None:
+    """Fill a host, which has the data that the next jobs read."""
+    drive.submit(f"on-{name}", tenant=tenant, gpu={"count": 2}, requires={"host": [name]})
+    drive.settle()
+    assert drive.placed_on(f"on-{name}", tenant) == [name]
+    has(drive, name, SET)
+
+
+def goes_by(drive: Driving, ms: int) -> None:
+    """Time goes by, in which workers renew and tell of their load."""
+    while ms > 0:
+        for name in drive.workers:
+            drive.load(name)
+        drive.pass_time(min(ms, 2_000))
+        ms -= 2_000
+
+
+def test_a_job_waits_for_a_host_with_its_data_and_no_longer_than_data_wait() -> None:
+    drive = waiting_site(2, 2)
+    fills(drive, "w0")
+    reads(drive, "late", SET)
+    drive.submit("other", gpu={"count": 1})
+    drive.settle()
+    assert drive.placed_on("other") == ["w1"], "it reads nothing, and passes the one that waits"
+    told = drive.explained("late")
+    assert (told["state"], told["reason"]) == ("QUEUED", "data")
+    assert told["because"].endswith("s any worker with room will do")
+    assert told["held_by"] == ["job on-w0: 2 GPUs", "w0: 2 of 2 GPUs leased, has data d0"]
+    goes_by(drive, 30_000)
+    assert drive.placed_on("late") == ["-"]
+    goes_by(drive, drive.job("late").accepted_ms + 59_999 - drive.now)
+    assert drive.placed_on("late") == ["-"]
+    assert drive.engine.planner.moment_ms() == drive.job("late").accepted_ms + 60_000
+    drive.tick()
+    assert drive.placed_on("late") == ["w1"], "by time alone, at the moment for which the leader wakes"
+
+
+def test_a_host_with_the_data_that_becomes_free_ends_the_wait() -> None:
+    drive = waiting_site(2, 2)
+    fills(drive, "w0")
+    reads(drive, "late", SET)
+    drive.settle()
+    assert drive.placed_on("late") == ["-"]
+    drive.run_out("w0")
+    drive.settle()
+    assert drive.placed_on("late") == ["w0"]
+
+
+def test_none_waits_where_no_host_that_could_run_it_has_the_data() -> None:
+    drive = waiting_site(2, 4)
+    has(drive, "w0", SET)
+    reads(drive, "wide", SET, gpu={"count": 4})
+    reads(drive, "unread", MODEL, gpu={"count": 2})
+    drive.settle()
+    assert drive.placed_on("wide") == ["w1"]
+    assert drive.placed_on("unread") == ["w0"]
+    drive.operate("cordon", "w0")
+    drive.worker("w2", 2)
+    reads(drive, "closed", SET)
+    drive.settle()
+    assert drive.placed_on("closed") == ["w2"]
+
+
+def test_a_gang_waits_only_for_hosts_that_could_hold_all_of_it() -> None:
+    for with_data, placed in ((1, ["w1", "w2"]), (2, ["-", "-"])):
+        drive = waiting_site(2, 2, 2)
+        fills(drive, "w0")
+        for name in ("w0", "w1")[:with_data]:
+            has(drive, name, SET)
+        reads(drive, "gang", SET, gpu={"scheduling": "gang", "count": 2}, replicas=2)
+        drive.settle()
+        assert sorted(drive.placed_on("gang")) == placed
+        goes_by(drive, 61_000)
+        drive.settle()
+        assert sorted(drive.placed_on("gang")) == ["w1", "w2"]
+
+
+def test_many_that_wait_keep_no_other_tenant_from_its_data_and_all_start_once_it_is_over() -> None:
+    drive = waiting_site(2, 64, 64)
+    fills(drive, "w0", tenant="other")  # whose turn is the later one then
+    for number in range(70):
+        drive.offer_submit(f"j{number}", run={"argv": ["true"], "data": {"d0": SET}}, gpu={})
+    drive.offer_submit("theirs", tenant="other", run={"argv": ["true"], "data": {"d0": SET}}, gpu={})
+    drive.settle()
+    assert {drive.placed_on(f"j{number}")[0] for number in range(70)} == {"-"}
+    assert drive.placed_on("theirs", tenant="other") == ["w1"], "no host has what is its own"
+    goes_by(drive, 61_000)
+    drive.settle()
+    assert {drive.placed_on(f"j{number}")[0] for number in range(70)} == {"w1", "w2"}
+
+
+def test_no_job_ends_for_one_that_waits_for_its_data() -> None:
+    drive = waiting_site(2, 2, preempt_priority=50, preempt_after=0)
+    fills(drive, "w0")
+    reads(drive, "urgent", SET, priority=90)
+    goes_by(drive, 10_000)
+    assert drive.placed_on("on-w0") == ["w0"]
+    assert drive.states("on-w0") == ["RUNNING"]
+    goes_by(drive, 61_000)
+    drive.settle()
+    assert drive.placed_on("urgent") == ["w1"]
+
+
+def test_a_sweep_waits_once_and_not_for_each_of_its_replicas() -> None:
+    drive = waiting_site(2, 8)
+    has(drive, "w0", SET)
+    reads(drive, "sweep", SET, replicas=8)
+    drive.settle()
+    assert sorted(drive.placed_on("sweep")) == ["-"] * 6 + ["w0"] * 2
+    goes_by(drive, 61_000)
+    drive.settle()
+    assert sorted(drive.placed_on("sweep")) == ["w0"] * 2 + ["w1"] * 6

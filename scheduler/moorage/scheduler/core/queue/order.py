@@ -20,6 +20,7 @@ from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places
 from moorage.scheduler.core.ledger.records import MODE_NAMES, Mode, placing
 from moorage.scheduler.core.ledger.state import QUEUED, Attempt, Job, Replica, State
 from moorage.scheduler.core.queue import limits, models
+from moorage.scheduler.core.queue.data_waits import DataWaits
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.memo import Memo
 from moorage.schemas.ranges import count_of
@@ -152,7 +153,7 @@ class QueueOrder:
     `overdue` are numbers of queued jobs whose deadline or latest start has passed. `left_too_soon_of` returns the
     workers whose drain would end a job (by number, at a ledger ms) too soon, `failed_of` those on which it failed to
     start; `has_failed` says whether any job failed to on a worker (by number). `barred_by_failures` returns the workers
-    on which it is not to start, as jobs that do well elsewhere fail there.
+    on which it is not to start, as jobs that do well elsewhere fail there. `data` has which wait for their data.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class QueueOrder:
         failed_of: Callable[[int], frozenset[int]],
         has_failed: Callable[[int], bool],
         barred_by_failures: Callable[[int], frozenset[int]],
+        data: DataWaits,
     ) -> None:
         self.state = state
         self.queue = queue
@@ -175,6 +177,7 @@ class QueueOrder:
         self.failed_of = failed_of
         self.has_failed = has_failed
         self.barred_by_failures = barred_by_failures
+        self.data = data
         self._fleet = fleet
         self.turns: Turns  # in this pass
         #: the sort key of queue groups in this pass; equal keys are ordered by arrival
@@ -255,13 +258,17 @@ class QueueOrder:
     def barred_from(self, draft: Draft, num: int) -> frozenset[int]:
         """Return the workers excluded for this job alone whatever becomes free there.
 
-        They are drained before its time limit is over, jobs fail there that do well elsewhere, or its job avoids them
-        from this record on.
+        They are drained before its time limit is over, jobs fail there that do well elsewhere, its job avoids them from
+        this record on, or it waits for hosts that have its data.
         """
         found = self.barred_by_failures(num)
         if draft.state.windows:
             found |= self.left_too_soon_of(num, draft.time_ms)
-        return found.union(draft.avoided.get(num, ())) if draft.avoided else found
+        if draft.avoided:
+            found = found.union(draft.avoided.get(num, ()))
+        if self.data.waits:
+            found |= self.data.kept_from(num, found | self.failed_of(num), draft.time_ms)
+        return found
 
     # ------------------------------------------------------------------------------- what comes before arrival
 

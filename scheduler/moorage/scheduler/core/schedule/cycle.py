@@ -170,7 +170,7 @@ class Planner:
         """
         if self.queue.is_empty:
             return math.inf
-        parts = self.verdicts, self._endless, self.preempting, self.order
+        parts = self.verdicts, self._endless, self.preempting, self.order, self.order.data
         return min(part.next_ms() for part in parts)
 
     def moment_ms(self) -> float:
@@ -178,8 +178,8 @@ class Planner:
 
         One that has passed without a plan does not come again: reserving may be left out after a failure.
         """
-        at_ms = math.inf if self.queue.is_empty else self.verdicts.moment_ms()
-        return at_ms if at_ms > self.order.state.time_ms else math.inf
+        moments = () if self.queue.is_empty else (self.verdicts.moment_ms(), self.order.data.next_ms())
+        return min((at_ms for at_ms in moments if at_ms > self.order.state.time_ms), default=math.inf)
 
     def _add_frozen(self, ready: list[Ready]) -> None:
         """Add the frozen attempts that are to be resumed to a heap of groups: each before others of its priority.
@@ -234,6 +234,7 @@ class Planner:
             self.verdicts.give_up(draft)
             if not self.fleet.with_frozen:
                 return False
+        self.order.data.begin(draft.time_ms)
         self.order.begin()
         if not self._knows_limits:
             self._knows_limits = True
@@ -454,7 +455,7 @@ class Planner:
                 continue
             key, room = order.key(group), order.room(group)
             for num in islice(group.jobs, CANDIDATES_MAX):
-                if not order.waits(num):
+                if not order.waits(num) or order.data.waiting(num):
                     continue
                 if room < 1:
                     break

@@ -18,7 +18,6 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
-from moorage.schemas.held_data import held_key
 from moorage.schemas.memo import Memo
 
 #: how many groups can be skipped by their verdict in the time of one failed search
@@ -43,8 +42,6 @@ class Placing:
         self._inventory = -1  # that of `_unlikes`
         #: by shape, the hosts that do not pass its wishes
         self._unlikes: Memo[int, tuple[frozenset[int], ...]] = Memo(UNLIKES_MAX)
-        #: by shape and tenant, what hosts say that have its data
-        self._data: Memo[tuple[int, str], frozenset[str]] = Memo(UNLIKES_MAX)
         self._fleet = fleet
         self._order = order
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -144,7 +141,7 @@ class Placing:
         choice = self._choose(shape, avoid, excluded)
         if choice is None:
             return None
-        wanted = self._data_of(shape)
+        wanted = self._order.data.keys_of(shape, self._order.state.jobs[self.num].tenant)
         having: dict[int, list[int]] = {}
         for num, host in self._fleet.hosts.items():
             if host.data and (count := len(wanted & host.data)):
@@ -157,14 +154,6 @@ class Placing:
             if other is not None and _standing(other, shape, avoid) == equal:
                 return other
         return choice
-
-    def _data_of(self, shape: Shape) -> frozenset[str]:
-        tenant = self._order.state.jobs[self.num].tenant
-        found = self._data.get((shape.index, tenant))
-        if found is None:
-            keys = frozenset(held_key(tenant, shape.driver, source) for _, source in shape.data)
-            found = self._data.put((shape.index, tenant), keys)
-        return found
 
     def _choose(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
         if shape.prefer:

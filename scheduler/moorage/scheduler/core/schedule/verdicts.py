@@ -10,8 +10,9 @@ between two passes, and a group's verdict is written and judged here alone.
   would borrow GPUs passes no job within its tenant's guarantee. Any job passes it that surely ends before the reserved
   job is expected to start (`backfill`).
 - Jobs were ended there for another job (`preempt`): until that starts, the host is its own.
-- The host is drained before the job surely ends, or the job avoids it (`QueueOrder.kept_from`), or refused jobs of its
-  shape (`Shape.refusing`). That is the job's own matter: those behind it in its group are tried.
+- The host is drained before the job surely ends, the job avoids it, waits for one with its data
+  (`QueueOrder.kept_from`), or it refused jobs of its shape (`Shape.refusing`). That is the job's own matter: those
+  behind it in its group are tried.
 - Its tenant's limit, or a hold (`QueueOrder.may`). That is the tenant's matter: its groups are served, and wait.
 
 What counts as room is the host's matter: `Host.open_to` leaves out devices in other use, unwell, or awaited by a frozen
@@ -452,6 +453,8 @@ class Verdicts:
 
         Does nothing if hosts are excluded for this group: another one may find room on them.
         """
+        if group.shape.data and self._order.data.waits:
+            return
         if not self._state.windows and not self.excluded(group.priority, group.shape, group.owner):
             self._full.add(kind)
 
