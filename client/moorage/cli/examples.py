@@ -234,7 +234,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --cores 512 --running 200 --time-limit 2d",
         "moorage admin limit --tenant vision --gpus-of H100=32",
-        "moorage admin limit --tenant vision --gpu-hours 5000/month",
+        "moorage admin limit --tenant vision --gpu-hours 5000/month --gpu-weights L4=0.2",
         "moorage admin limit --tenant vision --gpus none --jobs none",
     ),
     "admin feature-level": (

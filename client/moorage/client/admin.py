@@ -121,12 +121,13 @@ class AsyncAdmin:
         gpu_hours: float | None = None,
         period: str = "month",
         on_spent: str = "wait",
+        gpu_weights: dict[str, float] | None = None,
         why: str = "",
         tenant: str | None = None,
     ) -> Done:
         """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
         workers, those of each fair key, GPUs of models by the pattern of each), how large and long its jobs may be,
-        and its budget of GPU-hours in a day, week or month.
+        and its budget of GPU-hours in a day, week or month, in which GPUs of models count by their `gpu_weights`.
 
         0 means no limit; None leaves a limit unchanged. Jobs that already exceed a new limit go on.
         """
@@ -141,6 +142,7 @@ class AsyncAdmin:
             "gpus_of": gpus_of,
             "time_limit_s": None if time_limit is None else seconds(time_limit),
             "gpu_hours": gpu_hours,
+            "gpu_weights": gpu_weights,
         }
         if gpu_hours is not None:
             given |= {"period": period, "on_spent": on_spent}

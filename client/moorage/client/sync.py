@@ -717,12 +717,14 @@ class Admin(Handle["AsyncAdmin"]):
         gpu_hours: float | None = None,
         period: str = "month",
         on_spent: str = "wait",
+        gpu_weights: dict[str, float] | None = None,
         why: str = "",
         tenant: str | None = None,
     ) -> Done:
         """Limit what a tenant may have at once (GPUs, jobs that have not ended, cores, memory in MiB, replicas on
         workers, those of each fair key, GPUs of models by the pattern of each), how large and long its jobs may
-        be, and its budget of GPU-hours in a day, week or month.
+        be, and its budget of GPU-hours in a day, week or month, in which GPUs of models count by their
+        `gpu_weights`.
         """
         return self._thread.call(
             self._twin.limit(
@@ -738,6 +740,7 @@ class Admin(Handle["AsyncAdmin"]):
                 gpu_hours=gpu_hours,
                 period=period,
                 on_spent=on_spent,
+                gpu_weights=gpu_weights,
                 why=why,
                 tenant=tenant,
             )

@@ -300,7 +300,9 @@ LIMITS_MAX: Final[dict[str, float]] = {
     "time_limit_s": DURATION_S_MAX,
     "gpu_hours": 1e9,
 }
-#: patterns of models with a limit of their own
+#: the most that a GPU counts in a budget
+GPU_WEIGHT_MAX: Final = 1000
+#: patterns of models with a limit, or a weight, of their own
 LIMITED_MODELS_MAX: Final = 32
 Period = Literal["day", "week", "month"]
 
@@ -345,15 +347,20 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     period: Period = "month"  # of `gpu_hours`
     #: jobs with GPUs once these are spent. As preemptible they start, but what may not be preemptible waits
     on_spent: Literal["wait", "refuse", "preemptible"] = "wait"
+    #: what a GPU of a model counts in `gpu_hours`, as `{"L4": 0.2}`; other models count 1. Of several patterns that
+    #: match the longest counts. A model that is not named stays as it is, with 0 it counts 1 again, with null all do
+    gpu_weights: dict[str, float] | msgspec.UnsetType | None = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_tenant(self.tenant)
-        names = [*LIMITS_MAX, "gpus_of"]
+        names = [*LIMITS_MAX, "gpus_of", "gpu_weights"]
         if all(getattr(self, name) is msgspec.UNSET for name in names):
             raise ValueError(f"limit must have one of {', '.join(names)}, found none of them")
         if isinstance(self.gpus_of, dict):
             check_models("gpus_of", self.gpus_of, GPUS_LIMIT_MAX)
+        if isinstance(self.gpu_weights, dict):
+            check_models("gpu_weights", self.gpu_weights, GPU_WEIGHT_MAX)
         for name, bound in LIMITS_MAX.items():
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value <= bound:
@@ -554,6 +561,7 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     spent_hours: float = 0  # in this period
     running_per_key: int = 0
     gpus_of: dict[str, int] = {}
+    gpu_weights: dict[str, float] = {}  # of `gpu_hours`
 
 
 class Counter(msgspec.Struct, frozen=True, omit_defaults=True):

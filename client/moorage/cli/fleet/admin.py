@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from moorage.cli.fleet.usage import weights_of
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import here, print_err, print_out
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
@@ -328,6 +329,10 @@ def limit(
             value="HOURS/day|week|month[,refuse|,preemptible]",
         ),
     ] = None,
+    gpu_weights: Annotated[
+        list[str] | None,
+        Parameter(help="What a GPU of a model counts in --gpu-hours; L4=none is 1 again.", value="MODEL=NUMBER"),
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: TenantOptions = OF_TENANT,
 ) -> int:
@@ -345,7 +350,8 @@ def limit(
         bounds: dict[str, Any] = {
             name: _bound_of(f"--{name.replace('_', '-')}", word, client.tenant) for name, word in given.items()
         }
-        bounds["gpus_of"] = _models(gpus_of, client.tenant)
+        bounds["gpus_of"] = _models("--gpus-of", gpus_of, lambda name, word: _bound_of(name, word, client.tenant) or 0)
+        bounds["gpu_weights"] = _models("--gpu-weights", gpu_weights, _weight)
         bounds |= {"cores": _cores(cores), "memory_mib": _memory(memory), "time_limit": _longest(time_limit)}
         done = await client.admin.limit(**bounds, **_budget(gpu_hours), why=why)
         if not options.shown(done, [done]):
@@ -717,22 +723,38 @@ def _bounds(limit: Limit | None) -> str:
         *(many(most, f"{model} GPU") for model, most in sorted(limit.gpus_of.items())),
         f"{exact(limit.time_limit_s)} of time limit" if limit.time_limit_s else "",
         f"{spent} spent" if limit.gpu_hours else "",
+        *weights_of(limit),
     ]
     found = [part for part in parts if part]
     return "at most " + ", ".join(found) if found else "no limit"
 
 
-def _models(words: list[str] | None, tenant: str) -> dict[str, int] | None:
-    """Return the limits of --gpus-of, several of them behind commas or options; 0 removes one. Raises `Rejected`."""
-    found = dict[str, int]()
+def _weight(name: str, word: str) -> float:
+    if word == "none":
+        return 0
+    try:
+        found = float(word)
+    except ValueError:
+        found = 0
+    if not 0.001 <= found <= 1000:
+        raise rejected(
+            "invalid-argument", f"{name} {word} is not a weight", found=word, allowed="0.001..1000, or none",
+            next="--gpu-weights L4=0.2",
+        )  # fmt: skip
+    return found
+
+
+def _models(option: str, words: list[str] | None, read: Callable[[str, str], float]) -> dict[str, float] | None:
+    """Return what an option says of models, several behind commas or options; 0 removes one. Raises `Rejected`."""
+    found = dict[str, float]()
     for word in ",".join(words).split(",") if words else ():
         model, equals, number = word.partition("=")
         if not equals or not model:
             raise rejected(
-                "invalid-argument", f"--gpus-of {word} is not a limit", found=word,
-                allowed="a model as in --gpu, = and a number above 0, or none", next="--gpus-of H100=32",
+                "invalid-argument", f"{option} {word} says no number of a model", found=word,
+                allowed="a model as in --gpu, = and a number above 0, or none", next=f"for example {option} H100=2",
             )  # fmt: skip
-        found[model] = _bound_of(f"--gpus-of {model} to", number, tenant) or 0
+        found[model] = read(f"{option} {model} to", number)
     return found or None
 
 

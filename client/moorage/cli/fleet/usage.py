@@ -141,12 +141,18 @@ def _capacity(told: UsageAnswer, gpus: int) -> str:
     return f"the fleet has {many(gpus, 'GPU')} now: {hours:,.1f} GPU-hours since then, {percent:.1f} % granted"
 
 
+def weights_of(limit: Limit) -> list[str]:
+    """Return what GPUs of models count in a budget, as `L4 counts 0.2`."""
+    return [f"{model} counts {weight:g}" for model, weight in sorted(limit.gpu_weights.items())]
+
+
 def _budget(limit: Limit) -> str:
     """Return what is spent of a budget; a warning from four fifths on."""
     percent = 100 * limit.spent_hours / limit.gpu_hours
     said = (
         f"{limit.spent_hours:,.1f} of {limit.gpu_hours:,.6g} GPU-hours of this {limit.period} ({percent:.0f} %) spent"
     )
+    said += "".join(f"; {words}" for words in weights_of(limit))
     return f"warning[budget]: {said}" if percent >= 80 else said
 
 

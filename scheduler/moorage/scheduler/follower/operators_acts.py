@@ -211,7 +211,8 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
             what = f"{_most(act.gpus, 'GPU')}, {_most(act.jobs, 'job')}"
             return {"verb": "limit", "tenant": act.tenant, "what": what}
         case acts.Limits():
-            return {"verb": "limit", "tenant": act.tenant, "what": _limits(act.limits, act.gpus_of)}
+            found = limits.Limits.of(act.limits, act.gpus_of, act.weights)
+            return {"verb": "limit", "tenant": act.tenant, "what": _limits(found)}
         case acts.Counter():
             per = " for each tenant" if act.of_tenant else ""
             return {"verb": "counter", "what": f"{act.name}: {act.most}{per}" if act.most else f"{act.name}: none"}
@@ -269,9 +270,8 @@ def _worker(state: State, folded: Folded, num: int) -> str:
     return worker.id if worker is not None else ""
 
 
-def _limits(numbers: list[int], gpus_of: limits.ByModel) -> str:
+def _limits(found: limits.Limits) -> str:
     """Return a tenant's limits beside GPUs and jobs, those that are set."""
-    found = limits.Limits.of(numbers, gpus_of)
     hours = f"{found.budget_ms / 3_600_000:g} GPU-hours a {limits.PERIODS[found.period]}"
     parts = [
         f"{found.cores_milli / 1000:g} cores" if found.cores_milli else "",
@@ -281,6 +281,7 @@ def _limits(numbers: list[int], gpus_of: limits.ByModel) -> str:
         f"{many(found.job_gpus, 'GPU')} a job" if found.job_gpus else "",
         f"{found.time_limit_ms / 1000:g} s of time limit" if found.time_limit_ms else "",
         hours if found.budget_ms else "",
+        *(f"{model} counts {milli / 1000:g}" for model, milli in found.weights),
         *(f"{many(most, model + ' GPU')}" for model, most in found.gpus_of),
     ]
     return ", ".join(part for part in parts if part) or "no other limit"

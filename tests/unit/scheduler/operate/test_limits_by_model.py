@@ -173,3 +173,34 @@ def test_another_devices_model_in_a_slot_counts_from_the_next_placement() -> Non
 def test_odd_limits_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(Refused, match="gpus_of"):
         site(gpus_of=bad)
+
+
+def test_gpus_of_a_model_count_in_a_budget_by_its_weight() -> None:
+    drive = site(gpu_hours=100, period="month", gpu_weights={"L4": 0.25, "NVIDIA H100": 2})
+    drive.submit("l", gpu={"model": "L4", "count": 4})
+    drive.settle()
+    drive.pass_time(3_600_000, step=60_000)
+    drive.submit("h", gpu={"model": "H100", "count": 2})
+    drive.settle()
+    drive.pass_time(3_600_000, step=60_000)
+    drive.lead_from_snapshot()
+    drive.renew()
+    limit = drive.order("limit", gpu_weights={"L4": 0})["limit"]
+    assert limit["spent_hours"] == pytest.approx(4 * 0.25 * 2 + 2 * 2, abs=0.1)
+    assert limit["gpu_weights"] == {"NVIDIA H100": 2}
+    drive.pass_time(3_600_000, step=60_000)
+    drive.run_out("l0")
+    drive.run_out("h0")
+    drive.run_out("h1")
+    drive.pass_time(3_600_000, step=60_000)
+    limit = drive.order("limit", gpu_weights=None)["limit"]
+    assert limit["spent_hours"] == pytest.approx(6 + 4 + 2 * 2, abs=0.1), "what was spent stays"
+    assert "gpu_weights" not in limit
+
+
+def test_of_patterns_that_match_a_model_the_longest_weighs() -> None:
+    drive = site(gpu_hours=100, gpu_weights={"NVIDIA": 9, "NVIDIA L4": 0.5, "L4": 7})
+    drive.submit("l", gpu={"model": "L4"})
+    drive.settle()
+    drive.pass_time(3_600_000, step=60_000)
+    assert drive.order("limit", jobs=9)["limit"]["spent_hours"] == pytest.approx(0.5, abs=0.05)

@@ -809,9 +809,9 @@ class Folding:
 
     def _count(self, tenant: Tenant, attempt: Attempt, sign: int) -> None:
         """Count what an attempt that comes or goes holds beside GPUs."""
-        holding.take(self.state, tenant, attempt, sign)
         if holding.spend(self.state, tenant):
             self.rows[tenant] = None
+        holding.take(self.state, tenant, attempt, sign)
 
     def _use(self, tenant: Tenant, rate_milli: int) -> None:
         fairshare.use(self.state, tenant, rate_milli)

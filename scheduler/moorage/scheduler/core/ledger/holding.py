@@ -14,6 +14,7 @@ from typing import Final
 from moorage.scheduler.core.ledger.limits import NOTHING_HELD, PERIODS, Held, Needs, Spent, Used
 from moorage.scheduler.core.ledger.state import Attempt, Job, State, Tenant, Worker
 from moorage.schemas.codec import decode_accepted
+from moorage.schemas.gpu import model_matches
 
 #: stands in the body of each request that uses a counter
 _USES: Final = b"uses"
@@ -148,7 +149,19 @@ def spent_at(tenant: Tenant, time_ms: int) -> Spent:
     spent, begun_ms = tenant.spent or Spent(time_ms, 0, time_ms), begins_ms(time_ms, tenant.limits.period)
     if spent.from_ms < begun_ms:
         spent = Spent(begun_ms, 0, max(begun_ms, spent.at_ms) if spent.at_ms > begun_ms else begun_ms)
-    return Spent(spent.from_ms, spent.gpu_ms + tenant.gpus * max(0, time_ms - spent.at_ms), time_ms)
+    return Spent(spent.from_ms, spent.gpu_ms + _rate_milli(tenant) * max(0, time_ms - spent.at_ms) // 1000, time_ms)
+
+
+def _rate_milli(tenant: Tenant) -> int:
+    """Return what the devices that a tenant holds count in its budget, in thousandths of a GPU."""
+    weights = () if tenant.limits is None else tenant.limits.weights
+    if not weights:
+        return 1000 * tenant.gpus
+    longest = sorted(weights, key=lambda row: -len(row[0]))
+    return sum(
+        count * next((milli for pattern, milli in longest if model_matches(pattern, name)), 1000)
+        for name, count in tenant.devices.items()
+    )
 
 
 def spend(state: State, tenant: Tenant) -> bool:

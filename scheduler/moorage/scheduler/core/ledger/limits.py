@@ -31,20 +31,21 @@ class Limits(NamedTuple):
     refuses: int = 0  # what becomes of jobs with GPUs once the budget is spent, in `ON_SPENT`
     running_key: int = 0  # replicas on workers of each fair key
     gpus_of: ByModel = ()  # GPUs at once of devices whose names match a pattern of models
+    weights: ByModel = ()  # thousandths of a GPU that such a device counts in the budget; others count 1,000
 
     @property
     def numbers(self) -> list[int]:
-        """All but the last, as an act has them."""
+        """All but the last two, as an act has them."""
         return [value for value in self if isinstance(value, int)]
 
     @classmethod
-    def of(cls, numbers: list[int], gpus_of: ByModel) -> Limits:
+    def of(cls, numbers: list[int], gpus_of: ByModel, weights: ByModel) -> Limits:
         """Return the limits of an act."""
-        return cls._make([*numbers[:NUMBERS], gpus_of])
+        return cls._make([*numbers[:NUMBERS], gpus_of, weights])
 
 
 #: how many of the fields of `Limits` are numbers
-NUMBERS: Final = len(Limits._fields) - 1
+NUMBERS: Final = len(Limits._fields) - 2
 
 
 class Needs(NamedTuple):

@@ -346,7 +346,7 @@ class Admission:
         why = f"as {NEW_TENANTS}"
         draft.add(Limit(tenant, row.gpus_max, row.jobs_max, row.limit.actor, why))
         if row.limits is not None and draft.may(Limits):
-            draft.add(Limits(tenant, row.limits.numbers, row.limit.actor, why, row.limits.gpus_of))
+            draft.add(Limits(tenant, row.limits.numbers, row.limit.actor, why, *row.limits[-2:]))
 
     def _is_plain(self, tenant: str) -> bool:
         """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.

@@ -8,6 +8,7 @@ every waiting replica is in the queue, or has a timer in the future.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -262,7 +263,7 @@ class Orders:
         if changed:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
         if limits != before:
-            draft.add(acts.Limits(name, limits.numbers, by, asked.why, limits.gpus_of))
+            draft.add(acts.Limits(name, limits.numbers, by, asked.why, limits.gpus_of, limits.weights))
             if limits.gpus_of != before.gpus_of:
                 self.indexing.fleet.opens()
         changed |= limits != before
@@ -366,14 +367,16 @@ def limits_asked(asked: LimitAct, now: Limits) -> Limits:
         budget_ms,
         *of_budget,
         running_key=given(asked.running_per_key, 1, now.running_key),
-        gpus_of=_by_model(asked.gpus_of, now.gpus_of),
+        gpus_of=_by_model(asked.gpus_of, 1, now.gpus_of),
+        weights=_by_model(asked.gpu_weights, 1000, now.weights),
     )
 
 
-def _by_model(asked: dict[str, int] | UnsetType | None, now: ByModel) -> ByModel:
+def _by_model(asked: Mapping[str, float] | UnsetType | None, per: int, now: ByModel) -> ByModel:
     if isinstance(asked, UnsetType):
         return now
-    return tuple(sorted((model, most) for model, most in ({**dict(now), **asked} if asked else {}).items() if most))
+    found = {**dict(now), **{model: round(value * per) for model, value in asked.items()}} if asked else {}
+    return tuple(sorted((model, value) for model, value in found.items() if value))
 
 
 def as_share(weight: int, gpus: int, order: StandingOrder | None) -> Share | None:
@@ -410,6 +413,7 @@ def limit_of(state: State, tenant: Tenant) -> Limit | None:
     return msgspec.structs.replace(
         found,
         gpu_hours=more.budget_ms / _HOUR_MS,
+        gpu_weights={model: milli / 1000 for model, milli in more.weights},
         period=PERIODS[more.period],
         on_spent=ON_SPENT[more.refuses],
         spent_hours=round(spent_at(tenant, state.time_ms).gpu_ms / _HOUR_MS, 3),

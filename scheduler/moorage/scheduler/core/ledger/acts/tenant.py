@@ -72,12 +72,13 @@ class Limits(Act, tag="limits"):
     by: str
     why: str
     gpus_of: ByModel = ()
+    weights: ByModel = ()
 
     def fold(self, folding: Folding) -> None:
         tenant, before = folding.tenant(self.tenant), None
         if len(self.limits) < limits.NUMBERS or min(self.limits) < 0:
             raise FoldError(f"act {self.tag} of tenant {self.tenant} says {self.limits}")
-        found = limits.Limits.of(self.limits, self.gpus_of)
+        found = limits.Limits.of(self.limits, self.gpus_of, self.weights)
         if holding.spend(folding.state, tenant):
             before = tenant.spent
         tenant.limits = found if any(found) else None
