@@ -1157,7 +1157,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.is_gang:
             return Trouble("service", "the ranks of a gang are no members of a service", "gang", "null with a gang")
         if self.service.sleep_after_s and not self.ends_idle and not self.sleeps:
-            message = "only a job that has its GPUs alone can sleep without calls"
+            message = (
+                "only a job that has its GPUs alone can sleep without calls, or asks for memory of shared ones by"
+                " time-slice, as 1xL40S@time-slice=10G"
+            )
             return Trouble("service.sleep_after_s", message, self.service.sleep_after_s, "0, or replicas.min 0")
         return self.service.trouble
 
@@ -1165,8 +1168,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def sleeps(self) -> bool:
         """Whether its members give up their GPUs while no calls come, where their driver can freeze them."""
         gpu = self.effective_gpu
-        has_alone = gpu is not None and gpu.effective_sharing == "exclusive"
-        return self.service is not None and self.service.sleep_after_s > 0 and has_alone
+        if gpu is None or self.service is None or not self.service.sleep_after_s:
+            return False
+        if gpu.effective_sharing == "exclusive":
+            return True
+        # not by mps: a daemon keeps the GPU for its clients, also for those that sleep
+        return gpu.effective_sharing == "time-slice" and gpu.share is not None and gpu.share.memory_mib > 0
 
     @property
     def ends_idle(self) -> bool:

@@ -8,9 +8,12 @@ jobs and others come.
 In each third world no driver freezes, and services sleep by a request to their own program: it gets no call from when
 it is asked to until it is awake.
 
-After each record no device has two awake holders. In the end each call was answered once: by the service, or with why
-not. Called all the time, each service with a member answers some of its calls in each round of turns: nobody starves.
-One without a member waits, as any job, for a GPU of which no other one has need.
+In each second world some services share GPUs by memory; in some a service says within what time it is to be awake.
+
+After each record no device has two awake holders, but sharers of one mode that fit into its memory. In the end each
+call was answered once: by the service, or with why not. Called all the time, each service with a member answers some of
+its calls in each round of turns: nobody starves. One without a member waits, as any job, for a GPU of which no other
+one has need.
 
 What members are told is true. The time until they have their GPUs is never more than the turns of all on their host
 take, and a member that wakes is told what is left of that. Behind one that wakes it has all of its turn. In the last
@@ -51,6 +54,10 @@ WARM_S: Final = 2
 NO_RAM: Final = ("no-ram: its GPU memory does not fit into the RAM of {}", "CUDA error 801 on {}")
 #: the most time that calls of a turn have to end in
 GRACE_S: Final = 8
+#: the memory of a GPU, and the parts that services ask for: all, or as much of a shared one
+GPU_MIB: Final = 81_559
+SHARES_MIB: Final = (0, 10_000, 30_000, 30_000, 50_000, 80_000)
+WITHIN_S: Final = (0, 0, 0, 3, 10, 60)
 #: the memory of a service, and of a member that loads its model
 SIZES_MIB: Final = (200, 2_000, 8_192, 30_000)
 LOADING_MIB: Final = 300
@@ -186,6 +193,8 @@ class Sleepers(Driving):
         self.swaps: dict[AttemptName, tuple[bool, float, float]] = {}
         self.held_up = set[str]()  # hosts on which one took longer than it should
         self.seen: set[str] = set()  # services that were seen to wake by this leader
+        self.shares_mib: dict[str, int] = {}
+        self.most_beside = 0  # MiB of shares that were awake on one GPU
         self.is_calm = False  # nothing else happens than calls, and all swaps were seen
         super().__init__()
         self.by_request = seed % 3 == 0
@@ -197,6 +206,7 @@ class Sleepers(Driving):
         self.services = [f"s{number}" for number in range(dice.randint(2, 5))]
         self.sizes_mib = {name: dice.choice(SIZES_MIB) for name in self.services}
         self.awake_s: dict[str, int] = {}
+        self.shares_mib = {name: dice.choice(SHARES_MIB) if seed % 2 else 0 for name in self.services}
         for name in self.services:
             self.awake_s[name] = dice.choice([0, 5, 20])
             service = {
@@ -206,9 +216,11 @@ class Sleepers(Driving):
                 "awake_s": self.awake_s[name],
             }
             service |= {"sleep_by": BY_REQUEST} if self.by_request else {}
+            service |= {"wake_within_s": dice.choice(WITHIN_S)} if seed % 4 > 1 else {}
+            share = {"sharing": "time-slice", "share": {"memory_mib": self.shares_mib[name]}}
             run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, GRACE_S]), "restart": "always"}
             replicas = 2 if dice.random() < 0.4 else 1
-            self.submit(name, service=service, run=run, replicas=replicas, gpu={})
+            self.submit(name, service=service, run=run, replicas=replicas, gpu=share if self.shares_mib[name] else {})
             self.pass_seconds(dice.randint(0, 30))
 
     @property
@@ -253,6 +265,9 @@ class Sleepers(Driving):
             assert self.done[name] > before.get(name, 0), f"{name} starves: {before}, {dict(self.done)}"
         self.is_calm = False
         self.pass_seconds(self.turns_s())
+        for name in self.services:
+            self.checked["wakes told"] += bool(self.engine.sleeping.wakes(self.job(name)))
+        self.checked["most beside"] += self.most_beside > max(self.shares_mib.values())
         open_ = self.asked - self.answers_of.total()
         assert not open_, f"{open_} of {self.asked} calls were never answered: {dict(self.kinds)}"
 
@@ -414,6 +429,8 @@ class Sleepers(Driving):
             self.checked["waking"] += 1
         for other in host.attempts.values():
             has_gpus = other.mask & member.home & ~member.mask
+            mib = [self.shares_mib.get(each.replica.job.name) or GPU_MIB for each in (member, other)]
+            has_gpus = has_gpus if sum(mib) > GPU_MIB else 0  # else they are beside each other
             if has_gpus and other.replica.state == ledger.FROZEN and not other.freeze and turn.in_ms:
                 self._look_behind(sleeper, turn, other.replica.job.name)
         sleeper.told.append(told)
@@ -423,7 +440,7 @@ class Sleepers(Driving):
         told, sleeper.told = sleeper.told, []
         if told and told[-1].leased:
             self.seen.add(sleeper.job)
-        if self.is_calm:
+        if self.is_calm and not self.shares_mib[sleeper.job]:  # sharers may be awake before those that come first
             early_s = max((each.at_ms for each in told), default=0) / 1000 - self.now_s
             assert early_s <= GRACE_S + LATE_S * members, (
                 f"{sleeper.member.name} has its turn {early_s} s early: {told}"
@@ -451,16 +468,26 @@ class Sleepers(Driving):
         sleeping = self.engine.sleeping
         for member in self.state.attempts():
             why = sleeping.stays_awake(member)
-            if why:
+            if why.startswith("a wake takes about "):
+                self.checked["too slow to sleep"] += 1
+            elif why:
                 assert why.endswith(f" {member.worker.id}"), f"{member.name} of {member.worker.id} stays awake: {why}"
                 self.checked["reasons"] += 1
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         out = super().tick(ms, obey=obey)
         held = [member for member in self.state.attempts() if member.mask]
+        shared = Counter[tuple[int, int]]()
+        for member in held:
+            if share_mib := self.shares_mib.get(member.replica.job.name, 0):
+                shared[member.worker.num, member.mask] += share_mib
+                self.most_beside = max(self.most_beside, shared[member.worker.num, member.mask])
+        assert self.most_beside <= GPU_MIB, f"sharers awake on one GPU have {self.most_beside} MiB"
         for at, member in enumerate(held):
             for other in held[at + 1 :]:
                 both = member.mask & other.mask if member.worker is other.worker else 0
+                if all(self.shares_mib.get(each.replica.job.name) for each in (member, other)):
+                    continue
                 assert not both, f"{member.name} and {other.name} both hold {both:b} of {member.worker.id}"
         return out
 

@@ -171,6 +171,26 @@ async def test_engines_that_sleep_by_a_request_take_turns_where_no_driver_freeze
                 assert row["attempt"] == 1, "it has not died of a call"
 
 
+async def test_three_small_engines_share_a_gpu_by_memory_of_which_two_are_awake(nats_server: EmbeddedServer) -> None:
+    names = ("small-a", "small-b", "small-c")
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
+        await made.scheduler(config=QUICK)
+        await made.agent("a", "1xL40S", worker="w", drivers=["process"])
+        await one.workers_up("w")
+        async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
+            for name in names:  # of 46,068 MiB
+                request = engine(name, awake_s=0) | {"gpu": {"sharing": "time-slice", "share": {"memory_mib": 20_000}}}
+                await client.submit(request)
+                await client.call(name, {"max_tokens": 1})
+                await until_state(one, name, "FROZEN")
+            calls = [client.call(name, {"max_tokens": 3}) for name in names for _ in range(10)]
+            answers = await asyncio.gather(*calls)
+            assert [each["usage"]["completion_tokens"] for each in answers] == [3] * 30
+            for name in names:
+                (row,) = (await one.show(name))["replica_states"]
+                assert row["attempt"] == 1, "it has not died of a call"
+
+
 async def test_models_take_turns_on_a_simulated_gpu_where_freezing_is_played(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from moorage.scheduler.answers.views import from_history, last_worker_of, request_in, summary
 from moorage.scheduler.answers.waiting import held_reason, pause_after, reason_of
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
     PLACED,
@@ -20,7 +21,6 @@ from moorage.scheduler.core.ledger.state import (
     WORKER,
     Job,
 )
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.history.unpacking import Found, Frame, changes_in, moves_in
 from moorage.schemas import reasons
 from moorage.schemas.always import sending

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.fleet.spelling import short_name
 from moorage.scheduler.core.ledger.state import PLACED, RANGE, SLOTS, STATE, WORKER, Job
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.request_reader import STAYS, workload_of
 from moorage.schemas.frames import UNKNOWN
 from moorage.schemas.gpu import format_token

@@ -17,6 +17,7 @@ from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.ceilings import CEILINGS
 from moorage.scheduler.core.ledger.fairshare import usage_milli
@@ -74,7 +75,6 @@ from moorage.scheduler.core.outputs.outputs import (
     fitting,
     gpu_names,
     is_exception,
-    slots_of,
     were_simulated,
 )
 from moorage.scheduler.core.request_reader import asked_now

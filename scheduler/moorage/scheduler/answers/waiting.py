@@ -29,6 +29,7 @@ from moorage.scheduler.answers.views import (
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.filters import shown as names_of
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import fairkeys
 from moorage.scheduler.core.ledger.holding import ends_ms, is_spent, spent_at, uses_any
 from moorage.scheduler.core.ledger.holding import needs_of as held_beside
@@ -55,7 +56,6 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.retrying import row_after
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.queue import models
 from moorage.scheduler.core.queue.limits import BUDGET, GPUS, taken, words
 from moorage.scheduler.core.queue.limits import has as parts_of

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.state import (
     HISTORY_WORDS,
     RANGE,
@@ -23,7 +24,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Transition,
 )
-from moorage.scheduler.core.outputs.outputs import is_end, slots_of
+from moorage.scheduler.core.outputs.outputs import is_end
 from moorage.scheduler.core.request_reader import asked_now
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import VERSION, HistoryWorker

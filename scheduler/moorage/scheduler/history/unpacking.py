@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.records import start_of
 from moorage.scheduler.core.ledger.state import PLACED, RANGE, RUNNING, code_of
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.history.packing import Parts, blocks_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved

@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import PLACED, Job, State
 from moorage.scheduler.core.ledger.ways import ACCEPTS, ACTS, way_of
-from moorage.scheduler.core.outputs.outputs import changes_since, slots_of
+from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.ledger.evidence import Evidence, evidence_of
 from moorage.scheduler.ledger.ledger import Ledger, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots

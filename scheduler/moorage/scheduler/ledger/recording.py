@@ -40,11 +40,12 @@ from moorage.scheduler.core.events import (
     Submit,
     Wake,
 )
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting
-from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.scheduler.ledger import state_bytes as snapshot
 from moorage.scheduler.ledger.state_bytes import BadSnapshot

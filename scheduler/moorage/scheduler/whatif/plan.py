@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.state import Attempt, Job
-from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names, slots_of
+from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.forecast import Start, later_of, start_of

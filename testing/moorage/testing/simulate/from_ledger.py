@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.acts import Hold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
@@ -37,7 +38,6 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Worker,
 )
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.request_reader import asked_now, workload_of
 
 #: as long as what is not known to end: ten years

@@ -286,6 +286,74 @@ def test_services_that_sleep_by_a_request_take_turns_where_no_driver_freezes_and
     assert models.drive.order("freeze", job="a")["kind"] == "done", "an operator has it sleep, too"
 
 
+def shares(gib: int) -> dict[str, Any]:
+    return {"sharing": "time-slice", "share": {"memory_mib": gib * 1024}}
+
+
+@pytest.mark.parametrize("can", [CAN, ASKS])
+def test_services_that_share_a_gpu_by_memory_are_awake_beside_each_other_and_only_as_many_sleep_as_make_room(
+    can: Any,
+) -> None:
+    models = Models(can=can)
+    by = BY_REQUEST if can is ASKS else {}
+    for name, gib in (("a", 30), ("b", 40), ("c", 30), ("d", 5)):  # the GPU has 79.6 GiB
+        models.submit(name, gpu=shares(gib), service={"awake_s": 20, **by})
+        models.serve(12)
+    assert models.states() == ["FROZEN"] * 4
+    models.serve_called(10, "a", "b", "d")
+    assert models.states() == ["RUNNING", "RUNNING", "FROZEN", "RUNNING"], "75 GiB are awake"
+    models.call("c")
+    assert "waits for its turn on its GPUs" in models.drive.explained("c")["why"]
+    models.serve_called(5, "a", "b", "d")
+    assert models.states() == ["RUNNING", "RUNNING", "FROZEN", "RUNNING"], "each keeps its time"
+    models.serve_called(15, "b", "c", "d")
+    assert models.states() == ["FROZEN", "RUNNING", "RUNNING", "RUNNING"], "one of them is room enough"
+    models.serve(40)
+    models.call("a")
+    models.call("b")
+    assert models.states()[:2] == ["RUNNING", "RUNNING"], "nobody else needs it"
+    assert "the service that sleeps on its GPUs is called" not in dict(models.whys("d")).values(), "it kept none asleep"
+
+
+def test_what_lasts_beside_services_that_sleep_leaves_room_for_the_largest_of_them() -> None:
+    models = Models()
+    models.submit("big", gpu=shares(50))
+    models.submit("small", gpu=shares(10))
+    models.serve(20)
+    models.serve_called(5, "small")
+    assert models.states() == ["FROZEN", "RUNNING"]
+    models.drive.submit("lasts-25", gpu=shares(25), run={"driver": "process", "argv": ["work"]})
+    models.drive.submit("lasts-15", gpu=shares(15), run={"driver": "process", "argv": ["work"]})
+    models.serve(2)
+    assert models.drive.states("lasts-15") == ["RUNNING"]
+    assert models.drive.states("lasts-25") == ["QUEUED"], "big would never wake beside it"
+    models.call("big")
+    assert models.states() == ["RUNNING", "RUNNING"]
+
+
+def test_one_that_needs_all_of_a_gpu_takes_turns_with_those_that_share_it() -> None:
+    models = Models()
+    for name in ("a", "b"):
+        models.submit(name, gpu=shares(20))
+    models.serve(20)
+    models.submit("alone")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "FROZEN", "RUNNING"]
+    models.call("a")
+    models.call("b")
+    models.serve_called(40, "alone")
+    assert models.states() == ["RUNNING", "RUNNING", "FROZEN"]
+    models.serve_called(40, "a", "b")
+    assert models.states() == ["FROZEN", "FROZEN", "RUNNING"]
+    assert not models.calls["alone"]
+
+
+@pytest.mark.parametrize("gpu", [{"sharing": "time-slice"}, {"sharing": "mps", "share": {"memory_mib": 1024}}])
+def test_one_that_shares_without_an_amount_or_by_mps_does_not_sleep(gpu: dict[str, Any]) -> None:
+    answer = Models().submit("a", gpu=gpu)
+    assert "asks for memory of shared ones by time-slice" in str(answer), answer
+
+
 def slow(models: Models, seconds: int) -> None:
     """Memory takes so long to be back on the GPU."""
     since: dict[int, int] = {}

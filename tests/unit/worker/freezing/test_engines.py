@@ -76,6 +76,24 @@ async def test_what_a_program_keeps_while_it_sleeps_counts_as_free(
     assert await made.memory_is_free(0) is is_free
 
 
+@pytest.mark.parametrize(
+    ("uses", "by_request", "has_left"),
+    [
+        ({11: 1_500, 12: 30_000}, True, True),  # 12 is a neighbour
+        ({11: 9_000, 12: 30_000}, True, False),
+        ({12: 30_000}, False, True),
+        ({11: 1_500, 12: 30_000}, False, False),  # the driver said that it is frozen, and its memory is there
+        ({}, True, False),
+    ],
+)
+async def test_one_that_sleeps_on_a_shared_gpu_has_left_once_it_holds_no_more_than_it_may(
+    uses: dict[int, int], by_request: bool, has_left: bool
+) -> None:
+    made, attempt, _ = engines("", OneGpu(uses, 33_000))
+    attempt.sleeps_itself = by_request
+    assert await made.has_left(attempt, 0) is has_left
+
+
 @contextlib.asynccontextmanager
 async def member(folder: Path, says: bytes) -> AsyncIterator[list[bytes]]:
     asked: list[bytes] = []

@@ -89,7 +89,8 @@ class AttemptClaims:
 
     def take_back(self, attempt: Attempt) -> None:
         """Claim the slots of a frozen attempt again, all or none. Raises SlotsRefused."""
-        self._leases[attempt.name] = self._pool.try_claim_slots(attempt.slots, "exclusive", attempt.job)
+        mode = cast(Sharing, attempt.place.mode)
+        self._leases[attempt.name] = self._pool.try_claim_slots(attempt.slots, mode, attempt.job)
 
     def address(self, attempt: Attempt) -> str:
         """Return the rendezvous address of the attempt's gang if the attempt is rank 0, else ""."""
@@ -201,6 +202,8 @@ class AttemptClaims:
             slots = attempt.quarantined or attempt.slots
             if attempt.place.mode == "exclusive":
                 not_free = tuple([slot for slot in slots if not await self._engines.memory_is_free(slot)])
+            elif attempt.phase != "exited":  # it is frozen, beside others
+                not_free = tuple([slot for slot in slots if not await self._engines.has_left(attempt, slot)])
             else:
                 if readings is None:
                     readings = await self._inventory.sample()

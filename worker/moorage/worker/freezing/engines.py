@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, cast
 
 from moorage.schemas.attempt import AttemptName
@@ -60,19 +60,35 @@ class Engines:
         names = {each.name for each in self.sleepers(slot)}
         if not names:
             return False
+        sums = await self._held_by(names, slot)
+        if sums is None:
+            return False
+        reading = (await self._inventory.sample())[slot]
+        left_mib = reading.memory_used_mib - sum(sums.values()) - self._inventory.memory_baseline_mib(slot)
+        return max(sums.values()) <= self._kept_mib(slot) and left_mib <= FREE_TOLERANCE_MIB
+
+    async def has_left(self, attempt: Attempt, slot: int) -> bool:
+        """Return whether a member that sleeps holds no more memory of a shared device than it may."""
+        if self._inventory.simulated:
+            return True
+        sums = await self._held_by({attempt.name}, slot)
+        return sums is not None and sums[attempt.name] <= (self._kept_mib(slot) if attempt.sleeps_itself else 0)
+
+    def _kept_mib(self, slot: int) -> float:
+        return KEPT_PART * self._inventory.devices()[slot].memory_mib
+
+    async def _held_by(self, names: Collection[AttemptName], slot: int) -> dict[AttemptName, int] | None:
+        """Return the MiB that each of these attempts holds of a device; None if that is not known."""
         try:
             held = await self._inventory.held(slot)
         except HeldUnknown:
-            return False
-        device, reading = self._inventory.devices()[slot], (await self._inventory.sample())[slot]
+            return None
         sums = dict.fromkeys(names, 0)
         for driver in self._drivers.values():
             for pid, name in driver.attempts_of(held).items():
                 if name in sums:
                     sums[name] += held[pid]
-        kept_mib = sum(sums.values())
-        left_mib = reading.memory_used_mib - kept_mib - self._inventory.memory_baseline_mib(slot)
-        return max(sums.values()) <= KEPT_PART * device.memory_mib and left_mib <= FREE_TOLERANCE_MIB
+        return sums
 
     def _folder_of(self, attempt: Attempt) -> str:
         return self._drivers[attempt.driver].folder_of(attempt.name)

@@ -376,7 +376,7 @@ class AttemptTable:
         elif not attempt.frozen:
             can = self.drivers[attempt.driver]
             freezes = can.sleeps_engines if attempt.sleeps_itself else can.freezes
-            if freezes and attempt.place.mode == "exclusive":
+            if freezes and attempt.place.mode != "mps":  # its daemon keeps the GPU for its clients
                 self._freeze(attempt, on=True)
             else:
                 reports.append(Report("not-frozen", *attempt.name, 0, "this worker cannot freeze it"))

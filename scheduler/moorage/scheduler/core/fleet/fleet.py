@@ -434,10 +434,13 @@ class Fleet:
             elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
                 cls.shared_open[device.mode][(num, slot)] = device
 
-    def freeze(self, host: Host, attempt: Attempt) -> None:
+    def freeze(self, host: Host, attempt: Attempt, shape: Shape) -> None:
         """Count the devices of an attempt as free, and its CPU and memory as used still: it is frozen."""
         host.version += 1
-        host.free |= attempt.home & host.lent
+        if shape.mode <= EXCLUSIVE:
+            host.free |= attempt.home & host.lent
+        else:
+            self._give_shared(host, shape, attempt.home)
         self._note_frozen(host, attempt)
         self.opens(host.worker.num)
         self.refresh(host)
@@ -447,22 +450,25 @@ class Fleet:
         host.awaited |= attempt.home
         self.with_frozen[host.worker.num] = host
 
-    def resume(self, host: Host, attempt: Attempt) -> None:
+    def resume(self, host: Host, attempt: Attempt, shape: Shape) -> None:
         """Count the devices of a frozen attempt as used again."""
         host.version += 1
-        host.free &= ~attempt.home
+        if shape.mode <= EXCLUSIVE:
+            host.free &= ~attempt.home
+        else:
+            self._take_shared(host, shape, attempt.home)
         self.refresh(host)
 
-    def set_awaited(self, host: Host, awaited: int, turns: int, needed: int) -> None:
+    def set_awaited(self, host: Host, awaited: int, turns: int, needed: int, kept: dict[int, tuple[int, int]]) -> None:
         """Note which slots of a host frozen members wait for, on which of them members of services that sleep take
-        turns, and which of them take no job.
+        turns, which of them take no job, and what of shared ones stays free for those that sleep.
         """
-        if (host.awaited, host.turns, host.needed) == (awaited, turns, needed):
+        if (host.awaited, host.turns, host.needed, host.kept) == (awaited, turns, needed, kept):
             return
         opened = (awaited & ~host.awaited) | (turns & ~host.turns)
-        if (host.awaited & ~awaited) | (host.needed & ~needed) | (opened & ~needed):
+        if (host.awaited & ~awaited) | (host.needed & ~needed) | (opened & ~needed) or kept != host.kept:
             self.opens(host.worker.num)
-        host.awaited, host.turns, host.needed = awaited, turns, needed
+        host.awaited, host.turns, host.needed, host.kept = awaited, turns, needed, kept
         host.version += 1
         self.refresh(host)
 
@@ -484,7 +490,7 @@ class Fleet:
         found = set[int]()
         for of in self.with_frozen if num in self.no_guests else self.asleep.get(num, ()):
             host = self.with_frozen.get(of)
-            opened = host.open_to(shape) if host is not None else 0
+            opened = host.guest_slots(shape) if host is not None else 0
             if host is None or not opened:
                 continue
             closed = opened & self.closed_turns(host, num)

@@ -315,6 +315,7 @@ class Host:
         "frozen",
         "heard",
         "held",
+        "kept",
         "labels",
         "last_ms",
         "leaves_ms",
@@ -339,6 +340,7 @@ class Host:
         "waiting",
         "warning",
         "warnings",
+        "ways",
         "worker",
     )
 
@@ -363,6 +365,10 @@ class Host:
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
         self.turns = 0  # those of them that also take members of services that sleep: only such members wait for them
         self.needed = 0  # those of them that take no job, as one of these is to have them next
+        #: of shared devices, by slot: the MiB and percent that stay free for the largest that sleeps there
+        self.kept: dict[int, tuple[int, int]] = {}
+        #: by each of those that is to have its devices next: the attempts that give them up for it
+        self.ways: dict[AttemptName, tuple[Attempt, ...]] = {}
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.refused = 0  # those of them that were refused since the last renewal: nothing else is known of them
@@ -460,17 +466,63 @@ class Host:
             awaited |= 0 if attempt in leaving else attempt.home
         return (self.free | freed & self.lent) & ~self.shut & ~awaited
 
+    def guest_slots(self, shape: Shape) -> int:
+        """Return the matching slots for a shape that gives them back once those that wait for them are to have them:
+        the free ones, and for a sharer the shared ones with room.
+        """
+        slots = self.open_to(shape)
+        if shape.mode > EXCLUSIVE and (shape.preemptible or shape.sleeps):
+            beside = self.awaited & ~self.needed & (-1 if shape.preemptible else self.turns) & self.cls.fit(shape).mask
+            slots |= sum(
+                1 << slot
+                for slot, device in self.shared.items()
+                if beside >> slot & 1 and self._room_on(slot, device, shape, (0, 0)) > 0
+            )
+        return slots
+
+    def has_room(self, shape: Shape, home: int) -> bool:
+        """Return whether a frozen attempt of a shape has room on all of its devices now."""
+        if self.waiting or home & self.shut:
+            return False
+        shared = {slot: device for slot, device in self.shared.items() if home >> slot & 1}
+        if shape.mode <= EXCLUSIVE or not shared:
+            return not home & ~self.free
+        rest = home & ~sum(1 << slot for slot in shared)
+        return not rest & ~self.free and all(
+            self._room_on(slot, device, shape, (0, 0)) > 0 for slot, device in shared.items()
+        )
+
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
-        """Return how many more sharers of this shape's mode, user and share fit on this shared device."""
-        if device.user and device.user != self.cls.user_of(shape):
+        """Return how many more sharers of this shape's mode, user and share fit on this shared device, beside the
+        largest that sleeps there.
+        """
+        if self.waiting or self.shut >> slot & 1 or self.needed >> slot & 1:
             return 0
-        if device.mode != shape.mode or self.waiting or self.shut >> slot & 1:
+        if not self.awaited >> slot & 1:
+            return self._room_on(slot, device, shape, (0, 0))
+        kept = self.kept.get(slot)
+        return 0 if kept is None else self._room_on(slot, device, shape, kept, kept_users=1)
+
+    def may_share(self, device: SharedDevice, shape: Shape) -> bool:
+        """Return whether sharers of a shape are beside those of a device, by mode and user."""
+        return device.mode == shape.mode and not (device.user and device.user != self.cls.user_of(shape))
+
+    def lack_on(self, slot: int, device: SharedDevice, shape: Shape) -> tuple[int, int, int]:
+        """Return how many sharers, MiB and percent too many a shared device has for one more; 0 or less for none."""
+        percent = device.percent + shape.compute_percent - 100 if shape.compute_percent else 0
+        mib = device.memory_mib + shape.share_mib - self.cls.devices[slot][3] if shape.share_mib else 0
+        return device.users + 1 - self.cls.sharers(shape.mode), mib, percent
+
+    def _room_on(
+        self, slot: int, device: SharedDevice, shape: Shape, kept: tuple[int, int], kept_users: int = 0
+    ) -> int:
+        if not self.may_share(device, shape):
             return 0
-        most = self.cls.sharers(shape.mode) - device.users
+        most = self.cls.sharers(shape.mode) - device.users - kept_users
         if shape.compute_percent:
-            most = min(most, (100 - device.percent) // shape.compute_percent)
+            most = min(most, (100 - device.percent - kept[1]) // shape.compute_percent)
         if shape.share_mib:
-            most = min(most, (self.cls.devices[slot][3] - device.memory_mib) // shape.share_mib)
+            most = min(most, (self.cls.devices[slot][3] - device.memory_mib - kept[0]) // shape.share_mib)
         return max(0, most)
 
     def replicas_of(self, shape: Shape, when: When, without: int = 0) -> int:

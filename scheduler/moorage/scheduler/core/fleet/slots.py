@@ -13,6 +13,16 @@ SLOTS_KNOWN: Final = 65_536
 Islands = tuple[tuple[int, ...], ...]
 
 
+_SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(256)]
+
+
+def slots_of(mask: int) -> list[int]:
+    """Return the slot positions of a mask, lowest first."""
+    if mask < 256:
+        return _SLOTS[mask]
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
 def first_of(slots: int, tiers: tuple[int, ...], count: int) -> int:
     """Return `count` slots: those of the first tier first (`host.Fit`), of each the lowest.
 

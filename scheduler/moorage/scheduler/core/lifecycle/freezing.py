@@ -6,6 +6,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
 from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Attempt, Worker
@@ -18,7 +19,7 @@ FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "
 IDLE_S_MAX: Final = 10**9
 
 
-def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) -> None:
+def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, shape: Shape, report: Report) -> None:
     """Write what follows from a report of a kind in `FREEZING`.
 
     Do nothing if the report does not fit the attempt's state.
@@ -30,7 +31,7 @@ def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) ->
         if state == RUNNING:
             draft.freeze(replica, FROZEN)
             if host is not None:
-                fleet.freeze(host, attempt)
+                fleet.freeze(host, attempt, shape)
     elif kind == "resumed":
         if answers:
             draft.freeze(replica, RUNNING)
@@ -39,7 +40,7 @@ def on_freezing(draft: Draft, fleet: Fleet, attempt: Attempt, report: Report) ->
             draft.resume(replica, f"not resumed: {report.detail}", leased=False)
             if host is not None:
                 host.keep(attempt.home)
-                fleet.freeze(host, attempt)
+                fleet.freeze(host, attempt, shape)
     elif kind == "not-frozen":
         if state == RUNNING and attempt.freeze:
             write_freeze(draft, attempt, NOT_FROZEN, shortened(shown(report.detail), NOTE_CHARS_MAX))

@@ -12,7 +12,8 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.holding import devices_of
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Attempt, State, Tenant
@@ -36,11 +37,56 @@ def is_over_limit(tenant: Tenant, attempt: Attempt) -> bool:
     peers = [
         other for other in attempt.worker.attempts.values() if other.replica.job.tenant == attempt.replica.job.tenant
     ]
-    giving = [other for other in peers if other.mask & attempt.home]
+    giving = [  # sharers may stay beside each other
+        other for other in peers if other.mask & attempt.home and EXCLUSIVE in (attempt.mode, other.mode)
+    ]
     given = sum(other.mask.bit_count() for other in giving)
     if tenant.gpus_max and tenant.gpus - given + attempt.home.bit_count() > tenant.gpus_max:
         return True
     return models.is_limited(tenant) and not models.has_room_for(tenant, attempt, devices_of(giving))
+
+
+def since(member: Attempt) -> int:
+    """Return what those that wait for their GPUs are ordered by: the record that gave them to it last."""
+    return max(member.fence, member.leased)
+
+
+def in_the_way(host: Host, attempt: Attempt, lifecycle: Lifecycle) -> list[Attempt]:
+    """Return the attempts that give up devices before a frozen one has its own: all that hold one of them.
+
+    Of the sharers of a device only as many do as make room for its share: first those that leave already, then jobs
+    that end for it, then the services that sleep, first the one that has had its GPUs for longest.
+    """
+    shape = lifecycle.shape_of(attempt.replica.job)
+    holders = [other for other in host.worker.attempts.values() if other.mask & attempt.home & ~attempt.mask]
+    if shape.mode <= EXCLUSIVE:
+        return holders
+    found = [other for other in holders if other.mode <= EXCLUSIVE]
+    for slot, device in host.shared.items():
+        sharers = [other for other in holders if other.mask >> slot & 1]
+        if host.may_share(device, shape):
+            lack = host.lack_on(slot, device, shape)
+            for other in sorted(filter(lambda other: _leaves_for(other, attempt, lifecycle), sharers), key=_turn):
+                if max(lack) <= 0:
+                    break
+                beside = lifecycle.shape_of(other.replica.job)
+                lack = (lack[0] - 1, lack[1] - beside.share_mib, lack[2] - beside.compute_percent)
+                found.append(other)
+            if max(lack) <= 0:
+                continue
+        found += sharers
+    return list(dict.fromkeys(found))
+
+
+def _leaves_for(other: Attempt, attempt: Attempt, lifecycle: Lifecycle) -> bool:
+    """Return whether a sharer leaves already, or does for a frozen one."""
+    is_guest = other.preemptible and other.fence > attempt.fence
+    return is_guest or not lifecycle.is_on_worker(other) or lifecycle.shape_of(other.replica.job).sleeps
+
+
+def _turn(other: Attempt) -> tuple[bool, bool, int]:
+    leaves = other.freeze or other.replica.state in LEAVING or other.phase == AT_EXITED
+    return not leaves, bool(other.not_frozen), 0 if other.preemptible else since(other)
 
 
 class Frozen:
@@ -65,32 +111,46 @@ class Frozen:
             self._settle(draft, host)
 
     def _settle(self, draft: Draft, host: Host) -> None:
-        awaited = needed = kept = 0
-        needing: list[Attempt] = []
+        awaited = needed = whole = lasting = 0
+        kept: dict[int, tuple[int, int]] = {}
+        host.ways = {}
         for key, attempt in list(host.frozen.items()):
             if key not in host.worker.attempts or attempt.mask:
                 del host.frozen[key]
                 continue
             self._leave_closed(draft, host, attempt)
             awaited |= attempt.home
-            if self._lifecycle.shape_of(attempt.replica.job).sleeps:
+            shape = self._lifecycle.shape_of(attempt.replica.job)
+            if shape.mode <= EXCLUSIVE:
+                whole |= attempt.home
+            for slot in slots_of(attempt.home):
+                mib, percent = kept.get(slot, (0, 0))
+                kept[slot] = max(mib, shape.share_mib), max(percent, shape.compute_percent)
+            if shape.sleeps:
                 self._fleet.asleep.setdefault(attempt.replica.job.num, set()).add(host.worker.num)
             else:
-                kept |= attempt.home
-            if attempt.phase == AT_EXITED:
-                needed |= attempt.home  # its worker may have resumed it to end: its memory is not seen free yet
-            elif self._needs(attempt):
+                lasting |= attempt.home
+            if attempt.phase == AT_EXITED or self._needs(attempt):
                 needed |= attempt.home
-                needing.append(attempt)
-        for other in list(host.worker.attempts.values()) if needed & ~host.free else ():
-            # who was placed there first goes first: of two that were frozen in turn, the later one waits
-            mask = other.mask if other.preemptible else 0
-            is_beside = any(mask & attempt.home and other.fence > attempt.fence for attempt in needing)
-            if is_beside and self._lifecycle.is_on_worker(other):
-                self._lifecycle.leave(draft, other, WHY, Count.NONE)
-        self._fleet.set_awaited(host, awaited, awaited & ~kept, needed)
+                self._make_way(draft, host, attempt)
+        kept = {slot: each for slot, each in kept.items() if not whole >> slot & 1}
+        self._fleet.set_awaited(host, awaited, awaited & ~lasting, needed, kept)
         if not host.frozen:
             self._fleet.with_frozen.pop(host.worker.num, None)
+
+    def _make_way(self, draft: Draft, host: Host, attempt: Attempt) -> None:
+        """Note who gives up devices for a frozen attempt, and have the preemptible jobs among them end.
+
+        One that has ended needs them, too: its worker may have resumed it to end, and its memory is not seen free yet.
+        """
+        if not attempt.home & ~host.free:
+            return
+        host.ways[attempt.name] = way = tuple(in_the_way(host, attempt, self._lifecycle))
+        for other in way if attempt.phase != AT_EXITED else ():
+            # who was placed there first goes first: of two that were frozen in turn, the later one waits
+            is_guest = other.preemptible and other.fence > attempt.fence
+            if is_guest and self._lifecycle.is_on_worker(other):
+                self._lifecycle.leave(draft, other, WHY, Count.NONE)
 
     def _leave_closed(self, draft: Draft, host: Host, attempt: Attempt) -> None:
         """Have a frozen attempt end whose device jobs do not get any more."""
@@ -133,9 +193,9 @@ class Frozen:
 
     def resume(self, draft: Draft, attempt: Attempt) -> bool:
         """Lease a frozen attempt its devices again if all of them are free; return whether that was done."""
-        host = self._fleet.hosts[attempt.worker.num]
-        if host.waiting or attempt.home & ~(host.free & ~host.shut):
+        host, shape = self._fleet.hosts[attempt.worker.num], self._lifecycle.shape_of(attempt.replica.job)
+        if not host.has_room(shape, attempt.home):
             return False
         draft.resume(attempt.replica, LEASED, leased=True)
-        self._fleet.resume(host, attempt)
+        self._fleet.resume(host, attempt, shape)
         return True

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
@@ -30,7 +32,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
 )
 from moorage.scheduler.core.lifecycle.freezing import write_freeze
-from moorage.scheduler.core.lifecycle.frozen import is_over_limit
+from moorage.scheduler.core.lifecycle.frozen import in_the_way, is_over_limit, since
 from moorage.scheduler.core.lifecycle.scaling import member_of
 from moorage.scheduler.core.lifecycle.swaps import Rung, Swaps
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
@@ -159,9 +161,10 @@ class Sleeping:
             for other in host.frozen.values()
             if other.home & member.home
             and not (other.freeze or other.mask)
-            and (mask or _since(other) < _since(member))
+            and (mask or since(other) < since(member))
+            and not self._fit(host, member, other)
         )
-        holders = [other for other in host.worker.attempts.values() if other.mask & member.home & ~mask]
+        holders = [] if mask else in_the_way(host, member, self._lifecycle)
         if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
             return Wait(None, "waits for the end of the job on its GPUs")
         refused = [other for other in holders if not self.could_freeze(other)]
@@ -179,6 +182,13 @@ class Sleeping:
             return Wait(in_ms, f"is {waking}" if waking else "is resumed")
         first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
         return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
+
+    def _fit(self, host: Host, member: Attempt, other: Attempt) -> bool:
+        """Return whether two members may be awake beside each other on the devices that they share."""
+        if EXCLUSIVE in (member.mode, other.mode):
+            return False
+        share_mib = sum(self._lifecycle.shape_of(each.replica.job).share_mib for each in (member, other))
+        return all(share_mib <= host.cls.devices[slot][3] for slot in slots_of(member.home & other.home))
 
     def _left_ms(self, member: Attempt) -> int:
         """Return for how long a member keeps its GPUs from another one that sleeps and is called; 0 if unknown.
@@ -375,7 +385,7 @@ class Sleeping:
     def _is_needed(self, member: Attempt) -> bool:
         """Return whether a frozen member that is to run on waits for devices that this one has."""
         host = self._fleet.hosts.get(member.worker.num)
-        return host is not None and bool(member.mask & host.needed)
+        return host is not None and any(member is other for way in host.ways.values() for other in way)
 
     def _is_guest(self, member: Attempt) -> bool:
         """Return whether one that waits for the devices of this member was placed there before it."""
@@ -388,8 +398,3 @@ class Sleeping:
         """Return whether a member was frozen when it was last to be, or was not asked to be."""
         heard = self._heard.get(member.name)
         return heard is None or not heard.vain or member.freeze
-
-
-def _since(member: Attempt) -> int:
-    """Return what those that wait for their GPUs are ordered by: the record that gave them to it last."""
-    return max(member.fence, member.leased)

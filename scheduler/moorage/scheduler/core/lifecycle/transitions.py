@@ -24,6 +24,7 @@ from moorage.scheduler.core.ledger.records import (
     WITH_SUPERVISOR,
     Count,
     GangPhase,
+    Mode,
     Op,
 )
 from moorage.scheduler.core.ledger.state import (
@@ -246,7 +247,7 @@ class Lifecycle:
         elif kind in READINESS:
             on_readiness(draft, attempt, report)
         elif kind in FREEZING:
-            on_freezing(draft, self.fleet, attempt, report)
+            on_freezing(draft, self.fleet, attempt, self.shape_of(attempt.replica.job), report)
         elif kind == "exited":
             note_checkpoint(draft, attempt, report)
             self._exited(draft, replica, attempt, state, _code(report), report.detail)
@@ -481,9 +482,10 @@ class Lifecycle:
         mask = sum(1 << slot for slot in range(64) if str(slot) in named) & attempt.home
         host = self.fleet.hosts.get(attempt.worker.num)
         if not attempt.mask and host is not None:  # its worker had resumed it, so that it could end
-            if attempt.home & ~host.free:
+            shape = self.shape_of(attempt.replica.job)
+            if attempt.home & ~host.free if shape.mode <= Mode.EXCLUSIVE else not host.has_room(shape, attempt.home):
                 return
-            self.fleet.resume(host, attempt)
+            self.fleet.resume(host, attempt, shape)
         before = attempt.worker.out
         draft.quarantine(attempt, mask or attempt.home)
         self.fleet.out_changed(attempt.worker, before)

@@ -201,7 +201,7 @@ class Orders:
             found, allowed = f"it is {job.state}", "a job of which something runs"
         elif any(not attempt.home for attempt in running):
             found = "it has no GPUs"
-        elif any(attempt.mode != Mode.EXCLUSIVE for attempt in running):
+        elif any(attempt.mode != Mode.EXCLUSIVE for attempt in running) and not request.sleeps:
             found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
             for worker in (attempt.worker for attempt in running):

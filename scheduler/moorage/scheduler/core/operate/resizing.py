@@ -11,11 +11,12 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.state import AT_EXITED, Attempt, Job, State
-from moorage.scheduler.core.outputs.outputs import slots_of, takes_parts
+from moorage.scheduler.core.outputs.outputs import takes_parts
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.capabilities import (

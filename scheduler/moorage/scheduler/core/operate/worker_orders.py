@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import WORKERS_MAX
 from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, State, Worker, why_unlisted
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
-from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct, UncordonAct
 from moorage.schemas.units import many

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.records import GOODBYE
 from moorage.scheduler.core.ledger.state import State, Worker, told_flag
-from moorage.scheduler.core.outputs.outputs import gpu_names, slots_of
+from moorage.scheduler.core.outputs.outputs import gpu_names
 from moorage.schemas import actors
 from moorage.schemas.frames import FleetEvent
 from moorage.schemas.units import many

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
+from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.gang_sets import set_of
 from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant, start_of
 from moorage.scheduler.core.ledger.state import (
@@ -269,16 +270,6 @@ def _body_for(attempt: Attempt) -> bytes:
 def json_body(body: bytes) -> bytes:
     """Return a request's body as JSON, for a worker that reads only JSON."""
     return body if is_json(body) else encode(decode_request(body))
-
-
-_SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(256)]
-
-
-def slots_of(mask: int) -> list[int]:
-    """Return the slot positions of a mask, lowest first."""
-    if mask < 256:
-        return _SLOTS[mask]
-    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
 def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:

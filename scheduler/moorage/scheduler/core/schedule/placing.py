@@ -196,7 +196,7 @@ class Placing:
         Asked only after the ranker, which chooses devices that are open to all jobs, has found none.
         """
         for of, host in self._fleet.with_frozen.items():
-            opened = host.open_to(shape)
+            opened = host.guest_slots(shape)
             if not opened or of in excluded or not host.usable or not host.fits_host(shape):
                 continue
             slots = host.cls.pick(opened & ~self._fleet.closed_turns(host, num), shape)
