@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import GOODBYE
 from moorage.scheduler.core.ledger.state import Job, State, Tenant, Worker
 from moorage.scheduler.core.queue import limits
@@ -96,6 +97,14 @@ class _Rooms:
         return sum(row.prices.count(FREE) for row in rows if row.is_open)
 
 
+class _Standing(NamedTuple):
+    """What a look has found for a shape: its rows, how many replicas have room, and who has most of its GPUs."""
+
+    rooms: _Rooms
+    free: int
+    most: str
+
+
 class Causes:
     """The hosts of a state as the ledger tells them; `look` after records, `judge` for the verdicts."""
 
@@ -104,7 +113,11 @@ class Causes:
         self._fleet = Fleet()
         self.reader = RequestReader(self._fleet, Shapes())
         self._seen: dict[int, tuple[Any, ...]] = {}  # by worker: what of it decides
+        self._changed = set(state.worker_by_num)  # workers of which that may be otherwise by now
+        self._absent: set[int] = set()  # those without a session: time alone changes what they count
+        self._held: dict[int, list[tuple[Shape, int]]] = {}  # by worker: what is taken on its host
         self._rooms: dict[Shape, _Rooms] = {}
+        self._standing: dict[Shape, _Standing] = {}  # as of the last look
         self.renamed = 0  # grows when workers' rules name further tenants, and shapes have to be made anew
 
     def kind_of(self, job: Job) -> Kind:
@@ -112,22 +125,33 @@ class Causes:
 
     # --------------------------------------------------------------------------------------------- hosts
 
+    def fold(self, folded: Folded) -> None:
+        """Note which hosts a record may have changed."""
+        note = self._changed.add
+        for attempt in folded.placed:
+            note(attempt.worker.num)
+        for worker in (*folded.gave, *folded.workers, *folded.forgotten):
+            note(worker.num)
+
     def look(self, kinds: Iterable[Kind]) -> None:
         """Follow the state: the hosts that have changed since the last look, for the shapes of these groups."""
         wanted = {shape for _, shape, _ in kinds}
         for shape in self._rooms.keys() - wanted:
             del self._rooms[shape]
         new = [_Rooms(shape) for shape in sorted(wanted - self._rooms.keys(), key=lambda shape: shape.index)]
-        known = list(self._rooms.values())
-        workers = self._state.worker_by_num
-        for num in self._seen.keys() - workers.keys():
-            self._gone(num)
+        known, workers = list(self._rooms.values()), self._state.worker_by_num
+        for num in sorted(self._changed | self._absent) if wanted else ():
+            if (worker := workers.get(num)) is None:
+                self._gone(num)
+                continue
+            (self._absent.discard if worker.session else self._absent.add)(num)
+            now = _decides(worker), not worker.session and self._is_gone(worker)
+            if self._seen.get(num) != now:
+                self._seen[num] = now
+                self._read(worker, known)
         if wanted:
-            for worker in workers.values():
-                now = _decides(worker), not worker.session and self._is_gone(worker)
-                if self._seen.get(worker.num) != now:
-                    self._seen[worker.num] = now
-                    self._read(worker, known)
+            self._changed.clear()
+        self._standing.clear()
         for rooms in new:
             self._rooms[rooms.shape] = rooms
         if new:
@@ -141,7 +165,9 @@ class Causes:
         return worker.left_why == GOODBYE or self._state.time_ms - worker.left_ms > LOST_MS
 
     def _gone(self, num: int) -> None:
-        del self._seen[num]
+        self._seen.pop(num, None)
+        self._absent.discard(num)
+        self._held.pop(num, None)
         self._fleet.leave(num)
         self._fleet.left.clear()
         for rooms in self._rooms.values():
@@ -149,16 +175,7 @@ class Causes:
 
     def _read(self, worker: Worker, all_rooms: list[_Rooms]) -> None:
         """Find a host's rows: what it holds is put onto it one after another, the oldest job first."""
-        named = len(self._fleet.named)
-        host: Host | None = None
-        if worker.hello and not self._is_gone(worker):
-            with suppress(Exception):  # a hello that the scheduler could not use either: it leaves such a host out
-                host = self._fleet.join(worker, ())
-                host.heard = True
-        else:
-            self._fleet.leave(worker.num)
-        self._fleet.left.clear()
-        self.renamed += len(self._fleet.named) != named
+        host = self._empty_host(worker)
         if host is None:
             for rooms in all_rooms:
                 rooms.put(worker.num, None)
@@ -167,14 +184,18 @@ class Causes:
         without = [_avoided(rooms.shape, worker.num) for rooms in fits]
         left = [self._room(host, rooms.shape, out) for rooms, out in zip(fits, without, strict=True)]
         prices: list[list[int]] = [[] for _ in fits]
+        held_now: list[tuple[Shape, int]] = []
         attempts = sorted(worker.attempts.values(), key=lambda attempt: (attempt.replica.job.num, attempt.fence))
         for attempt in attempts:
-            job = attempt.replica.job
-            self._fleet.hold(host, attempt, self.reader.shape_of_attempt(attempt))
+            job, shape = attempt.replica.job, self.reader.shape_of_attempt(attempt)
+            self._fleet.hold(host, attempt, shape)
+            held_now.append((shape, attempt.mask))
             for at, rooms in enumerate(fits):
                 now = self._room(host, rooms.shape, without[at])
                 prices[at] += [job.num] * (left[at] - now)
                 left[at] = now
+        if all(attempt.mask == attempt.home for attempt in attempts):
+            self._held[worker.num] = held_now
         for at, rooms in enumerate(fits):
             shape, most = rooms.shape, rooms.shape.together
             found = (FREE,) * min(left[at], most) + tuple(reversed(prices[at]))
@@ -193,6 +214,24 @@ class Causes:
                     tuple(held.items()),
                 ),
             )
+
+    def _empty_host(self, worker: Worker) -> Host | None:
+        """Return a worker's host as if nothing ran there; None if it does not count."""
+        host, held = self._fleet.hosts.get(worker.num), self._held.pop(worker.num, None)
+        if host is not None and held is not None and worker.session and host.labels is worker.hello["labels"]:
+            self._fleet.give_all(host, held)
+            return host
+        named = len(self._fleet.named)
+        host = None
+        if worker.hello and not self._is_gone(worker):
+            with suppress(Exception):  # a hello that the scheduler could not use either: it leaves such a host out
+                host = self._fleet.join(worker, ())
+                host.heard = True
+        else:
+            self._fleet.leave(worker.num)
+        self._fleet.left.clear()
+        self.renamed += len(self._fleet.named) != named
+        return host
 
     def _may_fit(self, host: Host, rooms: _Rooms) -> bool:
         self._fleet.distinguish(rooms.shape)
@@ -218,9 +257,9 @@ class Causes:
             return Verdict(Cause.HELD)
         if self._is_limited(tenant, shape, held_up):
             return Verdict(Cause.LIMIT)
-        rooms = self._in_one_place(self._rooms[shape])
+        rooms, free, most = self._standing.get(shape) or self._stand(shape)
         kept, keeper = self._kept(kind)
-        together, free = shape.together, rooms.free
+        together = shape.together
         if free - rooms.free_on(kept) >= together:
             return Verdict(Cause.UNEXPLAINED if waited in (Cause.PLACING, Cause.UNEXPLAINED) else Cause.PLACING)
         if free >= together:
@@ -231,12 +270,17 @@ class Causes:
             return Verdict(Cause.CLOSED)
         if shape.count and shape.mode <= EXCLUSIVE and rooms.gpus >= shape.gpus:
             return Verdict(Cause.FRAGMENTED)
-        most = max(rooms.held.items(), key=lambda row: (row[1], row[0]), default=("", 0))[0]
         passer = rooms.prices[-together]
         other = self._state.jobs.get(passer)
         if other is None:
             return Verdict(Cause.FULL, most)
         return Verdict(self._right(kind, other), other.tenant, passer, (Cause.FULL, most))
+
+    def _stand(self, shape: Shape) -> _Standing:
+        rooms = self._in_one_place(self._rooms[shape])
+        most = max(rooms.held.items(), key=lambda row: (row[1], row[0]), default=("", 0))[0]
+        found = self._standing[shape] = _Standing(rooms, rooms.free, most)
+        return found
 
     def _in_one_place(self, rooms: _Rooms) -> _Rooms:
         """Return the rows of the place with the most room, of a shape whose ranks stay in one place; else all rows."""

@@ -165,6 +165,7 @@ class Waits:
                 clock.run(self.table, state.time_ms, (Cause.AWAY, ""))
             self._epoch = state.epoch
         self._time_ms = state.time_ms
+        self._causes.fold(folded)
         for job in folded.accepted:
             self._rows.setdefault(job.num, _Row(job))
         for job in folded.jobs.values():

@@ -10,6 +10,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.follower.causes import _decides
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waited_table import OTHERS, WEEK_MS, WaitedTable, begin_of, week_of
 from moorage.scheduler.follower.waits import Waits
@@ -73,6 +74,9 @@ class Waiting(Driving):
         assert self.waits is not None
         for num, ms in self.parts.items():
             assert ms == self.waited_ms[num], (self.names[num], ms, self.waited_ms[num])
+        causes, workers = self.waits._causes, self.shadow.worker_by_num
+        known = {num: seen[0] for num, seen in causes._seen.items() if num not in causes._changed}
+        assert known == {num: _decides(workers[num]) for num in known}, "a host that has changed is looked at"
         told = {row["tenant"]: row["wait_s"] for row in self.rows(None, by=["tenant"])}
         sums = Counter[str]()
         for num, ms in self.waited_ms.items():

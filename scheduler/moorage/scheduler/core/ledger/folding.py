@@ -113,6 +113,7 @@ class Folded:
     #: for how many ms attempts ran that ended by themselves and were never frozen
     ran: dict[Job, list[int]] = field(default_factory=dict)
     forgotten: list[Worker] = field(default_factory=list)
+    gave: list[Worker] = field(default_factory=list)  # on which an attempt left, or has other slots now
 
 
 class Folding:
@@ -548,6 +549,7 @@ class Folding:
             fairkeys.use(self.state, tenant, attempt.replica.job, rate_milli, 0)
         attempt.mask = mask
         self.attempts[attempt] = None
+        self.out.gave.append(attempt.worker)
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         attempt = self._held(replica, op)
@@ -789,6 +791,7 @@ class Folding:
 
     def _remove(self, attempt: Attempt) -> None:
         del attempt.worker.attempts[attempt.name]
+        self.out.gave.append(attempt.worker)
         if attempt.preemptible:
             self.state.preemptibles -= 1
         job = attempt.replica.job
