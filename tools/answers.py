@@ -20,7 +20,7 @@ from moorage.schemas.answers.jobs import (
     Woken,
 )
 from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
-from moorage.schemas.answers.operators import ActsAnswer, Audit, PastAnswer, TenantsAnswer, UsageAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Audit, PastAnswer, PromisesAnswer, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from moorage.schemas.schedules import ScheduleDone, ScheduleList, ScheduleRan
 from moorage.schemas.sizes import SizesAnswer
@@ -45,6 +45,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "usage with waits": WaitedAnswer,
     "usage with series": SeriesAnswer,
     "usage with sizes": SizesAnswer,
+    "usage with promises": PromisesAnswer,
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,
     "admin.audit": Audit,

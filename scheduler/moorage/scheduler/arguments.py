@@ -27,7 +27,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "show": ("job", "events", "replicas"),
     "explain": ("job",),
     "history": ("job", "after_rev", "limit"),
-    "usage": ("since_s", "by", "after", "waits", "job", "ever", "series", "worker", "service", "sizes"),
+    "usage": ("since_s", "by", "after", "waits", "job", "ever", "series", "worker", "service", "sizes", "promises"),
     "fleet": ("after", "worker"),
     "audit": (),
     "acts": ("since_s", "by", "verb", "after", "events"),

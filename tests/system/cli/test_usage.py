@@ -49,6 +49,7 @@ async def test_where_a_wait_went_is_told_of_the_job_and_of_the_tenant(node: Node
     (waited,) = [line for line in shown.out.splitlines() if line.startswith("waited")]
     assert "a limit of its tenant" in waited
     table = await node.run("usage", "--waits", tenant=unique)
+    assert table.code == 0, table.err
     assert table.rows[0][:4] == ["CAUSE", "WAIT-H", "GPU-H", "JOBS"]
     of_all = (await node.run("usage", "--waits", "--all", "--by", "tenant", "--json", tenant=unique)).frame["data"]
     sums = {row["tenant"]: row["wait_s"] for row in of_all["rows"]}

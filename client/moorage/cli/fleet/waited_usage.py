@@ -14,6 +14,8 @@ from moorage.cli.framework.fleets import Table, are_several, show_each
 from moorage.cli.framework.options import RowOptions, with_client
 from moorage.cli.framework.render import utc
 from moorage.client.durations import seconds
+from moorage.schemas.answers.operators import PromiseRow, PromisesAnswer
+from moorage.schemas.units import many
 from moorage.schemas.waited import MEANS, WaitedAnswer, WaitedRow
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ def waited_usage(
             print_err(f"since {utc(told.from_ms)}; a wait with several causes counts for the first that would do")
             for from_ms, until_ms in told.gaps:
                 print_err(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
+            wire = client._wire
+            kept = await (wire.operate if of_all else wire.answer)("usage", {"promises": True})
+            if said := promised_words(msgspec.convert(kept.data, PromisesAnswer).rows):
+                print_err(said)
 
     if are_several(options) and not csv:
         return show_each(
@@ -64,6 +70,18 @@ def waited_usage(
             lambda answer: _table(words, in_order(words, msgspec.convert(answer.data, WaitedAnswer).rows)),
         )
     return with_client(options, work)
+
+
+def promised_words(rows: list[PromiseRow]) -> str:
+    """Return how many promised starts were kept, and of how many long waits there was a promise; "" for none."""
+    kept, missed = sum(row.kept for row in rows), sum(row.missed for row in rows)
+    told = kept + missed + sum(row.void for row in rows)
+    if not (waits := told + sum(row.not_told for row in rows)):
+        return ""
+    return (
+        f"starts promised in this leader's term: {kept} of {kept + missed} kept (9 of 10 asked);"
+        f" {told} of {many(waits, 'long wait')} had a promise"
+    )
 
 
 def in_order(words: list[str], rows: list[WaitedRow]) -> list[WaitedRow]:

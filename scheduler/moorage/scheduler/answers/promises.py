@@ -20,7 +20,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Promising
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import AT_MS, BY, CHANGED, HELD, PRIORITY, RUNNING, STATE, Job
-from moorage.schemas.answers.operators import PromiseRow
+from moorage.schemas.answers.operators import PromiseRow, PromisesAnswer
 
 #: jobs that wait for so long are promised a start, those that wait longer than `LATE_MS` are not
 AFTER_MS: Final = 10_000
@@ -229,6 +229,10 @@ class Promises:
             PromiseRow(tenant=tenant, kept=kept, missed=missed, void=void, not_told=not_told)
             for tenant, (kept, missed, void, not_told) in sorted(self._counts.items())
         ]
+
+    def answer(self, tenant: str | None) -> PromisesAnswer:
+        """Return the row of a tenant, or all rows."""
+        return PromisesAnswer(rows=[row for row in self.rows if tenant in (None, row.tenant)])
 
 
 def _is_sweep(job: Job) -> bool:

@@ -151,6 +151,8 @@ class Questions:
             self._ask(verb, partial(self._services, tenant), reply, json)
         elif verb == "usage" and arguments.get("sizes"):
             self._ask(verb, partial(self._leader.counts.sizes.answer, tenant), reply, json)
+        elif verb == "usage" and arguments.get("promises"):
+            self._ask(verb, partial(self._leader.counts.promises.answer, tenant), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
@@ -310,6 +312,8 @@ class Questions:
             self._ask(verb, self._tenants, reply, json)
         elif verb == "usage" and arguments.get("sizes"):
             self._ask(verb, partial(self._leader.counts.sizes.answer, None), reply, json)
+        elif verb == "usage" and arguments.get("promises"):
+            self._ask(verb, partial(self._leader.counts.promises.answer, None), reply, json)
         elif verb in ("usage", "acts"):
             self._ask(verb, partial(self._ask_follower, verb, None, arguments, reply, json), reply, json)
         elif verb in ACTS:

@@ -97,6 +97,12 @@ class PromiseRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     not_told: int = always(int)
 
 
+class PromisesAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What became of promised starts, by tenant; a tenant gets its own row alone."""
+
+    rows: list[PromiseRow] = always(list[PromiseRow])
+
+
 class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The tenants with live jobs, leases or operators' orders, those with most GPUs first; and counts for monitors."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moorage.cli.fleet.waited_usage import promised_words
 from moorage.client.answers import JobInfo
 from moorage.scheduler.answers.promises import AFTER_MS, ALIKE_MS, LATE_MS, SCORES_MAX, SCORES_MIN, Promises
 from moorage.scheduler.core.events import ChangeOrder, Promising
@@ -107,7 +108,9 @@ def test_one_a_second_is_promised_and_who_waits_too_long_for_it_is_not_told() ->
     for _ in range(3):
         drive.run_out("w0")
     drive.tick()
-    assert promises(drive).rows == [PromiseRow(tenant="t", kept=0, missed=0, void=0, not_told=3)]
+    rows = [PromiseRow(tenant="t", kept=0, missed=0, void=0, not_told=3)]
+    assert promises(drive).rows == rows
+    assert [promises(drive).answer(who).rows for who in (None, "t", "u")] == [rows, rows, []]
     assert promises(drive).sums == (0, 0, 3), "those two were never written"
 
 
@@ -205,3 +208,18 @@ def test_a_term_begins_with_the_scores_and_open_promises_of_the_one_before(monke
     after.begin()
     assert after._scores == promises(drive)._scores
     assert list(after._open) == [drive.job("open").num]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], ""),
+        ([PromiseRow(tenant="t")], ""),
+        ([PromiseRow(tenant="t", kept=9, missed=1, void=2, not_told=8)], "9 of 10 kept (9 of 10 asked); 12 of 20 long"),
+        ([PromiseRow(tenant="t", kept=1), PromiseRow(tenant="u", not_told=1)], "1 of 1 kept"),
+    ],
+)
+def test_the_share_that_was_kept_stands_beside_the_share_that_was_told(rows: list[PromiseRow], said: str) -> None:
+    words = promised_words(rows)
+    assert said in words
+    assert bool(said) == bool(words)
