@@ -161,7 +161,6 @@ class Engine:
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
         self._looked_ms = 0
         self._crowded = False  # frames left no room for what each second ends: that comes first in the next record
-        self._scaled_ms = mono_ms
         self._built_ms = mono_ms
         self._replan = False  # plan again at once: the last record was full, or a worker joined with it
         self._hurry = False  # the last record had no room for all events offered
@@ -205,7 +204,7 @@ class Engine:
             state, self.lifecycle, self.planner.order, reader.priority_of, config.scale_up_s, config.scale_down_s,
             self.sleeping.refused, self.sleeping.rung,
         )  # fmt: skip
-        self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services)
+        self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services, self.scaling)
         self.unready = Unready(state, self.fleet, self.lifecycle)
         self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
@@ -359,14 +358,14 @@ class Engine:
         self._at = ""  # no step that may be left out
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
-        looked_ms, scaled_ms = self._looked_ms, self._scaled_ms
+        looked_ms = self._looked_ms
         draft.begin()  # what this raises has changed nothing
         try:
             payload = self._write(flight, mono_ms)
         except BaseException:
             with _whole():
                 draft.take_back()
-            self._looked_ms, self._scaled_ms = looked_ms, scaled_ms
+            self._looked_ms = looked_ms
             raise
         if folds:
             with _whole():
@@ -381,7 +380,8 @@ class Engine:
 
         1. What failed before is held or closed, and a leader's half-life of usage holds: all that follows goes by them.
         2. Workers' frames: what they free is placed in this record. Then each second who was silent, since a renewal in
-           this record proves that its worker lives; and what drains, starts that fail and stalls end.
+           this record proves that its worker lives; and what drains, starts that fail and stalls end. Services have as
+           many members as are wanted: those that are to start are placed in this record.
         3. Cancels, rejections, timers, and what ends tell those that wait for them, each as far as the bulk part has
            room. They end work, so what they free, and the limits that it counts for, are those of the steps behind.
         4. Orders on jobs and tenants, behind the timers: each replica that waits is in the queue by then, or has a
@@ -390,8 +390,7 @@ class Engine:
         6. What follows from ends, behind all that may end a replica: jobs with too many failures, moves of attempts,
            and the slots that frozen attempts wait for. These change as attempts are to sleep or to run on, and are read
            when jobs are placed.
-        7. Placements, with what this record has freed, unless more timers are due: their jobs come first. Behind them
-           the numbers of members of services, which count what was placed just now.
+        7. Placements, with what this record has freed, unless more timers are due: their jobs come first.
         8. Ended jobs leave memory last: no step in this record names them any more.
         """
         draft = flight.draft
@@ -443,9 +442,6 @@ class Engine:
             self.indexing.let_follow(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
-            if mono_ms - self._scaled_ms >= 1000 and self._begins("scaling", draft):
-                self._scaled_ms = mono_ms
-                self._replan |= self.scaling.pass_time(draft, mono_ms)
             if draft.ends:
                 self._settle_frozen(draft)  # one that was asked to end may need its devices
         self.planner.order.end()
@@ -788,6 +784,8 @@ class Engine:
         self.admission.forget_cancels(draft)
         self.indexing.queue_rejections()
         self.timers.clear_out()
+        if self._begins("scaling", draft):
+            self.scaling.pass_time(draft, mono_ms)
 
     # ------------------------------------------------------------------------------------------ commit
 

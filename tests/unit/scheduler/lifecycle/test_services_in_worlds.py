@@ -49,6 +49,7 @@ class World(Site):
         self.number = 0
         self.log: list[str] = []
         self.down: set[str] = set()
+        self.called_back: set[str] = set()
         self.since, self.does, self.fewest, self.most = {}, {}, 0, 0
         Driving.__init__(self, CONFIG)
         raise_level(self)
@@ -131,7 +132,9 @@ class World(Site):
         return len(live) == 1 and live[0].relocating is None
 
     def is_due(self, member: Attempt) -> bool:
-        """Whether a deadline ends it: that of a drain, of its worker, or of the grace of a job with a better right."""
+        """Whether its tenant ends it, or a deadline: of a drain, its worker, the grace of a job with a better right."""
+        if member.replica.job.name in self.called_back:
+            return True
         worker = member.worker
         window, host = worker.window, self.workers[worker.id]
         if (
@@ -197,6 +200,7 @@ class World(Site):
         live = self.live()
         if len(live) == 2:
             self.note(f"{live[1]} is cancelled")
+            self.called_back.add(live[1])
             self.cancel(live[1])
 
     def drain(self) -> None:

@@ -42,6 +42,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on, notice_to_leave
+from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import GRACE_S_MAX
@@ -125,11 +126,12 @@ def _is_spare(job: Job, index: int, request: Request) -> bool:
 class Relocating:
     """Moves members of services."""
 
-    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, services: Services) -> None:
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, services: Services, scaling: Scaling) -> None:
         self._state = state
         self._fleet = fleet
         self._lifecycle = lifecycle
         self._services = services
+        self._scaling = scaling
         self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
         self._looks: dict[int, int] = {}  # by job number: in how many looks its replacement had no place
         self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
@@ -280,15 +282,8 @@ class Relocating:
             self._cancel(draft, job, new, _NOT_NEEDED)
             return
         self._is_over(draft, job, -1)
-        most, row = most_of(job, self._lifecycle.request_of(job)), job.rows.get(new)
-        member = None if row is None else row.attempt
-        if most is None or member is None or not self._lifecycle.is_on_worker(member):
-            return
-        if (
-            sum(each.attempt is not None and self._lifecycle.is_on_worker(each.attempt) for each in job.rows.values())
-            > most
-        ):
-            self._lifecycle.leave(draft, member, _NOT_NEEDED, Count.NONE)
+        if (most := most_of(job, self._lifecycle.request_of(job))) is not None:
+            self._scaling.end_beyond(draft, job, most, _NOT_NEEDED)
 
     def _cancel(self, draft: Draft, job: Job, index: int, why: str) -> None:
         self._lifecycle.cancel(draft, job, why, ((index, index),))

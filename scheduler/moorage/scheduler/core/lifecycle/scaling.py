@@ -223,22 +223,15 @@ class Scaling:
             return Answer("wake", 0, Woken(service=asked.service, job=job.name, wanted=max(1, wanted)))
         return None
 
-    def pass_time(self, draft: Draft, mono_ms: int) -> bool:
-        """Take the steps that are due, behind the placements of a record; return whether any was taken.
-
-        To be called about once a second.
-        """
-        if not self._services:
-            return False
-        moved = False
+    def pass_time(self, draft: Draft, mono_ms: int) -> None:
+        """Take the steps that are due; to be called about once a second."""
         self.above.clear()
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
                 del self._services[num]
             elif job.hold is None and not draft.full:
-                moved |= self._look(draft, job, service, mono_ms)
-        return moved
+                self._look(draft, job, service, mono_ms)
 
     def begin_with(self, draft: Draft, job: Job, count: int, why: str) -> bool:
         """Let a job begin with so many members, as far as its bounds allow; return whether that changes anything."""
@@ -287,11 +280,23 @@ class Scaling:
         draft.rescaled.append(job)
         if service is not None:
             service.moved_ms, service.low_ms = draft.time_ms, None
-        members = list(self._members(job))
         if member is not None:
-            members.remove(member)
             self._lifecycle.leave(draft, member, why, Count.NONE)
-        self._end_fewest(draft, service, members, len(members) - (full - lent[0]), why)
+        self.end_beyond(draft, job, full - lent[0], why)
+
+    def end_beyond(self, draft: Draft, job: Job, most: int, why: str) -> None:
+        """Ask the members of a job to end that are more than so many: those that answer no calls yet, then those with
+        the fewest calls."""
+        service, members = self._services.get(job.num), list(self._members(job))
+
+        def calls(member: Attempt) -> tuple[int, int]:
+            if service is None:
+                return int(member.ready), -member.replica.index
+            heard = service.heard.get(member.name)
+            return (-1 if heard is None else heard.load.running + heard.load.waiting, -member.replica.index)
+
+        for member in sorted(members, key=calls)[: max(0, len(members) - most)]:
+            self._lifecycle.leave(draft, member, why, Count.NONE)
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:
         """Let a service want again what it has lent to a next version that is no more."""
@@ -318,45 +323,49 @@ class Scaling:
 
     # ---------------------------------------------------------------------------------------------- within
 
-    def _look(self, draft: Draft, job: Job, service: _Service, mono_ms: int) -> bool:
-        """Take the step of one service that is due, if any."""
+    def _look(self, draft: Draft, job: Job, service: _Service, mono_ms: int) -> None:
+        """Take the step of one service that is due, if any, and ask those members to end that are too many."""
+        wanted, members = wanted_of(job, self._lifecycle.request_of(job)), list(self._members(job))
+        why = f"more than the {wanted} that are wanted"  # one that was asked to end, and cut off before, has come back
+        step, said = self._step(draft, job, service, members, mono_ms) if len(members) <= wanted else (0, "")
+        if step:
+            wanted += step
+            why = f"scaled to {wanted}: {said}"
+            self._move(draft, job, service, wanted, said)
+        if len(members) > wanted:
+            self.end_beyond(draft, job, wanted, why)
+
+    def _step(self, draft: Draft, job: Job, service: _Service, members: list[Attempt], mono_ms: int) -> tuple[int, str]:
+        """Return by how many members more or fewer are wanted from now on, and why."""
         request = self._lifecycle.request_of(job)
-        scale = request.scale
+        scale, spec = request.scale, request.service
         assert scale is not None
+        assert spec is not None
         wanted = wanted_of(job, request)
-        moved_ms = max(service.moved_ms, job.scaled.since_ms if job.scaled is not None else job.accepted_ms)
-        since_ms = draft.time_ms - moved_ms
-        members = list(self._members(job))
-        if len(members) > wanted:  # one that was asked to end, and cut off before it did, has come back
-            self._end_fewest(draft, service, members, len(members) - wanted, f"more than the {wanted} that are wanted")
-            return True
         if len(members) > scale.min:
             self.above.add(job.num)
         if not members and wanted:
             service.low_ms = None
-            return False
+            return 0, ""
         needs, why, answering = self._needs(request, service, members, wanted, mono_ms)
         if needs >= wanted or answering < len(members):  # of those that are silent nothing is known
             service.low_ms = None
         elif service.low_ms is None:
             service.low_ms = mono_ms
+        moved_ms = max(service.moved_ms, job.scaled.since_ms if job.scaled is not None else job.accepted_ms)
+        since_ms = draft.time_ms - moved_ms
         if needs > wanted and since_ms >= self._up_ms and answering >= wanted and job.num not in self.replaced:
-            self._move(draft, job, service, wanted + 1, why)
-            return True
+            return 1, why
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
         is_over = needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms
-        if wanted == 1 and request.service is not None and request.service.sleep_after_s:
+        if wanted == 1 and spec.sleep_after_s:
             rung = self._rung(job)
             if rung == "stays" or (rung == "sleeps" and request.sleeps and self._can_freeze(members, request)):
-                return False
+                return 0, ""
             quiet_ms = service.quiet_ms(mono_ms) if answering == len(members) else 0
-            is_over = not scale.min and quiet_ms >= request.service.sleep_after_s * 1000
+            is_over = not scale.min and quiet_ms >= spec.sleep_after_s * 1000
             why = f"no call for {many(quiet_ms // 1000, 'second')}"
-        if is_over:
-            self._end_fewest(draft, service, members, len(members) - wanted + 1, f"scaled to {wanted - 1}: {why}")
-            self._move(draft, job, service, wanted - 1, why)
-            return True
-        return False
+        return -is_over, why
 
     def _can_freeze(self, members: list[Attempt], request: Request) -> bool:
         return any(can_freeze(each.worker, request) and not self._refused(each) for each in members)
@@ -413,18 +422,6 @@ class Scaling:
         """Let a job have so many members from now on."""
         draft.add(Scale(job.num, wanted, why))
         draft.rescaled.append(job)
-
-    def _end_fewest(self, draft: Draft, service: _Service | None, members: list[Attempt], count: int, why: str) -> None:
-        """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
-
-        def calls(member: Attempt) -> tuple[int, int]:
-            if service is None:
-                return int(member.ready), -member.replica.index
-            heard = service.heard.get(member.name)
-            return (-1 if heard is None else heard.load.running + heard.load.waiting, -member.replica.index)
-
-        for member in sorted(members, key=calls)[: max(0, count)]:
-            self._lifecycle.leave(draft, member, why, Count.NONE)
 
     def _standing(self, job: Job) -> Key:
         """Return where a service stands in the queue."""

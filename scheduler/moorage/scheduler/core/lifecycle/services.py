@@ -283,12 +283,11 @@ class Services:
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
         """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
-        row, states = job, [(each, each) for each in job.rows.values()]
-        now = [each.state for each, _ in states]
+        now = [each.state for each in job.rows.values()]
         if ENDING in now or sum(each in HAS_DEVICES for each in now) > ready:
             return False
-        since_ms = [each.not_before for each, _ in states if each.state == QUEUED]
-        if row.fresh:
+        since_ms = [each.not_before for each in job.rows.values() if each.state == QUEUED]
+        if job.fresh:
             since_ms.append(max(job.ready_ms, job.accepted_ms, job.placed_ms))
         wanted_ms = job.scaled.since_ms if job.scaled is not None else 0
         return any(draft.time_ms - max(each, wanted_ms) >= ROOM_MS for each in since_ms)
