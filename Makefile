@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt tools/group.py worker/build_hook.py wor
 $(RUNS): pyproject.toml constraints.txt
 	@echo "installing moorage into $(VENV): server, top and page"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-compile -e '.[server,top,page]'
+	@$(PIP) --no-compile -e '.[server,top,page,http]'
 	@touch $@
 
 up: $(RUNS)  ## a server, a scheduler and simulated GPUs until Ctrl-C: make up FLEET=2x4xL40S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -160,6 +161,13 @@ def restore(
     return ledger_guarded(options, act)
 
 
+def level_lines(level: int, known: Sequence[int]) -> list[str]:
+    """Return the ledger's level in words, and the command that raises it if all schedulers know a newer one."""
+    newest = min(known, default=level)
+    how = f"to raise it: moorage admin feature-level --to {newest} --schedulers {len(known)}"
+    return [f"feature level {level}", *([how] if newest > level else [])]
+
+
 def feature_level(
     *,
     to: Annotated[
@@ -197,7 +205,7 @@ def feature_level(
                 print_out(
                     table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", "ROLE"], cells, numbers=("KNOWS", "RECORD"))
                 )
-                print_err(f"feature level {found.feature_level or 1}")
+                print_err("\n".join(level_lines(found.feature_level or 1, [row.level for row in rows])))
             return None
         done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
         if not options.shown(done, [done]):
