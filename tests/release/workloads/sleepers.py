@@ -38,6 +38,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Freeze
 from moorage.schemas.frames.use import AttemptUse, DeviceUse
 from moorage.schemas.service import BUSY, HOPS_MAX, MemberLoad, Turn
+from moorage.testing.requests import beside
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import HeldAttempt
 
@@ -220,7 +221,8 @@ class Sleepers(Driving):
             share = {"sharing": "time-slice", "share": {"memory_mib": self.shares_mib[name]}}
             run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, GRACE_S]), "restart": "always"}
             replicas = 2 if dice.random() < 0.4 else 1
-            self.submit(name, service=service, run=run, replicas=replicas, gpu=share if self.shares_mib[name] else {})
+            gpu = share if self.shares_mib[name] else {}
+            self.submit(name, **beside({"service": service, "run": run, "replicas": replicas, "gpu": gpu}))
             self.pass_seconds(dice.randint(0, 30))
 
     @property
@@ -322,7 +324,8 @@ class Sleepers(Driving):
             self.order("release" if self.job(name).hold is not None else "hold", job=name)
         elif what == "guest":
             run = {"driver": "process", "argv": ["work"], "grace_s": 1}
-            self.submit(f"guest{self.now}", gpu={}, preemptible=dice.random() < 0.7, run=run)
+            fields = {"gpu": {}, "preemptible": dice.random() < 0.7, "run": run}
+            self.submit(f"guest{self.now}", **beside(fields))
         elif what == "over":
             for job in [job.name for job in self.state.jobs.values() if job.name.startswith("guest") and job.live]:
                 self.cancel(job)

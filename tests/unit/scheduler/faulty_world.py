@@ -26,6 +26,7 @@ from moorage.schemas.frames import Goodbye, Join, Renew, ReportFrame, Wanted
 from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.service import MemberLoad
+from moorage.testing.requests import beside
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker
 from tests.unit.scheduler.readiness_judge import ReadinessJudge
@@ -322,6 +323,7 @@ class FaultyWorld:
                 seconds = self.timed.choice((0.5, 3, 20))
                 if fields.get("deadline_s") is None or fields["deadline_s"] > seconds:
                     fields["start_after_s"] = seconds
+            fields = beside({"run": {"driver": "noop"}, **fields})
             self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
         if chance() < 0.12 and self._jobs:
             named, tenant = f"j{self.random.randrange(self._jobs + 3) + 1}", pick("ttu")
@@ -378,7 +380,7 @@ class FaultyWorld:
                 "gpu": gpu,
                 "priority": pick((40, 50)),
             }
-            self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
+            self._submitted(drive.offer_submit(name, tenant=tenant, **beside(fields)), tenant, name)
         for job in list(drive.state.jobs.values()):
             if job.over or not job.name.startswith("s"):
                 continue
