@@ -255,8 +255,9 @@ JOBS_FAIL: Final = add(
 )
 DATA: Final = add(
     "data",
-    "it waits for a worker that has its data, for at most data_wait of the scheduler; others with room have less of it",
-    "wait: then any worker with room will do",
+    "it waits for a worker that has its data: a path of data_dirs, or, for at most data_wait of the scheduler, what"
+    " others would fetch",
+    "wait; or free one of these workers",
 )
 DRIVER_DOWN: Final = add(
     "driver-down",

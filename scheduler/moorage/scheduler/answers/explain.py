@@ -13,7 +13,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
 from moorage.schemas.answers.jobs import HolderRow, Holders
-from moorage.schemas.held_data import held_key
+from moorage.schemas.held_data import keys_of
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -355,10 +355,10 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
 
 
 def _data_on(host: Host, shape: Shape, tenant: str) -> list[str]:
-    """Return the names of what a job reads that its host has fetched before."""
+    """Return the names of what a job reads that its host has."""
     if not host.data:
         return []
-    return [name for name, source in shape.data if held_key(tenant, shape.driver, source) in host.data]
+    return [name for name, source in shape.data if keys_of(tenant, shape.driver, source) & host.data]
 
 
 def _left_of_host(host: Host, shape: Shape) -> str:

@@ -151,9 +151,9 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Expla
 
 def _without_data(engine: Engine, job: Job, closed: frozenset[int]) -> frozenset[int]:
     """Return the hosts that do not do for a job now, as it waits for one with its data."""
-    order, time_ms = engine.planner.order, engine.state.time_ms
+    order, time_ms, shape = engine.planner.order, engine.state.time_ms, engine.reader.shape_of(job)
     failed = order.failed_of(job.num)
-    return order.data.kept_from(job.num, closed | failed, time_ms) if order.data.waits else frozenset()
+    return order.data.kept_from(job.num, shape, closed | failed, time_ms) if shape.data else frozenset()
 
 
 def waiting_by_reason(engine: Engine) -> dict[str, int]:
@@ -314,8 +314,11 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
             told, reason=restored.reason, means=restored.means, because=restored.because, starts_in_ms=left_ms
         )
     if reason is reasons.DATA:
-        left_s = max(0, engine.planner.order.data.until_ms(job) - time_ms) // 1000
-        told = replace(told, because=f"in {left_s + 1} s any worker with room will do")
+        data = engine.planner.order.data
+        left_s = max(0, data.until_ms(job) - time_ms) // 1000
+        is_bound = data.is_bound(job, shape, time_ms)
+        then = "those with room have not its paths of data_dirs" if is_bound else f"in {left_s + 1} s it waits no more"
+        told = replace(told, because=then)
     last = _last_why(job)
     if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         by_row = _row_used(engine, job, replica)

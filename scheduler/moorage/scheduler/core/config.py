@@ -82,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int,
         setting(
             "A job that never ran ends once so many workers have refused it because they lack what it needs (a secret, "
-            "user, folder, program or image), or all workers that could take it.",
+            "user, folder, program or image), or all workers that could take it. Of a path of data_dirs it is 16.",
             ge=1,
             le=AVOID_MAX,
         ),

@@ -246,7 +246,7 @@ class Engine:
         return QueueOrder(
             self.state, self.fleet, self.queue, ages, overdue, self._left_too_soon, starts.failed_of,
             starts.has_failed, starts.quick.barred_from,
-            DataWaits(self.state, self.fleet, self.reader.shape_of, int(self.config.data_wait * 1000)),
+            DataWaits(self.state, self.fleet, int(self.config.data_wait * 1000)),
         )  # fmt: skip
 
     def _index_failed(self, of: Job | Worker, raised: Exception) -> None:

@@ -137,6 +137,11 @@ async def test_a_path_of_the_host_must_lie_below_data_dirs_whatever_links_say(
         ScriptedLeader(nats_url, unique) as leader,
         worker(nats_url, unique, leader, data_dirs=(str(shared),)),
     ):
+        keys = {held_key("", "process", f"{shared}{tail}") for tail in ("/set", "/out", "/.")}
+        await until(
+            lambda: any(keys == set(load.data) for load in leader.seat("w1").loads),
+            what="a load frame that tells of it",
+        )
         for at, (path, detail) in enumerate(
             (
                 (shared / "set", ""),

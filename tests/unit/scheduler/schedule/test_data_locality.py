@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.schemas.frames import Load
-from moorage.schemas.held_data import HELD_MAX, held_key
+from moorage.schemas.frames import NOT_HERE, Load
+from moorage.schemas.held_data import HELD_MAX, held_key, keys_below
 from tests.unit.scheduler.driving import Driving
 
 SET = "https://example.org/set.csv"
@@ -170,7 +170,7 @@ def test_a_job_waits_for_a_host_with_its_data_and_no_longer_than_data_wait() -> 
     assert drive.placed_on("other") == ["w1"], "it reads nothing, and passes the one that waits"
     told = drive.explained("late")
     assert (told["state"], told["reason"]) == ("QUEUED", "data")
-    assert told["because"].endswith("s any worker with room will do")
+    assert told["because"].endswith("s it waits no more")
     assert told["held_by"] == ["job on-w0: 2 GPUs", "w0: 2 of 2 GPUs leased, has data d0"]
     goes_by(drive, 30_000)
     assert drive.placed_on("late") == ["-"]
@@ -256,3 +256,68 @@ def test_a_sweep_waits_once_and_not_for_each_of_its_replicas() -> None:
     goes_by(drive, 61_000)
     drive.settle()
     assert sorted(drive.placed_on("sweep")) == ["w0"] * 2 + ["w1"] * 6
+
+
+# ------------------------------------------------------------------------------------------------ paths of data_dirs
+
+
+def lists(drive: Driving, name: str, *names: str, folder: str = "/data/") -> None:
+    drive.workers[name].data = keys_below("process", folder, list(names))
+    drive.load(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [("/data/coco", "w1"), ("/data//coco/train/", "w1"), ("/data", "w0"), ("/data/none", "w0"), ("/srv/x", "w0")],
+)
+def test_a_path_of_data_dirs_sends_a_job_to_a_host_that_has_it(path: str, taken: str) -> None:
+    drive = site(4, 8)
+    lists(drive, "w0", "imagenet")
+    lists(drive, "w1", "coco", "pile")
+    reads(drive, "j", path)
+    drive.settle()
+    assert drive.placed_on("j") == [taken], "the smaller host is better, if both may have it"
+
+
+def test_a_job_waits_for_the_hosts_that_have_its_path_and_for_no_time() -> None:
+    drive = site(2, 2)
+    drive.submit("fills", gpu={"count": 2})
+    drive.settle()
+    lists(drive, "w0", "coco")
+    lists(drive, "w1", "pile")
+    reads(drive, "late", "/data/coco")
+    goes_by(drive, 40_000)
+    told = drive.explained("late")
+    assert (told["state"], told["reason"]) == ("QUEUED", "data")
+    assert told["because"] == "those with room have not its paths of data_dirs"
+    assert told["held_by"] == ["job fills: 2 GPUs", "w0: 2 of 2 GPUs leased, has data d0"]
+    lists(drive, "w1", "pile", "coco")  # it was copied there
+    drive.settle()
+    assert drive.placed_on("late") == ["w1"]
+
+
+def test_a_path_that_no_host_tells_of_is_looked_for_on_more_hosts_than_a_secret() -> None:
+    for count, ends in ((16, False), (17, True)):
+        drive = Driving.with_hosts(*[1] * 20, auto=False)
+        reads(drive, "j", "/mnt/set")
+        tried = set()
+        for _ in range(count - 1):
+            tried.add(drive.placed_on("j")[0])
+            drive.report("refused", "j", code=126, detail=NOT_HERE + "data: there is no /mnt/set on this host")
+            drive.pass_time(60_000)
+        assert len(tried) == count - 1
+        assert drive.states("j") == (["FAILED"] if ends else ["PLACED"])
+
+
+def test_a_host_that_tells_of_a_path_and_refuses_it_is_left_also_by_the_next_leader() -> None:
+    """What is told is what a folder has, not what lies deeper."""
+    drive = Driving.with_hosts(1, 1, auto=False)
+    lists(drive, "w0", "coco")
+    reads(drive, "j", "/data/coco/deep")
+    assert drive.placed_on("j") == ["w0"]
+    drive.report("refused", "j", code=126, detail=NOT_HERE + "data: there is no /data/coco/deep on this host")
+    drive.lead()
+    for name in drive.workers:
+        drive.load(name)
+    goes_by(drive, 40_000)
+    assert drive.placed_on("j") == ["w1"]

@@ -22,6 +22,7 @@ from moorage.schemas.kept_source import read_source
 from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.driver import Assignment, Driver
+from moorage.worker.drivers.data_dirs import Listing
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.setups import Setups
 
@@ -39,6 +40,7 @@ class Data:
         self._policy = kit.policy
         self._is_mounted = is_mounted
         self._dirs = settings.data_dirs
+        self._listing = Listing(driver.name, () if is_mounted else settings.data_dirs)
         self.setups = Setups(driver, kit, folders, is_mounted=is_mounted, below=DATA, bytes_max=settings.data_bytes)
 
     def placed(self, assignment: Assignment) -> Assignment:
@@ -65,9 +67,10 @@ class Data:
         return assignment
 
     def held(self) -> list[str]:
-        """Return what is here, the last used first, as a load frame tells it: at most `HELD_MAX`."""
+        """Return what is here, as a load frame tells it, at most `HELD_MAX`: paths, then what was fetched."""
         folders = self.setups.complete()
-        return list(dict.fromkeys(folder.rpartition(".")[2][:DIGITS] for folder in folders))[:HELD_MAX]
+        fetched = (folder.rpartition(".")[2][:DIGITS] for folder in folders)
+        return list(dict.fromkeys((*self._listing.keys(), *fetched)))[:HELD_MAX]
 
     # -- inside
 

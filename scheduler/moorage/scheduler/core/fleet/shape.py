@@ -89,6 +89,7 @@ class Shape:
         "not_apple",
         "on_host_max",
         "parts",
+        "paths",
         "place",
         "ports",
         "preemptible",
@@ -147,6 +148,7 @@ class Shape:
         self.by_name = bool(request.requires or self.where or (gpu and request.device_ids))
         self.prefers = tuple(map(wish, request.prefers))  # in their order
         self.data = tuple(sorted(request.run.data.items())) if request.run else ()  # a host that has it is preferred
+        self.paths = frozenset(name for name, source in self.data if source.startswith("/"))  # only where they are
         self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()

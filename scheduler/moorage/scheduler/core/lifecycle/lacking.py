@@ -1,9 +1,10 @@
 """Decides when a job ends because hosts lack what it needs: a secret, user, folder, program or image.
 
 Each such refusal sends the attempt to another host, at no cost. A job that no host can start must end all the same. So
-it ends once `not_here_max` different hosts have refused it, or all that could take it. A host that joins later is a new
-one, and so is one that was restarted. The count is of the whole job, however many replicas it has. A job that has
-run somewhere is not ended: that host, or one like it, can start it.
+it ends once `not_here_max` different hosts have refused it, or all that could take it: one that reads a path of
+`data_dirs`, which few hosts may have, once `AVOID_MAX` have. A host that joins later is a new one, and so is one that
+was restarted. The count is of the whole job, however many replicas it has. A job that has run somewhere is not ended:
+that host, or one like it, can start it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import STARTING, Attempt, Job
+from moorage.scheduler.core.ledger.state import AVOID_MAX, STARTING, Attempt, Job
 from moorage.scheduler.core.lifecycle.refusals import avoids_all
 from moorage.schemas.printable import shortened
 
@@ -41,7 +42,8 @@ class Lacking:
         lacking = list(job.lacking)
         if job.started or self._may_still_start(job, lacking):
             return None
-        if len(lacking) < self._most and self._others_could(draft, job, lacking):
+        most = AVOID_MAX if self._shape_of(job).paths else self._most
+        if len(lacking) < most and self._others_could(draft, job, lacking):
             return None
         more = len(lacking) - NAMED_MAX
         last = ", ".join(draft.state.worker_by_num[num].id for num in lacking[-NAMED_MAX:])[:_NAMES_CHARS_MAX]

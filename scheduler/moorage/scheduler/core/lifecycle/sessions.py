@@ -422,8 +422,9 @@ class Sessions:
         heat = [reading.temperature_c for reading in frame.gpu_pool if reading.temperature_c is not None]
         host.temperature_c = max(heat, default=None)
         host.load_ms = mono_ms
-        if frame.data or host.data:
-            host.data = frozenset(frame.data)
+        if (frame.data or host.data) and host.data != (data := frozenset(frame.data)):
+            host.data = data
+            self.fleet.opens(host.worker.num)
         stale = host.stale and self._renews_no_more(host, mono_ms)
         if sick != host.sick or stale != host.stale:
             self.fleet.opens(host.worker.num)

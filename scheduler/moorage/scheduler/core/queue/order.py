@@ -253,9 +253,9 @@ class QueueOrder:
 
         It is `barred_from` them, or sleeps there already and has no room beside that.
         """
-        return self.barred_from(draft, num) | self._fleet.closed_to(num, shape)
+        return self.barred_from(draft, num, shape) | self._fleet.closed_to(num, shape)
 
-    def barred_from(self, draft: Draft, num: int) -> frozenset[int]:
+    def barred_from(self, draft: Draft, num: int, shape: Shape) -> frozenset[int]:
         """Return the workers excluded for this job alone whatever becomes free there.
 
         They are drained before its time limit is over, jobs fail there that do well elsewhere, its job avoids them from
@@ -266,8 +266,8 @@ class QueueOrder:
             found |= self.left_too_soon_of(num, draft.time_ms)
         if draft.avoided:
             found = found.union(draft.avoided.get(num, ()))
-        if self.data.waits:
-            found |= self.data.kept_from(num, found | self.failed_of(num), draft.time_ms)
+        if shape.data:
+            found |= self.data.kept_from(num, shape, found | self.failed_of(num), draft.time_ms)
         return found
 
     # ------------------------------------------------------------------------------- what comes before arrival

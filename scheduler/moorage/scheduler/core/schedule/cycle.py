@@ -467,5 +467,5 @@ class Planner:
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
         return self.verdicts.excluded(group.priority, group.shape, group.owner) | self.order.barred_from(
-            draft, group.jobs[0]
+            draft, group.jobs[0], group.shape
         )

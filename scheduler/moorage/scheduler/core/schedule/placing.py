@@ -141,12 +141,12 @@ class Placing:
         choice = self._choose(shape, avoid, excluded)
         if choice is None:
             return None
-        wanted = self._order.data.keys_of(shape, self._order.state.jobs[self.num].tenant)
+        data, tenant = self._order.data, self._order.state.jobs[self.num].tenant
         having: dict[int, list[int]] = {}
         for num, host in self._fleet.hosts.items():
-            if host.data and (count := len(wanted & host.data)):
+            if count := len(data.on(host, shape, tenant)):
                 having.setdefault(count, []).append(num)
-        here, equal = len(wanted & choice.host.data), _standing(choice, shape, avoid)
+        here, equal = len(data.on(choice.host, shape, tenant)), _standing(choice, shape, avoid)
         for count in sorted(having, reverse=True):
             if count <= here:
                 break

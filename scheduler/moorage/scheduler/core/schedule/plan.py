@@ -218,7 +218,7 @@ def _claims(known: Known, draft: Draft, last: Reservation | None, keeps: int) ->
             if (needs := needing.get(shape.index)) is None:
                 needs = needing[shape.index] = shape.gpus >= least and fills_hosts(known.fleet, shape)
             later = not needs
-            barred = order.barred_from(draft, job.num) | order.closed_by_limits(group.tenant, shape)
+            barred = order.barred_from(draft, job.num, shape) | order.closed_by_limits(group.tenant, shape)
             found.append(Claim(key, later, job.num, since_ms, group, barred))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)

@@ -453,7 +453,7 @@ class Verdicts:
 
         Does nothing if hosts are excluded for this group: another one may find room on them.
         """
-        if group.shape.data and self._order.data.waits:
+        if group.shape.data:
             return
         if not self._state.windows and not self.excluded(group.priority, group.shape, group.owner):
             self._full.add(kind)
