@@ -10,13 +10,16 @@ from collections import Counter
 from typing import Any, Final
 
 from moorage.scheduler.core.events import ChangeOrder, Order
+from moorage.scheduler.core.ledger.holding import spent_at
 from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import ChangeAsked, act_of
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.lifecycle.gang_worlds import is_whole
 
 ASKS_FROM: Final = 9_100_000
 TENANTS: Final = ("t", "u", "v")
@@ -32,7 +35,7 @@ ENDS: Final = (
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
 ACTS: Final = (
-    *("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "counter", "release", "time", "time", "relimit"
+    *("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "limit", "counter", "release", *("time",) * 2, "relimit"
 )  # fmt: skip
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
@@ -53,7 +56,32 @@ LIMITS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
     ("running_per_key", (1, 2, 4)),
     ("job_gpus", (1, 2)),
     ("gpu_hours", (0.01, 1)),
+    *(("gpus_of", (1, 2, 2)),) * 4,
 )
+MODELS: Final = {"H100": H100, "L4": "NVIDIA L4"}
+WEIGHTS: Final = {"L4": 0.2}
+#: gangs of unlike parts: the GPUs of each rank and their model, the cores in thousandths, how many ranks
+GROUPS: Final = (
+    ((1, "H100", 0, 2), (1, "L4", 1_000, 1)),
+    ((2, None, 4_000, 1), (0, None, 2_000, 1)),
+    ((1, "L4", 0, 1), (1, None, 0, 2)),
+)
+
+
+def _group(row: tuple[int, str | None, int, int], at: int) -> dict[str, Any]:
+    gpus, model, cpu_milli, replicas = row
+    found: dict[str, Any] = {"name": f"part{at}", "replicas": replicas}
+    if gpus:
+        found["gpu"] = {"count": gpus, **({"model": model} if model else {})}
+    if cpu_milli:
+        found["resources"] = {"cpu_milli": cpu_milli}
+    return found
+
+
+def ranks_of(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each rank of a gang asks for; of another job, what a replica does."""
+    groups = fields.get("groups", [])
+    return [group for group in groups for _ in range(group["replicas"])] if groups else [fields]
 
 
 class Attempts:
@@ -81,11 +109,19 @@ class Asks(Driving):
     def __init__(self, seed: int) -> None:
         self.dice = dice = random.Random(seed)
         super().__init__()
+        self.models: dict[str, str] = {}  # by host
+        self.of_models: dict[str, dict[str, int]] = {each: {} for each in TENANTS}  # limits of tenants
+        self.had_of = {each: Counter[str]() for each in TENANTS}
+        self.spent: dict[str, float] = {}  # of tenants with a budget, thousandths of GPU ms
+        self.counted_ms = 0
+        self.rates = dict.fromkeys(TENANTS, 0.0)  # what their attempts count in a budget
         self.hosts = [f"w{number}" for number in range(dice.randint(1, 4))]
         for host in self.hosts:
             # an agent of an earlier release cannot change the time limit of what runs
             can = {"noop": Capabilities(relimits=dice.random() < 0.8)}
-            self.worker(host, dice.choice([2, 4]), cpu_milli=32_000, memory_mib=64_000, capabilities=can)
+            self.models[host] = model = dice.choice(("H100", "H100", "L4"))
+            gpus = dice.choice([2, 4])
+            self.worker(host, gpus, MODELS[model], cpu_milli=32_000, memory_mib=64_000, capabilities=can)
         self.limits: dict[str, dict[str, float]] = {}
         self.counters: dict[str, int] = {}
         self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
@@ -138,9 +174,14 @@ class Asks(Driving):
         dice, tenant, job = self.dice, self.dice.choice(TENANTS), f"j{self.names}"
         rows = dice.sample(ROWS, dice.randint(0, 3))
         fields: dict[str, Any] = {"gpu": {"count": dice.choice([1, 1, 2])}, "replicas": dice.choice([1, 1, 3])}
-        if rows:
+        if dice.random() < 0.2:
+            fields = {"groups": [_group(each, at) for at, each in enumerate(dice.choice(GROUPS))]}
+        elif dice.random() < 0.4:
+            fields["gpu"]["model"] = dice.choice(("H100", "L4", ["L4", "H100"]))
+        is_gang = "groups" in fields
+        if rows and not is_gang:
             fields["retry"] = rows
-        if dice.random() < 0.4:
+        if dice.random() < 0.4 and not is_gang:
             fields["resources"] = {
                 "cpu_milli": dice.choice([1_000, 4_000, 9_000]),
                 "memory_mib": dice.choice([0, 9_000]),
@@ -152,7 +193,7 @@ class Asks(Driving):
             fields["hold"] = True
         if dice.random() < 0.4:
             fields["fair_key"] = dice.choice(("ana", "bo"))
-        answer = self.submit(job, tenant=tenant, **fields)
+        answer = self.submit(job, tenant=tenant, on_no_match="wait", **fields)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)
         self.names += 1
@@ -228,8 +269,9 @@ class Asks(Driving):
             if job is None or not job.waits or self.explained(name, tenant)["reason"] != "counter":
                 continue
             has = {"lic": total["lic"], "mine": used[tenant]["mine"]}
-            wants = fields["uses"].items()
-            assert any(has[each] + n > self.counters.get(each, 0) for each, n in wants), f"{name} waits for no counter"
+            wants, ranks = fields["uses"].items(), len(ranks_of(fields))
+            short = [each for each, n in wants if has[each] + n * ranks > self.counters.get(each, 0)]
+            assert short, f"{name} waits for no counter"
             self.ends["counted"] += 1
 
     def _limit(self) -> None:
@@ -237,25 +279,89 @@ class Asks(Driving):
         dice, tenant = self.dice, self.dice.choice(TENANTS)
         name, values = dice.choice(LIMITS)
         value = dice.choice([0, *values])
-        more = {"period": "day", "on_spent": dice.choice(("wait", "preemptible"))} if name == "gpu_hours" else {}
+        if name == "gpus_of":
+            model = dice.choice(sorted(MODELS))
+            assert self.order("limit", tenant=tenant, gpus_of={model: value})["kind"] == "done"
+            self.of_models[tenant][model] = int(value)
+            self.had_of = {each: self.has_of(each) for each in TENANTS}
+            return
+        on_spent = {"period": "day", "on_spent": dice.choice(("wait", "preemptible")), "gpu_weights": WEIGHTS}
+        more = on_spent if name == "gpu_hours" else {}
         assert self.order("limit", tenant=tenant, **{name: value}, **more)["kind"] == "done"
         self.limits.setdefault(tenant, {})[name] = value
+        if name == "gpu_hours":
+            self.spent.setdefault(tenant, 0)
+            if not value:
+                del self.spent[tenant]
         self.had = {each: self.has(each) for each in TENANTS}
 
     def needs(self, fields: dict[str, Any]) -> dict[str, float]:
-        """What one replica of a job needs, by the limits that count it."""
-        host = fields.get("resources", {})
-        return {
-            "gpus": fields["gpu"]["count"],
-            "cores": host.get("cpu_milli", 0) / 1000,
-            "memory_mib": host.get("memory_mib", 0),
-            "running": 1,
-        }
+        """What one replica of a job, or a gang, needs, by the limits that count it."""
+        found = dict.fromkeys(("gpus", "cores", "memory_mib"), 0.0)
+        for part in ranks_of(fields):
+            for name, need in self.held_by(part).items():
+                found[name] += need
+        return {**found, "running": 1}
+
+    @staticmethod
+    def held_by(part: dict[str, Any]) -> dict[str, float]:
+        """What a replica holds, as its request or its group says."""
+        host = part.get("resources", {})
+        cores, memory = host.get("cpu_milli", 0) / 1000, host.get("memory_mib", 0)
+        return {"gpus": part.get("gpu", {}).get("count", 0), "cores": cores, "memory_mib": memory}
+
+    def needs_of(self, fields: dict[str, Any], model: str) -> int:
+        """How many GPUs a job needs of a model, if all comes on it that may and the fleet has it."""
+        there = model in self.models.values()
+        parts = [part["gpu"] for part in ranks_of(fields) if "gpu" in part and there]
+        return sum(gpu["count"] for gpu in parts if not gpu.get("model") or model in gpu["model"])
+
+    def must_have(self, fields: dict[str, Any], models: list[str]) -> bool:
+        """Whether some of a job can come on hosts with one of these models alone."""
+        others = set(self.models.values()) - set(models)
+        parts = [part["gpu"].get("model") for part in ranks_of(fields) if "gpu" in part]
+        return any(not others & set([model] if isinstance(model, str) else model or MODELS) for model in parts)
+
+    def short_of(self, tenant: str, fields: dict[str, Any]) -> list[str]:
+        """The models of which the limits leave too few for a job."""
+        has = self.has_of(tenant)
+        bounds = self.of_models[tenant].items()
+        return [model for model, most in bounds if most and self.needs_of(fields, model) > most - has[model]]
+
+    def has_of(self, tenant: str) -> Counter[str]:
+        """How many GPUs of each model a tenant's attempts hold."""
+        found = Counter[str]()
+        for attempt in self.state.attempts():
+            if attempt.name[0] == tenant:
+                found[self.models[attempt.worker.id]] += attempt.mask.bit_count()
+        return found
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        out = super().tick(ms, obey=obey)
+        self._count()
+        return out
+
+    def _count(self) -> None:
+        """Add to what tenants have spent what they held up to the last record."""
+        passed, self.counted_ms = self.state.time_ms - self.counted_ms, self.state.time_ms
+        for tenant in self.spent:
+            self.spent[tenant] += passed * self.rates[tenant]
+        for tenant in TENANTS:
+            self.rates[tenant] = sum(n * WEIGHTS.get(model, 1) for model, n in self.has_of(tenant).items())
 
     def over(self, tenant: str, fields: dict[str, Any]) -> list[str]:
         """Which limits a job could never start under."""
         found, needs = self.limits.get(tenant, {}), self.needs(fields)
         names = ("gpus", "cores", "memory_mib")
+        for part in ranks_of(fields) if "groups" not in fields else []:
+            full = [model for model, most in self.of_models[tenant].items() if 0 < most < self.needs_of(part, model)]
+            if part["gpu"].get("model") and full and self.must_have(part, full):
+                return ["gpus_of"]
+        for group in fields.get("groups", ()):
+            whole = {"groups": [group]}
+            full = [model for model, most in self.of_models[tenant].items() if 0 < most < self.needs_of(whole, model)]
+            if group.get("gpu", {}).get("model") and full and self.must_have(whole, full):
+                return ["gpus_of"]
         return [name for name in names if 0 < found.get(name, 0) < needs[name]] + [
             "job_gpus" for _ in range(1) if 0 < found.get("job_gpus", 0) < needs["gpus"]
         ]
@@ -265,8 +371,11 @@ class Asks(Driving):
         found = dict.fromkeys(("gpus", "cores", "memory_mib", "running"), 0.0)
         for attempt in self.state.attempts():
             if attempt.name[0] == tenant:
-                for name, need in self.needs(self.jobs[attempt.name[0], attempt.name[1]]).items():
+                fields, index = self.jobs[attempt.name[0], attempt.name[1]], attempt.name[2]
+                part = ranks_of(fields)[index] if "groups" in fields else fields
+                for name, need in self.held_by(part).items():
                     found[name] += need
+                found["running"] += "groups" not in fields or index == 0
         return found
 
     def running(self) -> list[tuple[str, AttemptName]]:
@@ -285,6 +394,8 @@ class Asks(Driving):
         host, name = self.dice.choice(running)
         code, detail, causes = self.dice.choice(ENDS[:-1])
         key = name[:3]
+        if "groups" in self.jobs[name[0], name[1]]:
+            code, detail, causes = ENDS[0]  # what an end of a rank does to its gang is a matter of other worlds
         rows = self.jobs[name[0], name[1]].get("retry", [])
         if code or detail != "exit":
             allowed = self.attempts.setdefault(key, Attempts(rows)).allows(causes)
@@ -299,6 +410,9 @@ class Asks(Driving):
         """Judge the state from what was asked."""
         for job in self.state.jobs.values():
             self._judge_ends(job)
+            if job.gang:
+                is_whole(job)
+                self.ends["gangs"] += job.on_workers > 0
         for tenant in TENANTS:
             self._judge_limits(tenant)
         self._judge_counters()
@@ -315,6 +429,15 @@ class Asks(Driving):
             most = limits.get(name, 0)
             assert not most or held <= max(most, had.get(name, 0)), f"{tenant} has {held} of {most} {name}"
         self.had[tenant] = has
+        has_of, had_of = self.has_of(tenant), self.had_of[tenant]
+        for model, most in self.of_models[tenant].items():
+            assert not most or has_of[model] <= max(most, had_of[model]), f"{tenant} has {has_of} of {most} {model}"
+        self.had_of[tenant] = has_of
+        row = self.state.tenants.get(tenant)
+        if row is not None and row.spent is not None:
+            told = spent_at(row, self.state.time_ms).gpu_ms
+            assert abs(told - self.spent[tenant]) <= 500, f"{tenant} has spent {told}, and held {self.spent[tenant]}"
+            self.ends["spent"] += told > 0
         self._judge_keys(tenant)
         for job in self.state.tenants[tenant].jobs.values() if tenant in self.state.tenants else ():
             if job.waits and self.explained(job.name, tenant)["reason"] == "limit":
@@ -323,7 +446,13 @@ class Asks(Driving):
                     for name, need in self.needs(self.jobs[tenant, job.name]).items()
                     if limits.get(name, 0) and need > limits[name] - has[name]
                 ]
-                short += [key for key, count in self.keys[tenant].items() if count >= self.per_key(tenant)]
+                fields = self.jobs[tenant, job.name]
+                ranks = len(ranks_of(fields)) if "groups" in fields else 1
+                short += [key for key in self.keys[tenant] if self.keys[tenant][key] + ranks > self.per_key(tenant)]
+                short += ["fair_key"] if ranks > self.per_key(tenant) else []
+                by_model = self.short_of(tenant, fields)
+                self.ends["by model"] += bool(by_model)
+                short += by_model
                 assert short or self._is_behind(job, limits, has), f"{tenant}/{job.name} waits for no limit"
                 self.ends["limited"] += 1
 
@@ -349,7 +478,7 @@ class Asks(Driving):
             limits.get(name, 0) and need > limits[name] - has[name]
             for each in others
             for name, need in self.needs(self.jobs[job.tenant, each.name]).items()
-        )
+        ) or any(self.short_of(job.tenant, self.jobs[job.tenant, each.name]) for each in others)
 
     def _judge_ends(self, job: Job) -> None:
         for index in range(job.size):
