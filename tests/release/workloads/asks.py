@@ -35,7 +35,7 @@ ENDS: Final = (
     (-15, "end", ()),  # what was asked to end counts for nothing
 )
 ACTS: Final = (
-    *("submit",) * 6, *("end",) * 8, "requeue", "lead", "limit", "limit", "counter", "release", *("time",) * 2, "relimit"
+    *("submit",) * 6, *("end",) * 8, *("limit",) * 2, *("time",) * 2, "requeue", "lead", "counter", "release", "relimit"
 )  # fmt: skip
 ROWS: Final[tuple[dict[str, Any], ...]] = (
     {"on": ["exit:75", "oom"], "times": 2},
