@@ -308,6 +308,12 @@ class Member:
         if not self._begin(call, now_s):
             self._keep(call, now_s)
 
+    def on_own(self, call: Call, now_s: float) -> None:
+        """A call came that its caller has for this member: without a free place here, any other one may have it."""
+        self._look_at_rest(now_s)
+        if self.draining or not self._begin(call, now_s):
+            self._outside.send_on(call, call.waited(now_s))
+
     def on_turn(self, turn: Turn, now_s: float) -> None:
         """A leader says whether this member has its GPUs for calls."""
         if turn.awake:

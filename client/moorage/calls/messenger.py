@@ -76,7 +76,7 @@ from moorage.schemas.service import (
     Sought,
     Turn,
 )
-from moorage.schemas.subjects import ASK, Subjects, asked_of
+from moorage.schemas.subjects import ASK, Subjects, asked_of, member_of
 
 #: a member that ends by itself waits so long for a connection over which it can answer
 CLOSE_S: Final = 5.0
@@ -237,6 +237,8 @@ class Messenger:
             self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
         for endpoint in self.endpoints:
             self._calls.append(await self._connection.subscribe(self._method(endpoint), self._on_method, QUEUE))
+        with contextlib.suppress(BusError):  # without the right to it, calls come by the queue group alone
+            self._calls.append(await self._connection.subscribe(member_of(self._subject, self.id), self._on_own))
         self._tasks.append(asyncio.get_running_loop().create_task(self._send_loads()))
         first, *rest = self._discovery.subjects
         try:
@@ -343,6 +345,18 @@ class Messenger:
             else:
                 self._take(call)
             self._look()
+
+    def _on_own(self, delivery: Delivery) -> None:
+        """A call whose caller has chosen this member."""
+        call = self._call_of(delivery)
+        if call is None:
+            return
+        call.endpoint = (delivery.headers or {}).get(ENDPOINT, "")
+        if call.endpoint and call.endpoint not in self.endpoints:
+            self._search.begin(call)
+        else:
+            self.member.on_own(call, time.monotonic())
+        self._look()
 
     def _on_given(self, delivery: Delivery) -> None:
         """The answer to a `want`: a call with its caller's inbox as the reply, or an empty one, or the server's 503."""

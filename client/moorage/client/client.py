@@ -745,18 +745,23 @@ class AsyncClient:
         return await called.call(data, returns=returns, **how)
 
     def service(
-        self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        affinity: str | None = None,
     ) -> AsyncService:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`.
 
         `priority`, 0..100, is that of its calls while they wait for a place; 50 without it. `headers` go with each
-        call.
+        call. Calls with one `affinity`, 1 to 512 characters, go to one member while it has a free place.
         """
         from moorage.client.services import AsyncService, Calls
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return AsyncService(self._wire, self._calls, name, priority, headers, self.submit)
+        return AsyncService(self._wire, self._calls, name, priority, headers, self.submit, affinity)
 
     async def services(self) -> list[ServiceRow]:
         """Return the tenant's live services by name, as `moorage services` shows them: the job, versions, members, and

@@ -29,6 +29,8 @@ from moorage.bus.errors import BusError, Disconnected, NoResponders, PayloadTooL
 from moorage.bus.framing import new_inbox
 from moorage.bus.inbox import REPLIES_MAX, Answers
 from moorage.bus.transport import Delivery
+from moorage.client.affinity import Affinity
+from moorage.client.affinity import checked as checked_affinity
 from moorage.client.call_options import CallOptions, Options
 from moorage.client.call_values import ANY, Reads, encoded
 from moorage.client.durations import Duration, seconds
@@ -59,6 +61,7 @@ from moorage.schemas.service import (
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
+    ENDPOINT,
     ERROR,
     ERROR_CODE,
     EXPIRED,
@@ -86,6 +89,7 @@ from moorage.schemas.service import (
     WHOLE_MS,
     CallErrorBody,
 )
+from moorage.schemas.subjects import member_of
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.backoff import Backoff
 from moorage.system.spans import caller_span
@@ -147,6 +151,7 @@ class Calls:
         self._cancelling = False
         self._wakes: dict[str, _Wake] = {}  # by service: the last question for a member
         self._jobs: dict[str, str] = {}  # by service that nobody served: the job that has it
+        self.affinity = Affinity(self._begin)
         self._told: dict[str, tuple[float, asyncio.Task[tuple[str, str]]]] = {}  # why nobody did, and when it was asked
 
     async def inbox(self) -> Whereabouts:
@@ -341,7 +346,8 @@ class AsyncService:
 
     With `priority`, 0..100, its calls have a place before those of a lower one that wait at the same member; a call
     without has 50. Each second of waiting counts as 10 points more, so that nobody waits for ever. `headers` go with
-    each call; a `Content-Type` among them replaces that of the data.
+    each call; a `Content-Type` among them replaces that of the data. Calls with one `affinity`, a text of 1 to 512
+    characters, go to one member while it has a free place: a user, a session, a document.
 
     `timeout` of each method bounds a call with all its tries: the wait for a place, and the run. It defaults to the
     client's. `start_within` bounds the wait for a place alone, with all tries that found none, and `try_timeout` each
@@ -363,6 +369,7 @@ class AsyncService:
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
         submit: Callable[..., Coroutine[Any, Any, AsyncJob]] | None = None,
+        affinity: str | None = None,
     ) -> None:
         service, dot, endpoint = name.partition(".") if isinstance(name, str) else ("", "", "")
         if not is_service(service) or (dot and (not is_service(endpoint) or endpoint in NOT_ENDPOINTS)):
@@ -390,6 +397,8 @@ class AsyncService:
         self._service = service
         self._subject = client.subjects.call(client.tenant, service)
         self._called = f"{self._subject}.{endpoint}" if endpoint else self._subject
+        self._endpoint = endpoint
+        self.affinity = checked_affinity(affinity)
         self._attributes = {"moorage.tenant": client.tenant, "moorage.service": name}
 
     def __repr__(self) -> str:
@@ -708,13 +717,18 @@ class AsyncService:
             first_s=time_s.first_s,
         )
         reply, call = there.send(self._subject, token, answer), _UnderWay(answer, sending)
+        member = self._calls.affinity.member(there, self._subject, self.affinity) if self.affinity else ""
         with caller_span(f"call {self.name}", self._attributes, call.told) as headers:
             try:
-                sending.is_announced = await self._send(payload, reply, {**headers, **time_s.headers, **about})
+                told = {**headers, **time_s.headers, **about}
+                sending.is_announced = await self._send(payload, reply, told, member)
                 yield call
             except BusError as error:
                 # a call that was sent may run on, and its member cannot know that the connection was lost
                 call.is_over = isinstance(error, NotSent) or not isinstance(error, RequestTimeout | Lost)
+                if member and isinstance(error, NoResponders):
+                    there.gone(self._subject, member)
+                    raise self._member_gone from None
                 raise self._error(error, there) from None
             finally:
                 sending.stop()
@@ -745,22 +759,31 @@ class AsyncService:
         _all_there(last, len(parts))
         return Answer(reads.converted(values), last.headers or {})
 
-    async def _send(self, payload: bytes, reply: str, headers: dict[str, str]) -> bool:
-        """Send the call, and return whether its data are still to come, in parts."""
+    async def _send(self, payload: bytes, reply: str, headers: dict[str, str], member: str) -> bool:
+        """Send the call, to this member or to any, and return whether its data are still to come, in parts."""
         headers |= self.headers
+        to = member_of(self._subject, member) if member else self._called
+        if member and self._endpoint:
+            headers[ENDPOINT] = self._endpoint
         if self.priority is not None:
             headers[PRIORITY] = str(self.priority)
         link, in_parts = self._client.link, False
         try:
-            is_sent = await link.publish(self._called, payload, reply, headers)
+            is_sent = await link.publish(to, payload, reply, headers)
         except PayloadTooLarge:
             if len(payload) > INPUT_BYTES_MAX:
                 raise
             in_parts = True
-            is_sent = await link.publish(self._called, b"", reply, headers | {INPUT: str(len(payload))})
+            is_sent = await link.publish(to, b"", reply, headers | {INPUT: str(len(payload))})
         if not is_sent:
             raise NotSent(self._subject)
         return in_parts
+
+    @property
+    def _member_gone(self) -> CallRefused:
+        """The error of a call whose own member has left: the next try goes to another one."""
+        told = f"service {self.name} of {self._client.tenant}: the member with its affinity has left"
+        return CallRefused(client_problem(NO_MEMBER, told, next_step="call again"))
 
     def _unheard(self, where: str, timeout_s: float, there: Whereabouts) -> ClientError:
         """Return the exception for a call to members that cannot answer to this inbox."""

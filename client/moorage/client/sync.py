@@ -1039,9 +1039,16 @@ class Client(ClientBase):
             self._twin.call(service, data, returns=returns, priority=priority, headers=headers, **how)
         )
 
-    def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
+    def service(
+        self,
+        name: str,
+        *,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        affinity: str | None = None,
+    ) -> Service:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
-        return Service(self._thread, self._twin.service(name, priority=priority, headers=headers))
+        return Service(self._thread, self._twin.service(name, priority=priority, headers=headers, affinity=affinity))
 
     def services(self) -> list[ServiceRow]:
         """Return the tenant's live services by name, as `moorage services` shows them: the job, versions, members,

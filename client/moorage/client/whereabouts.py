@@ -150,6 +150,14 @@ class Whereabouts:
         if member and call is not None:
             self._note(call.subject, member, time.monotonic())
 
+    def heard(self, subject: str, since_s: float) -> list[str]:
+        """Return the members of a service that were heard since then, by the monotonic clock."""
+        return [member for member, heard_s in self._members.get(subject, {}).items() if heard_s >= since_s]
+
+    def gone(self, subject: str, member: str) -> None:
+        """A member of a service takes no calls any more."""
+        self._members.get(subject, {}).pop(member, None)
+
     def _note(self, subject: str, member: str, now_s: float) -> None:
         self._members.setdefault(subject, {})[member] = now_s
 
@@ -214,7 +222,16 @@ class Whereabouts:
         heard = await self._hear(_Question(subject, "", is_of_all=True, was_cut=False), {})
         return None if heard is None or heard.is_nobody_there else bool(heard.said) or heard.is_untold
 
-    async def _hear(self, question: _Question, missed: dict[str, Sent]) -> _Round | None:
+    async def seek(self, subject: str) -> None:
+        """Ask which members a service has: those that are there are `heard`. Raises BusError."""
+        await self._hear(_Question(subject, "", is_of_all=True, was_cut=False), {}, are_all_awaited=True)
+        kept_s, known = time.monotonic() - KEPT_S, self._members.get(subject, {})
+        for member in [each for each, heard_s in known.items() if heard_s < kept_s]:
+            del known[member]
+
+    async def _hear(
+        self, question: _Question, missed: dict[str, Sent], *, are_all_awaited: bool = False
+    ) -> _Round | None:
         """Ask, and return what is said; None without a connection. Those that are found leave `missed`."""
         heard = _Round()
         subject, member, is_of_all, was_cut, outlived_member = question
@@ -237,7 +254,8 @@ class Whereabouts:
                 heard.has_one_ended = True
                 for call in missed.values():
                     call.outlived_member = True
-            return not missed or (found.ended and not is_of_all)  # then all are asked at once
+            # where one has ended, all are asked at once
+            return not are_all_awaited and (not missed or (found.ended and not is_of_all))
 
         answer_s = ENDED_ANSWER_S if outlived_member else ANSWER_S
         token, future = self.answers.open(to, answer_s, is_last, is_kept=False, in_all=True)

@@ -67,6 +67,11 @@ def asked_of(calls: str, member: str = "") -> str:
     return f"{calls}.{ASK}.{member}" if member else f"{calls}.{ASK}"
 
 
+def member_of(calls: str, member: str) -> str:
+    """Return the subject of calls for one member of the service with this subject."""
+    return f"{calls}.at.{member}"
+
+
 class SubjectRow(NamedTuple):
     """A row of the table of subjects. `kind` is answered, asked, durable, broadcast, `broadcast, public` or ledger."""
 
@@ -265,6 +270,7 @@ class Subjects:
                 "submitter, caller, service",
                 "service",
                 "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer; "
+                "`<service>.at.<member>`: a call for this member, which gives it to any other if it has no free place; "
                 "`<service>.put.<member>.<call>`: data in parts; `<service>.ASK`, `<service>.ASK.<member>`: whether "
                 "members have calls",
             ),

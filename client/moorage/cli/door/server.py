@@ -23,6 +23,7 @@ from multidict import CIMultiDictProxy
 from moorage.cli.door.keys import Key, Keyring
 from moorage.cli.door.models import Models
 from moorage.cli.door.problems import DoorProblem, problem_of
+from moorage.client.affinity import KEY_CHARS_MAX
 from moorage.client.errors import ClientError
 from moorage.schemas.http_service import HTTP_HEADERS, HTTP_METHOD, HTTP_PATH, HTTP_STATUS, passed_on, target_trouble
 from moorage.schemas.names import is_service
@@ -46,7 +47,15 @@ BODY_S: Final = 600.0
 AHEAD_BYTES: Final = 4 << 20
 #: headers that stay at the door: who calls is the door's to know
 _KEPT: Final = frozenset(
-    ("authorization", "cookie", "x-api-key", "x-moorage-priority", "x-moorage-wait", "content-type")
+    (
+        "authorization",
+        "cookie",
+        "x-api-key",
+        "x-moorage-affinity",
+        "x-moorage-priority",
+        "x-moorage-wait",
+        "content-type",
+    )
 )
 #: headers of the member's server that the door has of its own
 _OWN: Final = frozenset(("date", "server"))
@@ -69,6 +78,7 @@ class _Named(msgspec.Struct):
 
     model: str = ""
     stream: bool = False
+    prompt_cache_key: Any = None
 
 
 _named: Final = msgspec.json.Decoder(_Named).decode
@@ -224,7 +234,8 @@ class Door:
                 raise DoorProblem(403, "forbidden", f"the key {key.name} calls models, and no service by its name")
             self._check_service(name, key)
             body = await self._body(request, held)
-            return _Call(name, f"/{rest}" + (f"?{query}" if query else ""), body, _is_stream(request, body))
+            target = f"/{rest}" + (f"?{query}" if query else "")
+            return _Call(name, target, body, _is_stream(request, body), _affinity(request.headers))
         if not target.startswith("/v1/"):
             raise DoorProblem(404, "not_found", "this door has /v1/…, /svc/NAME/…, /v1/models, /health and /metrics")
         body = await self._body(request, held)
@@ -239,7 +250,7 @@ class Door:
             raise DoorProblem(
                 404, "model_not_found", f"no service serves the model {named.model[:200]}; there are: {known or 'none'}"
             )
-        return _Call(service, target, body, named.stream)
+        return _Call(service, target, body, named.stream, _affinity(request.headers, named.prompt_cache_key))
 
     def _check_service(self, name: str, key: Key | None) -> None:
         if not is_service(name):
@@ -278,6 +289,7 @@ class Door:
             call.service,
             priority=_priority(request.headers, key),
             headers=_headers(request, call, exposed["X-Request-Id"]),
+            affinity=call.affinity,
         )
         start_s = min(self.limits.start_s, _seconds(request.headers, "X-Moorage-Wait") or self.limits.start_s)
         answers = service.answers(
@@ -334,12 +346,14 @@ class _Held:
 
 
 class _Call(NamedTuple):
-    """A call to make: the service, the target there, the body, and whether its caller wants a stream of events."""
+    """A call to make: the service, the target there, the body, whether its caller wants a stream of events, and what
+    it has in common with those that go to one member."""
 
     service: str
     target: str
     body: bytes
     stream: bool
+    affinity: str | None
 
 
 class _Out:
@@ -484,6 +498,12 @@ def _priority(headers: CIMultiDictProxy[str], key: Key | None) -> int | None:
     if not told.isascii() or not told.isdigit() or int(told[:4]) > PRIORITY_MAX:
         raise DoorProblem(400, "bad_header", f"X-Moorage-Priority must be 0..{PRIORITY_MAX}, found {told[:20]!r}")
     return min(int(told), most)
+
+
+def _affinity(headers: CIMultiDictProxy[str], of_body: Any = None) -> str | None:
+    """Return what calls have in common that go to one member: the header, or else OpenAI's field of the body."""
+    found = headers.get("X-Moorage-Affinity") or of_body
+    return found[:KEY_CHARS_MAX] if isinstance(found, str) and found else None
 
 
 def _seconds(headers: CIMultiDictProxy[str], name: str) -> float | None:

@@ -50,6 +50,13 @@ def call(
         int | None,
         Parameter(help="0 to 100: a higher one has a place before those that wait with a lower one. Default: 50."),
     ] = None,
+    affinity: Annotated[
+        str | None,
+        Parameter(
+            help="Calls with one text go to one member while it has a free place: a user, a session, a document.",
+            value="TEXT",
+        ),
+    ] = None,
     header: Annotated[
         list[str] | None, Parameter(help="A header of the call, for the service's function.", value="NAME=VALUE")
     ] = None,
@@ -85,7 +92,9 @@ def call(
     if each is not None:
         from moorage.cli.jobs.call_each import Each, call_each
 
-        what = Each(service, each, data, lines, to, at_once, within, priority, tuple(header or ()), submit, job)
+        what = Each(
+            service, each, data, lines, to, at_once, within, priority, affinity, tuple(header or ()), submit, job
+        )
         return guarded(options, lambda: call_each(what, options))
 
     sent: Any = None
@@ -98,7 +107,7 @@ def call(
 
         from moorage.client.errors import CallFailed, TimedOut, timed_out
 
-        called = client.service(service, priority=priority, headers=headers)
+        called = client.service(service, priority=priority, headers=headers, affinity=affinity)
         printed = _Printed()
         try:
             async with aclosing(called.answers(sent, timeout=within)) as parts:  # type: ignore[type-var]

@@ -38,6 +38,7 @@ class Each(NamedTuple):
     at_once: int
     within: str
     priority: int | None
+    affinity: str | None
     headers: tuple[str, ...]
     submits: bool
     job: str | None
@@ -50,6 +51,11 @@ def call_each(said: Each, options: Options) -> int:
         raise rejected("invalid-argument", why, found=said.data[:80], next="leave the word out")
     if said.at_once < 1:
         raise rejected("invalid-argument", "--at-once must be at least 1", found=said.at_once, next="leave it out")
+    if said.submits and said.affinity is not None:
+        raise rejected(
+            "invalid-argument", "--affinity: a job of --submit calls with all lines", found=said.affinity[:80],
+            next="leave out --affinity or --submit",
+        )  # fmt: skip
     if said.job is not None and not said.submits:
         raise rejected("invalid-argument", "--job names the job of --submit", found=said.job, next="add --submit")
     if said.submits and (said.lines is not None or said.to is not None):
@@ -72,7 +78,7 @@ def call_each(said: Each, options: Options) -> int:
         print_err(f"accepted: {many(len(items), 'call')} of {said.service}; moorage get {job.job} fetches the answers")
 
     async def call(client: AsyncClient) -> int:
-        service = client.service(said.service, priority=said.priority, headers=headers)
+        service = client.service(said.service, priority=said.priority, headers=headers, affinity=said.affinity)
         with _written(said.to) as file:
             writing = _Writing(file, ANSWERS_BYTES_MAX if said.to is not None else sys.maxsize)
             await call_with_each(service, items, first, writing.write, at_once=said.at_once, within_s=within_s)
