@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt tools/group.py worker/build_hook.py wor
 
 # what `make up` needs, which is a part of what the tests need
 $(RUNS): pyproject.toml constraints.txt
-	@echo "installing moorage into $(VENV): server, top and page"
+	@echo "installing moorage into $(VENV): server, top, page and http"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-compile -e '.[server,top,page,http]'
 	@touch $@

@@ -16,6 +16,7 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.ledger.acts import Epoch, Reserves
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
+from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.schedule.verdicts import TOLD_MS
 from moorage.schemas.operate import act_of
@@ -113,7 +114,7 @@ def test_a_gang_over_several_hosts_keeps_its_reservation_through_a_takeover() ->
 def begun() -> State:
     """The state with which a simulated ledger begins."""
     state = State()
-    fold(state, Record(1, 1, 1, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)]), 1)
+    fold(state, Record(FORMAT, 1, 1, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)]), 1)
     return state
 
 
