@@ -122,6 +122,8 @@ def _numbers(frame: Join) -> Iterable[tuple[str, int]]:
     yield "$.hello.cpu_milli", hello.cpu_milli
     yield "$.hello.memory_mib", hello.memory_mib
     yield "$.hello.gpu_cpu_milli", hello.gpu_cpu_milli
+    for name, count in hello.counts.items():
+        yield f"$.hello.counts.{name}", count
     for mode, most in hello.sharers_max.items():
         yield f"$.hello.sharers_max.{mode}", most
     for at, slot in enumerate(hello.lent_slots or ()):

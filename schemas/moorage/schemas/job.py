@@ -44,6 +44,8 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
+#: with which the names of counters begin that are of a host, as its worker has them
+HOST_COUNTER: Final = "host."
 #: counters of one request, and the most of one
 USES_MAX: Final = 16
 COUNTER_MAX: Final = 1_000_000
@@ -691,7 +693,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: Attempts that were drained or preempted count for nothing
     retry: list[Retry] = []
     #: how many of each of an operator's counters a replica takes while it is on a worker, as `{"matlab": 1}`: at most
-    #: 16 names of 1 to 63 characters. It waits until as many are left
+    #: 16 names of 1 to 63 characters. It waits until as many are left. `host.NAME` is a counter of each worker that has
+    #: it in its hello's `counts`: the replica goes where as many are left
     uses: dict[str, int] = {}
     #: whether it waits on hold, in no queue, until its tenant releases it (the verb `change`) or an operator does; its
     #: times count meanwhile
@@ -881,6 +884,17 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return self
         own = self.of_group(self.group_of(rank)[0])
         return msgspec.structs.replace(own, groups=self.groups, replicas=self.copies)
+
+    @property
+    def fleet_uses(self) -> tuple[tuple[str, int], ...]:
+        """The counters of operators that a replica takes, each with how many, in order of their names."""
+        return tuple(row for row in sorted(self.uses.items()) if not row[0].startswith(HOST_COUNTER))
+
+    @property
+    def host_uses(self) -> tuple[tuple[str, int], ...]:
+        """The same of the counters of its host, by their names there."""
+        rows = sorted(self.uses.items())
+        return tuple((name[len(HOST_COUNTER) :], count) for name, count in rows if name.startswith(HOST_COUNTER))
 
     def group_of(self, rank: int) -> tuple[int, int]:
         """Return the place of a rank's group among `groups`, and the first rank of that group."""

@@ -20,6 +20,7 @@ from moorage.schemas.gpu import MEMORY_MIB_MAX, check_pattern
 from moorage.schemas.job import (
     CHECKPOINT_SIGNALS,
     DURATION_S_MAX,
+    HOST_COUNTER,
     PRIORITY_MAX,
     REPLICAS_MAX,
     check_duration,
@@ -390,6 +391,8 @@ class CounterAct(_Act, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_uses({self.name: self.most or 1})
+        if self.name.startswith(HOST_COUNTER):
+            raise ValueError(f"name must not begin with {HOST_COUNTER}: workers have those, found {self.name}")
 
 
 class FeatureLevelAct(_Act, frozen=True, kw_only=True):

@@ -208,7 +208,7 @@ NVLINK: Final = add(
 DEVICE: Final = add("device", "no remaining worker has the devices that it names", ends=Ends.NEVER, cures=_REQUEST)
 HOST_SIZE: Final = add(
     "host-size",
-    "no remaining worker has as much CPU and memory as one replica asks for, even when idle",
+    "no remaining worker has as much CPU and memory, and as many of its own counters, as one replica asks for",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -329,7 +329,9 @@ LEAVING: Final = add(
     cures=_IN_TIME,
 )
 HOST_BUSY: Final = add(
-    "host-busy", "the workers that have the GPUs for it free have too little free CPU or memory for it", cures=_REQUEST
+    "host-busy",
+    "the workers that have the GPUs for it free have too little CPU or memory for it, or too few of their counters",
+    cures=_REQUEST,
 )
 GANG: Final = add(
     "gang", "a gang starts as a whole, and now there is room for only some of its replicas", cures=_IN_TIME

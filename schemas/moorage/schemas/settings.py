@@ -450,6 +450,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "nats": '"nats://127.0.0.1:4222"',
     "simulate": '"4x8xH100"',
     "labels": '{ zone = "a" }',
+    "counts": "{ camera = 2 }",
     "sharers_max": "{ mps = 8 }",
     "slot_modes": '{ 0 = "exclusive", 1 = "mps time-slice" }',
     "idle_reclaim_s": "{ vision = 7200 }",

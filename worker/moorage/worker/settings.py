@@ -18,7 +18,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LEAVING_S_MAX, OTHERS, Device
 from moorage.schemas.frames.fleet import LEASE_S_MAX, LOAD_S_DEFAULT
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
-from moorage.schemas.job import QOS, UID_MAX, Qos
+from moorage.schemas.job import QOS, UID_MAX, Qos, check_uses
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.staying import port_range
@@ -83,6 +83,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         PREFIX_DEFAULT
     )
     labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
+    counts: Annotated[
+        dict[str, int],
+        setting("Counters of which jobs take with --uses host.NAME=1, as camera=2 for two cameras.", flag="count"),
+    ] = {}
     modes: Annotated[
         tuple[str, ...],
         setting("Sharing modes on offer: exclusive, time-slice, and mps where MPS daemons run (see the setting mps)."),
@@ -462,6 +466,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key in self.labels:
             if not LABEL_KEY.fullmatch(key):
                 raise ValueError(f"labels must have keys of 1..63 letters, digits and _./-, found {key[:80]!r}")
+        try:
+            check_uses(self.counts)
+        except ValueError as error:
+            raise ValueError(str(error).replace("uses", "counts")) from None
         for mode in self.modes:
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")

@@ -14,6 +14,7 @@ from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
 from moorage.schemas.answers.jobs import HolderRow, Holders
 from moorage.schemas.held_data import keys_of
+from moorage.schemas.job import HOST_COUNTER
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -299,6 +300,7 @@ def _planned(worker: Worker) -> str:
 def _asked_of_host(shape: Shape) -> str:
     asked = [f"{shape.cpu_milli / 1000:g} cores"] if shape.cpu_milli else []
     asked += [f"{shape.memory_mib / 1024:.1f} GiB".replace(".0 ", " ")] if shape.memory_mib else []
+    asked += [f"{count} {HOST_COUNTER}{name}" for name, count in shape.counts]
     return f"it asks for {' and '.join(asked)} on one host" if asked else ""
 
 
@@ -364,7 +366,11 @@ def _data_on(host: Host, shape: Shape, tenant: str) -> list[str]:
 def _left_of_host(host: Host, shape: Shape) -> str:
     cores = f"{host.cpu_left(shape) / 1000:g} of {host.cpu_of(shape) / 1000:g} cores"
     cores += " for jobs without a GPU" * (host.cpu_of(shape) < host.cpu_milli)
-    return f"{cores}, {host.memory_free // 1024} of {host.memory_mib // 1024} GiB free"
+    counts = [
+        f"{host.counts_free.get(name, 0)} of {host.counts.get(name, 0)} {HOST_COUNTER}{name}, "
+        for name, _ in shape.counts
+    ]
+    return f"{''.join(counts)}{cores}, {host.memory_free // 1024} of {host.memory_mib // 1024} GiB free"
 
 
 def _but_for_health(host: Host, shape: Shape) -> int:

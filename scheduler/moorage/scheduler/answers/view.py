@@ -125,7 +125,7 @@ class View:
         """
         verdicts = self._engine.planner.verdicts
         found = (verdicts.taken_back if self._held is None else verdicts.excluded)(priority, shape, tenant)
-        return found - self._order.closed_by_limits(tenant, shape) if self._state.by_model else found
+        return found - self._order.closed_by_limits(tenant, shape) if self._state.by_model or shape.counts else found
 
     def left_too_soon(self, num: int) -> frozenset[int]:
         """Return the numbers of the hosts that a waiting job cannot use because of a planned drain."""

@@ -615,7 +615,7 @@ def _over_limit(engine: Engine, job: Job, shape: Shape, reason: Reason) -> Expla
         parts = [f"{words(part, held[part])} of {words(part, bounds[part])}" for part in short]
         because = f"tenant {job.tenant} has {', '.join(parts)}, and this needs {words(short[0], needed[short[0]])}"
         return replace(_explained(job, reasons.LIMIT, because), limit=limit_of(engine.state, tenant))
-    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.ranks):
+    if fairkeys.is_full(tenant, job.fair, shape.ranks) and tenant.limits is not None:
         used = tenant.keys.get(job.fair) if tenant.keys else None
         has = f"{used.running if used is not None else 0} of {tenant.limits.running_key} replicas at once"
         whose = f"fair key {job.fair}" if job.fair else "what has no fair key"

@@ -59,7 +59,7 @@ def _cancel(job: Job, say: str) -> Remedy:
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
     named = [*_raised(engine, tenant, shape), *_raised_models(engine, job, tenant, shape)]
-    if tenant.limits is not None and tenant.limits.running_key and not fairkeys.room(tenant, job.fair, shape.ranks):
+    if fairkeys.is_full(tenant, job.fair, shape.ranks):
         used = tenant.keys.get(job.fair) if tenant.keys else None
         most = (0 if used is None else used.running) + shape.ranks
         named.append(({"running_per_key": most}, f"--running-per-key {most}"))

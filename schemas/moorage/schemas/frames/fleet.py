@@ -86,6 +86,7 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     memory_mib: int = 0
     #: of `cpu_milli`, so much is kept for each GPU that it lends: jobs without a GPU get the rest
     gpu_cpu_milli: int = 0
+    counts: dict[str, int] = {}  # what jobs take of it with `uses` as `host.NAME`: cameras, licences bound to it
     gpu_pool: list[Device] = []
     interface: str | None = None
     address: str = ""

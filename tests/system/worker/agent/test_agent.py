@@ -303,12 +303,15 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
             await w.add("w2", slot_modes={"4": "mps"})
 
 
-async def test_the_leader_is_told_of_the_cores_that_are_kept_for_each_gpu(
+async def test_the_leader_is_told_of_the_cores_that_are_kept_for_each_gpu_and_of_counters(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
     async with world(nats_url, unique, tmp_path) as w:
-        await w.add(cores_per_gpu=2.5)
-        assert (await w.leader.joined("w1")).joins[0].hello.gpu_cpu_milli == 2_500
+        await w.add(cores_per_gpu=2.5, counts={"camera": 2})
+        hello = (await w.leader.joined("w1")).joins[0].hello
+        assert (hello.gpu_cpu_milli, hello.counts) == (2_500, {"camera": 2})
+        with pytest.raises(ValueError, match=r"counts.camera must be 1"):
+            await w.add("w2", counts={"camera": 0})
 
 
 async def test_a_frame_that_cannot_be_read_or_answers_nothing_that_was_asked_ends_no_agent(

@@ -149,3 +149,13 @@ def test_a_record_that_is_taken_back_takes_back_what_keys_use() -> None:
     draft = drive.engine.build(drive.now + 1, drive.now + 1)
     assert draft is not None
     assert (drive.state.tenants["t"].keys or {}) != before
+
+
+def test_without_keys_no_job_waits_for_the_limit_of_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
+    drive = Driving.with_hosts(1)
+    raise_level(drive)
+    drive.order("limit", running_per_key=1)
+    drive.submit("gang", gpu={"scheduling": "gang"}, replicas=2)
+    drive.settle()
+    assert drive.explained("gang")["reason"] != "limit"

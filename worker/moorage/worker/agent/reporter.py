@@ -193,6 +193,7 @@ class Reporter:
             cpu_milli=facts.cpu_milli,
             memory_mib=facts.memory_mib,
             gpu_cpu_milli=round(settings.cores_per_gpu * 1000),
+            counts=settings.counts,
             gpu_pool=self.devices,
             interface=settings.interface,
             address=settings.address or "",

@@ -369,6 +369,8 @@ class Fleet:
         if not shape.count:
             host.cpu_rest -= shape.cpu_milli * count
         host.memory_free -= shape.memory_mib * count
+        for name, each in shape.counts:
+            host.counts_free[name] = host.counts_free.get(name, 0) - each * count
         if shape.mode <= EXCLUSIVE:
             for mask in masks:
                 host.free &= ~mask
@@ -408,6 +410,8 @@ class Fleet:
             if not shape.count:
                 host.cpu_rest += shape.cpu_milli
             host.memory_free += shape.memory_mib
+            for name, each in shape.counts:
+                host.counts_free[name] = host.counts_free.get(name, 0) + each
             if shape.mode <= EXCLUSIVE:
                 host.free |= mask & host.lent
             else:
@@ -557,6 +561,12 @@ class Fleet:
                 if replicas <= 0:
                     return replicas
         return replicas
+
+    def lacking(self, shape: Shape) -> frozenset[int]:
+        """Return the hosts that have too few of the counters left that a shape takes of its host."""
+        if not shape.counts:
+            return _NONE
+        return frozenset(num for num, host in self.hosts.items() if not host.times(shape, host.counts_free))
 
     def usable(self, shape: Shape, excluded: frozenset[int] = frozenset()) -> Iterator[tuple[Host, Fit]]:
         """Yield the usable hosts outside `excluded` that a shape fits, with how; they may have no room now."""

@@ -18,6 +18,7 @@ from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, OTHERS, AttemptUse, Reported
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.job import HOST_COUNTER
 from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
@@ -31,8 +32,8 @@ RANKS_MAX: Final = 1_024
 #: so many load frames in a row may be missed, and nothing new is placed on the host
 LOADS_MISSED_MAX: Final = 3
 When = Literal["ever", "emptied", "now"]
-#: slots lent, thousandths of a core, of these kept for jobs with GPUs, MiB
-Size = tuple[int, int, int, int]
+#: slots lent, thousandths of a core, of these kept for jobs with GPUs, MiB, counters
+Size = tuple[int, int, int, int, tuple[tuple[str, int], ...]]
 
 
 class SharedDevice:
@@ -305,6 +306,8 @@ class Host:
         "busy",
         "closed",
         "cls",
+        "counts",
+        "counts_free",
         "cpu_free",
         "cpu_kept",
         "cpu_milli",
@@ -356,6 +359,8 @@ class Host:
         #: CPU that only jobs with GPUs may have; and of the rest, what no job without a GPU has
         self.cpu_kept = min(self.cpu_milli, int(hello.get("gpu_cpu_milli", 0)) * self.lent.bit_count())
         self.cpu_rest = self.cpu_milli - self.cpu_kept
+        self.counts: dict[str, int] = hello.get("counts") or {}  # counters that jobs take of it
+        self.counts_free = dict(self.counts)
         self.held = 0  # number of attempts counted
         self.version = 0  # grows whenever attempts are counted in or out
         self.labels: dict[str, str] = hello["labels"]
@@ -422,7 +427,8 @@ class Host:
     @property
     def size(self) -> Size:
         """The host's capacity, see `Size`. Hosts of equal capacity compare equal."""
-        return self.lent, self.cpu_milli, self.cpu_kept, self.memory_mib
+        counts = tuple(sorted(self.counts.items())) if self.counts else ()
+        return self.lent, self.cpu_milli, self.cpu_kept, self.memory_mib, counts
 
     def cpu_of(self, shape: Shape) -> int:
         """Return the CPU, in thousandths of a core, that jobs of this shape may have in all."""
@@ -546,7 +552,13 @@ class Host:
         if shape.cpu_milli or shape.memory_mib:
             cpu_milli = self.cpu_left(shape) if now else self.cpu_of(shape)
             most = self.within(shape, most, cpu_milli, self.memory_free if now else self.memory_mib)
+        if shape.counts:
+            most = min(most, self.times(shape, self.counts_free if now else self.counts))
         return max(0, most)
+
+    def times(self, shape: Shape, counts: dict[str, int]) -> int:
+        """Return for how many replicas of a shape that takes counters of its host these are enough."""
+        return max(0, min(counts.get(name, 0) // each for name, each in shape.counts))
 
     def within(self, shape: Shape, most: int, cpu_milli: int, memory_mib: int) -> int:
         """Return for how many replicas of a shape, at most `most`, this much CPU and memory is enough."""
@@ -587,6 +599,7 @@ class Host:
         """Return the slots of as many replicas, at most `most`, as fit now on wholly free devices."""
         free = self.open & self.cls.fit(shape).mask
         most = min(most, self.cls.rooms(free, shape), ATTEMPTS_MAX - self.held)
+        most = min(most, self.times(shape, self.counts_free)) if shape.counts else most
         masks: list[int] = []
         for _ in range(self.within(shape, most, self.cpu_left(shape), self.memory_free)):
             mask = self.cls.pick(free, shape)
@@ -615,7 +628,7 @@ class Host:
         """
         if shape.driver in self.down:
             return False
-        if self.held >= ATTEMPTS_MAX:
+        if self.held >= ATTEMPTS_MAX or (shape.counts and not self.times(shape, self.counts_free)):
             return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_left(shape):
             return False
@@ -658,4 +671,5 @@ def size_of_largest(hosts: list[Host], shape: Shape) -> str:
     """
     cores, gib = max(host.cpu_of(shape) for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
     kept = " for jobs without a GPU" * any(host.cpu_of(shape) < host.cpu_milli for host in hosts)
-    return f"{cores:g} cores{kept} and {gib} GiB"
+    counts = [f"{max(host.counts.get(name, 0) for host in hosts)} {HOST_COUNTER}{name}, " for name, _ in shape.counts]
+    return f"{''.join(counts)}{cores:g} cores{kept} and {gib} GiB"

@@ -65,6 +65,7 @@ class Shape:
         "by_name",
         "compute_percent",
         "count",
+        "counts",
         "cpu_milli",
         "data",
         "device_asked",
@@ -149,7 +150,8 @@ class Shape:
         self.prefers = tuple(map(wish, request.prefers))  # in their order
         self.data = tuple(sorted(request.run.data.items())) if request.run else ()  # a host that has it is preferred
         self.paths = frozenset(name for name, source in self.data if source.startswith("/"))  # only where they are
-        self.uses = tuple(sorted(request.uses.items()))  # counters, which no host has
+        self.uses = request.fleet_uses if request.uses else ()  # counters, which no host has
+        self.counts = request.host_uses if request.uses else ()  # those that a host has
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
         self.vendor = gpu.effective_vendor if gpu else ""
@@ -364,7 +366,7 @@ class Shapes:
 def _word_bytes(shape: Shape) -> int:
     labels = [word for name, values in shape.requires.items() for word in (name, *values)]
     labels += [word for each in shape.where for word in each if word is not None]
-    labels += [name for name, _ in shape.uses]
+    labels += [name for name, _ in (*shape.uses, *shape.counts)]
     labels += [word for each in shape.data for word in each]
     words = (shape.driver, shape.as_user, shape.vendor, *shape.models, *shape.device_ids, *labels)
     return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

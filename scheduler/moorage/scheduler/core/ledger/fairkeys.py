@@ -99,6 +99,12 @@ def room(tenant: Tenant, key: str, together: int) -> int:
     return max(0, most - used.running) // together
 
 
+def is_full(tenant: Tenant, key: str, together: int) -> bool:
+    """Return whether a tenant's limit for each key keeps a replica, or a gang, of a key waiting."""
+    is_set = tenant.keys is not None and tenant.limits is not None and bool(tenant.limits.running_key)
+    return is_set and not room(tenant, key, together)
+
+
 def live(tenant: Tenant) -> int:
     """Return of how many keys jobs run or wait. It reads all jobs of a tenant that has keys: for questions."""
     if tenant.keys is None:

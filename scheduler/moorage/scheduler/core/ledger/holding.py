@@ -32,7 +32,7 @@ def needs_of(job: Job, rank: int = 0) -> Needs:
         groups = request.groups
         host = groups[request.group_of(rank)[0]].resources if groups else request.resources
         cores, memory = (0, 0) if host is None else (host.cpu_milli, host.memory_mib)
-        needs = Needs(cores, memory, request.is_gang, tuple(sorted(request.uses.items())))
+        needs = Needs(cores, memory, request.is_gang, request.fleet_uses)
         if groups:
             return needs
         job.needs = needs

@@ -380,10 +380,12 @@ class QueueOrder:
         return tenant in self.state.by_model
 
     def closed_by_limits(self, tenant: str, shape: Shape) -> frozenset[int]:
-        """Return the hosts that have only models of which a tenant's limits leave too few for a shape."""
+        """Return the hosts with models of which a tenant's limits leave too few for a shape, and those with too few of
+        the counters that it takes of its host."""
+        lacking = self._fleet.lacking(shape) if shape.counts else _NOBODY
         if tenant not in self.state.by_model:
-            return _NOBODY
-        return models.closed(self._fleet, self.state.read_tenant(tenant), shape)
+            return lacking
+        return models.closed(self._fleet, self.state.read_tenant(tenant), shape) | lacking
 
     def short_of_models(self, tenant: str, shape: Shape) -> dict[str, int]:
         """Return of which models that a shape must have its tenant's limits leave too few, with what it needs."""

@@ -216,7 +216,7 @@ class Placing:
         taken, mode = 0, -1
         if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
-        if shape.avoid or shape.data or host.worker.window is not None or draft.avoided:
+        if shape.avoid or shape.data or shape.counts or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
         if order.has_failed(host.worker.num):
             return 0, choice  # those that failed to start on it come there last
@@ -288,7 +288,7 @@ class Placing:
                 taken.append((choice, part))
                 if part.spread:
                     self._count_peer(part, peers, choice.host.worker.num)
-                if part.on_host_max == 1:
+                if part.on_host_max == 1 or (part.counts and not choice.host.times(part, choice.host.counts_free)):
                     closed |= {choice.host.worker.num}
         return taken
 
