@@ -40,5 +40,7 @@ def test_what_an_agent_types_to_change_the_repository_is_there() -> None:
     targets = re.findall(r"^([a-z-]+):", (DOCS.parent / "Makefile").read_text(), re.MULTILINE)
     for line in re.findall(r"^make ([a-z ]+[a-z])", AGENTS, re.MULTILINE):
         assert set(line.split()) <= set(targets), line
+    for file in re.findall(r"\btests/\S+\.py\b", AGENTS):
+        assert (DOCS.parent / file).is_file(), file
     for target in re.findall(r"\]\(([^)#]+)", AGENTS):
         assert (DOCS.parent / target).exists(), target
