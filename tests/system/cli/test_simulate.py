@@ -220,6 +220,14 @@ async def test_a_trace_of_a_running_ledger_is_proven_and_changed(node: Node, uni
     assert told["placements"] >= 2
     unknown = await node.run("simulate", file, "--without", "nobody")
     assert (unknown.code, "no host nobody joins" in unknown.err) == (2, True)
+    unknown = await node.run("simulate", file, "--quota", "nobody=1@0s")
+    assert (unknown.code, "no job of tenant nobody" in unknown.err) == (2, True)
+    (tmp_path / "rules.toml").write_text(
+        f'[[rule]]\ntenant = "nobody"\nmax_wait_s = 1\n[[rule]]\ntenant = "{unique}"\nmax_wait_s = 900\n'
+    )
+    judged = await node.run("policy", "test", str(tmp_path / "rules.toml"), "--trace", file)
+    assert [row[1] for row in judged.rows[1:]] == ["no job", "kept"], judged.out
+    assert "no job of which tenant nobody: max_wait_s 1 says anything" in judged.err
     again = await node.run("admin", "trace", file)
     assert (again.code, "File exists" in again.err) == (1, True)
     text = (await node.run("admin", "trace", "-", "--anonymous")).out

@@ -21,7 +21,9 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.scheduler.ledger.ledger_reader import CannotShow, LedgerReader, concerns, rows
 from moorage.scheduler.ledger.snapshots import Snapshots
+from moorage.scheduler.ledger.traced import read_trace
 from moorage.schemas.subjects import Subjects
+from moorage.testing.simulate.from_ledger import TraceWriter
 from tests.servers import Server
 from tests.system.cli.node import Node, moorage, node_on, unread
 from tests.unit.scheduler.driving import Driving
@@ -121,6 +123,8 @@ async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats
         assert [row.get("recorded", True) for row in after][:3] == [False] * 3, "by its outcome alone"
         again = made.drive.attempt("wide", tenant="u").fence
         assert [row["state"] for row in await made.told(again) if row.get("job") == "wide"] == ["PLACED"]
+        trace = await read_trace(nats_server.url, unique, TraceWriter, None)
+        assert (trace.records, trace.is_cut) == (made.stored - cut, True), "it begins with the older snapshot"
 
 
 @pytest.mark.slow

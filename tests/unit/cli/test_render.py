@@ -15,7 +15,7 @@ from moorage.cli.fleet import usage
 from moorage.cli.fleet.workers import model_words, packed, trouble_lines
 from moorage.cli.framework.console import plain, print_err, print_error, print_out
 from moorage.cli.framework.fields import filled
-from moorage.cli.framework.render import Rows, age, day_and_time, facts, table
+from moorage.cli.framework.render import Rows, age, day_and_time, facts, hours, table
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs import job_rows, show, wait
@@ -154,8 +154,8 @@ def test_wide_letters_take_two_columns_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_moment_to_come_has_its_day() -> None:
     now = datetime(2026, 11, 22, 21, 48, tzinfo=UTC)
-    for hours, said in ((2, "today 23:48"), (23, "tomorrow 20:48"), (47, "2026-11-24 20:48")):
-        assert day_and_time(now + timedelta(hours=hours), now) == said
+    for ahead, said in ((2, "today 23:48"), (23, "tomorrow 20:48"), (47, "2026-11-24 20:48")):
+        assert day_and_time(now + timedelta(hours=ahead), now) == said
 
 
 def test_output_of_replicas_comes_in_whole_lines_with_the_replica_before_each() -> None:
@@ -766,3 +766,8 @@ def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() 
     assert "4 of 17, in its request" in words_of({**data, "request": some})
     file = {"run": {"items": {"file": "lr.csv", "format": "csv"}}}
     assert "lr.csv, one of its files" in words_of({**data, "request": file})
+
+
+@pytest.mark.parametrize(("of", "shown"), [(0, "0.00"), (1.54 / 3600, "0.00043"), (0.004, "0.004"), (12.3456, "12.35")])
+def test_hours_of_a_short_wait_are_not_zero(of: float, shown: str) -> None:
+    assert hours(of) == shown

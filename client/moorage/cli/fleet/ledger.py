@@ -14,7 +14,7 @@ from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.files import cannot_read
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
-from moorage.cli.framework.render import table
+from moorage.cli.framework.render import age, table
 from moorage.cli.framework.settings import FILE_HELP, the_file
 from moorage.client.answers import FleetInfo
 from moorage.client.errors import rejected
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers' {FILE_HELP[0].lower()}{FILE_HELP[1:]}"
+#: a trace with less than this part of the time asked for says so
+_SPAN_MIN: Final = 0.9
 REPLICAS: Final = (
     "Copies of the ledger. Default: the schedulers' setting; without it, as many as the ledger of the backup had."
 )
@@ -101,7 +103,10 @@ def trace(
                 file.writelines(written.lines())
         told = ", ".join(f"{count} {what}" for what, count in written.untold.items())
         said = f"{many(written.jobs, 'job')} of {many(written.records, 'record')} from {written.since}"
+        said += f", {age(written.span_ms)}"
         print_err(said + (f"; not told: {told}" if told else ""))
+        if since_ms is not None and written.is_cut and written.span_ms < since_ms * _SPAN_MIN:
+            print_err(f"the ledger goes back no further than that, and not {since}: snapshot_records says how far")
         return 0
 
     return ledger_guarded(options, act)

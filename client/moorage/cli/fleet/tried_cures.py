@@ -11,7 +11,7 @@ from moorage.cli.fleet.playing import ALL, as_row, compared, configs_of, trace_o
 from moorage.cli.fleet.usage_pages import all_pages
 from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.options import guarded, with_client
-from moorage.cli.framework.render import table
+from moorage.cli.framework.render import hours, table
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.waited import WaitedAnswer, WaitedRow
@@ -83,7 +83,7 @@ def _print(name: str, told: list[WaitedRow], rows: list[dict[str, Any]], options
         print_err("nothing to try: no cause of these waits has a change that a trace can play")
         return
     cells = [
-        [row["cause"], f"{sums[row['cause']] / _HOUR_S:.2f}", row["change"], row["tenant"] or ALL, row["told"]]
+        [row["cause"], hours(sums[row["cause"]] / _HOUR_S), row["change"], row["tenant"] or ALL, row["told"]]
         for row in rows
     ]
     print_out(table(["CAUSE", "WAIT-H", "TRIED", "JOBS OF", "WAIT MEAN"], cells, numbers=("WAIT-H",)))

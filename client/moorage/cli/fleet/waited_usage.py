@@ -12,7 +12,7 @@ from moorage.cli.fleet.usage_pages import all_pages
 from moorage.cli.framework.console import print_err, print_out
 from moorage.cli.framework.fleets import Table, are_several, show_each
 from moorage.cli.framework.options import RowOptions, with_client
-from moorage.cli.framework.render import utc
+from moorage.cli.framework.render import hours, utc
 from moorage.client.durations import seconds
 from moorage.schemas.answers.operators import PromiseRow, PromisesAnswer
 from moorage.schemas.units import many
@@ -105,8 +105,8 @@ def _table(words: list[str], rows: list[WaitedRow]) -> Table:
     cells = [
         [
             *_names(words, row),
-            f"{row.wait_s / _HOUR_S:.2f}",
-            f"{row.gpu_s / _HOUR_S:.2f}",
+            hours(row.wait_s / _HOUR_S),
+            hours(row.gpu_s / _HOUR_S),
             str(row.jobs),
             *([MEANS.get(row.cause or "", "")] if "cause" in words else []),
         ]

@@ -22,6 +22,9 @@ __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 T = TypeVar("T")
 
 GAP: Final = "  "
+#: hours below the second are shown with digits that count, down to the first
+_HOURS_SHOWN: Final = 0.0001
+_HOURS_SMALL: Final = 0.01
 #: the state of a service that has no members, as no calls come
 ASLEEP: Final = "asleep: the first call starts it"
 #: the wished width of the last column; the least one at which its text is cut and not put into a line of its own
@@ -55,6 +58,11 @@ _STATE_STYLE: Final = {
     "CANCELLED": "dim",
     "left": "dim",
 }
+
+
+def hours(of: float) -> str:
+    """Return hours with two decimals, below a hundredth with two digits that count."""
+    return f"{of:.2g}" if _HOURS_SHOWN <= of < _HOURS_SMALL else f"{of:.2f}"
 
 
 def table(

@@ -19,6 +19,7 @@ from moorage.cli.framework.render import table
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
+    from moorage.testing.simulate.policy import Judged
     from moorage.testing.simulate.trace import TraceEvent, TraceJob
 
 
@@ -77,11 +78,11 @@ def try_rules(
             for each in judged:
                 emit({"kind": "rule", **msgspec.to_builtins(each), "fails": each.fails})
         else:
-            rows = [
-                [one.rule, "broken" if one.fails else "kept", one.jobs, f"{one.broken} of {one.copies}", _by(one.by)]
-                for one in judged
-            ]
+            rows = [[one.rule, _is(one), one.jobs, f"{one.broken} of {one.copies}", _by(one.by)] for one in judged]
             print_out(table(["RULE", "IS", "JOBS", "BROKEN IN", "BY"], rows, numbers=("JOBS",)))
+        for one in judged:
+            if not one.jobs:
+                print_err(f"{trace} has no job of which {one.rule} says anything")
         broken = next(((rule, each) for rule, each in zip(wanted, judged, strict=True) if each.fails), None)
         if broken is None:
             return 0
@@ -92,6 +93,10 @@ def try_rules(
         return EXIT_FAILED
 
     return guarded(options, act)
+
+
+def _is(judged: Judged) -> str:
+    return "broken" if judged.fails else "kept" if judged.jobs else "no job"
 
 
 def _by(by: dict[str, float]) -> str:

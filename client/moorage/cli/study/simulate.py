@@ -20,7 +20,7 @@ from moorage.cli.framework.console import emit, print_err, print_out
 from moorage.cli.framework.exit_codes import EXIT_DRIFT, EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
-from moorage.cli.framework.render import table
+from moorage.cli.framework.render import hours, table
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 
@@ -127,6 +127,13 @@ def simulate(
                         allowed=", ".join(sorted(map(str, names))[:HOSTS_NAMED_MAX]), next="name one of them",
                     )  # fmt: skip
             limits, quota_now = _timed_quotas(quota or []), list[str]()
+            tenants = {job.tenant for job in jobs}
+            for tenant in limits:
+                if tenant not in tenants:
+                    raise rejected(
+                        "invalid-argument", f"no job of tenant {tenant} in {trace}", found=tenant,
+                        allowed=", ".join(sorted(tenants)[:HOSTS_NAMED_MAX]), next="name one of them",
+                    )  # fmt: skip
             added = [] if add is None else [replace(host, name=f"added-{host.name}") for host in _hosts(add)]
             events, hosts = edited(events, add=added, without=without or [], quotas=limits), []
         elif add or without or prove:
@@ -434,11 +441,11 @@ def _print_simulated(label: str, done: Simulated) -> None:
             name,
             waits.jobs,
             waits.started,
-            f"{waits.wait_mean_h:.2f}",
-            f"{waits.wait_p50_h:.2f}",
-            f"{waits.wait_p90_h:.2f}",
-            f"{waits.wait_max_h:.2f}",
-            f"{waits.jct_mean_h:.2f}",
+            hours(waits.wait_mean_h),
+            hours(waits.wait_p50_h),
+            hours(waits.wait_p90_h),
+            hours(waits.wait_max_h),
+            hours(waits.jct_mean_h),
             f"{waits.slowdown_mean:.2f}",
             f"{waits.gpu_hours:.1f}",
         ]

@@ -116,15 +116,17 @@ class Snapshots:
                 await self._js.purge(stream, subject=subject, below_seq=last.seq)
 
 
-async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
-    """Return the state to start from: the newest snapshot that a ledger record names and that can be read.
+async def recover(ledger: Ledger, snapshots: Snapshots, *, oldest: bool = False) -> State:
+    """Return the state to start from: the newest snapshot that a ledger record names and that can be read, or the
+    oldest.
 
     If there is none, an empty state. Later records are not folded. If snapshots are of another release, and the records
     before them are deleted, reading on raises `SnapshotsUnread`. Raises `LedgerBroken`, `BusError`.
     """
     unread = ledger.unread_snapshot = ""
     ledger.epochs_last = 0
-    for name, seq, digest in await ledger.named_snapshots():
+    named = await ledger.named_snapshots()
+    for name, seq, digest in reversed(named) if oldest else named:
         try:
             state = await snapshots.read(name, digest)
         except BadSnapshot as error:

@@ -28,8 +28,8 @@ R = TypeVar("R", bound=Reader)
 async def read_trace(target: str | None, prefix: str, make: Callable[[State], R], since_ms: int | None) -> R:
     """Return what `make` returns for the state at which the trace begins, once it has read all records behind.
 
-    With `since_ms` the trace begins so long before the last record; without it with the first record if it is still
-    there, else with the newest snapshot. Raises `LedgerBroken`, `BusError`.
+    With `since_ms` the trace begins so long before the last record; without it, or if less is there, with the first
+    record if it is still there, else with the older of the two snapshots. Raises `LedgerBroken`, `BusError`.
     """
     subjects = Subjects(prefix)
     async with await connect(target, "moorage-trace") as connection:
@@ -39,7 +39,7 @@ async def read_trace(target: str | None, prefix: str, make: Callable[[State], R]
         try:
             return await _read(ledger, State(), last, make, since_ms)
         except LedgerGap:
-            state = await recover(ledger, Snapshots(jetstream, subjects, 1))
+            state = await recover(ledger, Snapshots(jetstream, subjects, 1), oldest=True)
             return await _read(ledger, state, last, make, since_ms)
 
 

@@ -253,6 +253,16 @@ class TraceWriter:
     def since(self) -> str:
         return f"record {self._from_seq}"
 
+    @property
+    def span_ms(self) -> int:
+        """How much ledger time the trace has."""
+        return self._state.time_ms - self._begin_ms
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the ledger has lost records from before the trace."""
+        return self._from_seq > 1
+
     def lines(self) -> Iterator[bytes]:
         """Yield the head, and the lines in the order of time."""
         head = {
