@@ -55,8 +55,8 @@ threading._register_atexit(_shut_down_all)  # type: ignore[attr-defined]
 def _checked(max_workers: int | None, chunksize: int, fields: Mapping[str, Any]) -> None:
     check_keywords(fields, FIELDS - NOT_OF_CALLS, _OF_EXECUTORS)
     for name, value in (("max_workers", max_workers), ("chunksize", chunksize)):
-        if value is not None and value < 1:
-            raise rejected("invalid-argument", f"{name} is at least 1", found=value)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise rejected("invalid-argument", f"{name} is a whole number of at least 1", found=value)
 
 
 def _jobs_of(

@@ -135,6 +135,10 @@ async def test_a_table_has_items_ends_and_kept_values_over_the_reruns(node: Node
     assert "other.json is no JSON" in looked.err
     refused = await node.run("get", f"t{unique}", "--table", "-", "--merge", tenant=unique)
     assert (refused.code, "--table writes no files" in refused.err) == (2, True)
+    for name in ("table.parquet", "table.xlsx", "table"):
+        refused = await node.run("get", f"t{unique}", "--table", str(tmp_path / name), tenant=unique)
+        assert (refused.code, "--table writes CSV or lines of JSON" in refused.err) == (2, True)
+        assert not (tmp_path / name).exists()
 
 
 async def test_values_of_a_mapped_function_are_columns_of_its_table(node: Node, unique: str) -> None:

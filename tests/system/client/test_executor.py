@@ -107,8 +107,9 @@ def test_a_map_is_one_job_whose_values_come_in_order(node: Node, unique: str) ->
         assert len(ex.jobs) == 3
         with pytest.raises(TypeError, match="replicas"):
             Executor(target=node.url, replicas=3)
-        with pytest.raises(Rejected, match="max_workers is at least 1"):
-            Executor(target=node.url, max_workers=0)
+        for few in (0, -1, "4", 1.5):
+            with pytest.raises(Rejected, match="max_workers is a whole number of at least 1"):
+                Executor(target=node.url, max_workers=few)  # type: ignore[arg-type]
     with Client(node.url, tenant=unique) as client:
         first, second, _ = (client.job(job).show().asked for job in ex.jobs)
         assert (first["replicas"], first["max_running"]) == (6, 3)

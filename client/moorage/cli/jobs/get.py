@@ -70,6 +70,8 @@ def get(
         [word], numbers = replica_in([job], replica)
         if list_ and table is not None:
             raise rejected("invalid-argument", "--table writes rows, and --list none", next="leave out one of them")
+        if table is not None:
+            _check_table(table)
         name = await one_id(client, word, "get")
         if table is not None:
             if out is not None or merge or rescue or numbers is not None:
@@ -130,6 +132,15 @@ def _is_folder(path: Path) -> bool:
 
 def _sized(path: Path, base: Path) -> tuple[int, str]:
     return path.lstat().st_size, str(path.relative_to(base))
+
+
+def _check_table(file: str) -> None:
+    """Raise Rejected for a file whose name says another format than what is written, before anything is fetched."""
+    if file != "-" and not file.startswith("/dev/") and not file.endswith((".csv", ".jsonl")):
+        raise rejected(
+            "invalid-argument", "--table writes CSV or lines of JSON", found=file, allowed="FILE.csv, FILE.jsonl, -",
+            next=f"--table {Path(file).stem or 'results'}.csv; pandas.DataFrame(m.table(JOB)) has other formats",
+        )  # fmt: skip
 
 
 async def _write_table(client: AsyncClient, job: str, path: str, file: str, options: Options) -> None:

@@ -124,6 +124,7 @@ def test_the_vm_is_as_large_as_the_request_says(tmp_path: Path) -> None:
         assert "hush" not in " ".join(start.argv)
         assert (start.env["GUEST_TOKEN"], start.env["GUEST_HOME"]) == ("hush", "/work")
         assert "TOKEN" not in start.env
+        assert "GUEST_MOORAGE_REPORT" not in start.env, "a path of the host is nowhere in the guest"
         return start.argv[-1]
 
     assert f'"cpus":3,"memory_mib":{256 + GUEST_MIB}' in plan_of(None)

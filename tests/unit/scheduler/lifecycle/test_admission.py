@@ -665,11 +665,11 @@ def test_the_cursor_never_overtakes_what_was_read() -> None:
 
 def test_no_match_waits_with_the_nearest_names() -> None:
     drive = Driving()
-    drive.worker("w0", models=["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"])
+    drive.worker("w0", models=["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB", "Tesla T4"])
     answer = drive.submit("j", gpu={"model": "NVIDIA H200"})
     assert answer["warnings"] == [
         "no-match: no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100 PCIe, "
-        "NVIDIA A100-SXM4-80GB"
+        "NVIDIA A100-SXM4-80GB, others"
     ]
     assert drive.states("j") == ["QUEUED"]
     drive.worker("w1", models=["NVIDIA H200"])

@@ -92,9 +92,10 @@ class Unmatched:
         return ""
 
     def nearest_models(self, shape: Shape) -> Iterable[str]:
-        """Return the fleet's device names nearest to the requested ones; all names if none is near."""
-        near = [name for model in shape.models for name in self._near(bare_model(model).lower())]
-        return dict.fromkeys(near) or self._names
+        """Return the fleet's device names nearest to the requested ones, and if there are others; else all names."""
+        models = (name for model in shape.models for name in self._near(bare_model(model).lower()))
+        near = dict.fromkeys(models) or self._names
+        return [*near, *["others"] * (len(near) < len(self._names))]
 
     def _near(self, model: str) -> list[str]:
         found = self._close.get(model)
