@@ -77,6 +77,7 @@ class Fields(_RunFields, total=False):
     where: list[str]
     uses: dict[str, int]
     fair_key: str
+    fair_weight: int
     driver_config: dict[str, Any]
     deadline_s: float
     start_within_s: float

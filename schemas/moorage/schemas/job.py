@@ -46,6 +46,8 @@ REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
 #: with which the names of counters begin that are of a host, as its worker has them
 HOST_COUNTER: Final = "host."
+#: the greatest weight of a fair key
+FAIR_WEIGHT_MAX: Final = 100
 #: counters of one request, and the most of one
 USES_MAX: Final = 16
 COUNTER_MAX: Final = 1_000_000
@@ -702,6 +704,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: for whom of its tenant it is, as a user or a customer: 1 to 64 printable characters. Keys of which jobs wait
     #: share what their tenant gets equally, by the GPU time that each has had of late
     fair_key: str = ""
+    #: the weight of `fair_key` among its tenant's keys from now on, 1..100: a key of weight 2 gets twice as much as one
+    #: of 1. 0: as the key has it by an earlier job, else 1
+    fair_weight: int = 0
     #: of a gang: seconds for which the hosts of its other ranks take no other jobs once a rank is lost, 0..86400. All
     #: ranks end and start again with one attempt number; 0: any job may start there meanwhile
     repair_s: float = 0
@@ -763,6 +768,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(
                 f"fair_key must be 1..{FAIR_KEY_CHARS_MAX} printable characters, found {self.fair_key[:80]!r}"
             )
+        if not 0 <= self.fair_weight <= FAIR_WEIGHT_MAX:
+            raise ValueError(f"fair_weight must be 0..{FAIR_WEIGHT_MAX}, found {self.fair_weight}")
+        if self.fair_weight and not self.fair_key:
+            raise ValueError(f"fair_weight is the weight of a fair_key, found {self.fair_weight} without one")
         if self.repair_s and not 0 < self.repair_s <= REPAIR_S_MAX:
             raise ValueError(f"repair_s must be 0..{REPAIR_S_MAX:.0f} seconds, found {self.repair_s}")
         if self.after:

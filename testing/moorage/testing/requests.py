@@ -242,6 +242,13 @@ FIELDS: Final = (
         (one("k" * 65, "k" * 65), *unsaid("a\tb", 7), Value(TEXT_ALONE, ("",)), Value(TEXT_ALONE, (" ",))),
     ),
     Field(
+        "fair_weight",
+        "fair-weight",
+        (one(1, "1"), one(100, "100")),
+        (one(101, "101"), one(-1, "-1"), *unsaid(1.5, "3")),
+        {"fair_key": "ana"},
+    ),
+    Field(
         "repair_s",
         "repair",
         (one(600.0, "10m"), one(86400.0, "1d")),

@@ -193,6 +193,8 @@ class Asks(Driving):
             fields["hold"] = True
         if dice.random() < 0.4:
             fields["fair_key"] = dice.choice(("ana", "bo"))
+            if dice.random() < 0.2:
+                fields["fair_weight"] = dice.choice((1, 3, 100))
         answer = self.submit(job, tenant=tenant, on_no_match="wait", **fields)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)

@@ -117,6 +117,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "repair_s": ("repair", seconds),
     "retries_on_lost": ("retries if lost", int),
     "fair_key": ("fair key", str),
+    "fair_weight": ("its weight", int),
     "uses": ("uses", lambda text: {name: int(number) for name, number in pairs(text).items()}),
     "retry": ("retry", lambda text: [{"pause_s": None, **row} for row in retry(text.split())]),
     "on_partition": ("if cut off", str),

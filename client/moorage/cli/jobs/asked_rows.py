@@ -38,6 +38,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("same", _same(request.get("same"))),
         ("spread over", request.get("spread_over")),
         ("fair key", request.get("fair_key")),
+        ("its weight", request.get("fair_weight")),
         ("uses", words(f"{name}={each}" for name, each in (request.get("uses") or {}).items())),
         ("labels", words(f"{name}={each}" for name, each in (request.get("labels") or {}).items())),
         ("driver", run.get("driver")),

@@ -235,6 +235,10 @@ class JobFlags:
             reads=fair_key,
         ),
     ] = None
+    fair_weight: Annotated[
+        int | None,
+        Flag(help="Weight of --fair-key among your tenant's keys from now on, 1..100; 1 at first.", value="NUMBER"),
+    ] = None
     label: Annotated[
         list[str] | None,
         Flag(help="A label to give to the job: team=vision.", value="LABEL", field="labels", reads=labels),

@@ -706,7 +706,7 @@ class Engine:
         num = job.num
         flight.new[num] = outcome
         if request.fair_key:
-            fairkeys.know(self.state, self.state.tenants[tenant], job, request.fair_key)
+            fairkeys.know(self.state, self.state.tenants[tenant], job, request.fair_key, request.fair_weight)
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if job.is_listed:

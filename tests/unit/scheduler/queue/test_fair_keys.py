@@ -8,6 +8,7 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger import fairkeys
+from moorage.schemas.errors import Refused
 from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving, wire
 
@@ -159,3 +160,28 @@ def test_without_keys_no_job_waits_for_the_limit_of_each_key(monkeypatch: pytest
     drive.submit("gang", gpu={"scheduling": "gang"}, replicas=2)
     drive.settle()
     assert drive.explained("gang")["reason"] != "limit"
+
+
+@pytest.mark.parametrize("leads", ["", "lead", "lead_from_snapshot"])
+def test_keys_share_by_their_weights_which_their_newest_jobs_say(leads: str) -> None:
+    drive = site(12)
+    fill(drive)
+    for number in range(40):
+        drive.submit(f"ana-{number}", gpu={}, fair_key="ana", **({"fair_weight": 3} if not number else {}))
+        drive.submit(f"bo-{number}", gpu={}, fair_key="bo", **({"fair_weight": 9} if not number else {}))
+    drive.submit("bo-last", gpu={}, fair_key="bo", fair_weight=1)
+    if leads:
+        getattr(drive, leads)()
+        drive.renew()
+    empty(drive)
+    assert running(drive) == {"ana": 9, "bo": 3}
+    for _ in range(3):  # what they had counts by their weights, too
+        drive.pass_time(60_000, step=10_000)
+        empty(drive)
+    assert running(drive) == {"ana": 9, "bo": 3}
+
+
+@pytest.mark.parametrize("fields", [{"fair_weight": 2}, {"fair_key": "ana", "fair_weight": 101}])
+def test_a_weight_without_a_key_or_beyond_its_bound_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="fair_weight"):
+        site(1).submit("j", **fields)

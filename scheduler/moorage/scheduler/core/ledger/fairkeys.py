@@ -23,6 +23,7 @@ class KeyUse(NamedTuple):
     usage_base: int = 0
     rate_milli: int = 0
     running: int = 0
+    weight: int = 1  # as the key's newest job that names one says
 
 
 _NONE: Final = KeyUse()
@@ -39,8 +40,9 @@ def parts_of(owner: str) -> tuple[str, str]:
     return tenant, key
 
 
-def know(state: State, tenant: Tenant, job: Job, key: str) -> None:
-    """Note the key of a job before anything of it is placed, and begin to count what its tenant's keys use."""
+def know(state: State, tenant: Tenant, job: Job, key: str, weight: int) -> None:
+    """Note the key of a job before anything of it is placed, with its weight (0 for none), and begin to count what its
+    tenant's keys use."""
     if tenant.keys is None:
         tenant.keys = {}
         for other in tenant.jobs.values():
@@ -54,6 +56,8 @@ def know(state: State, tenant: Tenant, job: Job, key: str) -> None:
                 return
             del keys[idle]
         keys[key] = _NONE
+    if weight:
+        keys[key] = keys[key]._replace(weight=weight)
     job.fair = key
 
 
@@ -62,7 +66,7 @@ def use(state: State, tenant: Tenant, job: Job, rate_milli: int, count: int) -> 
     assert tenant.keys is not None
     used = tenant.keys.get(job.fair, _NONE)
     base = used.usage_base - rate_milli * state.inflation
-    tenant.keys[job.fair] = KeyUse(base, used.rate_milli + rate_milli, used.running + count)
+    tenant.keys[job.fair] = KeyUse(base, used.rate_milli + rate_milli, used.running + count, used.weight)
 
 
 def learn(state: State, tenant: Tenant, job: Job, gpu_milli: int) -> None:
@@ -89,7 +93,7 @@ def score(tenant: Tenant, key: str, at: int) -> int:
     """Return the score of a key among those of its tenant, of which the lowest goes first, as that of tenants."""
     used = _NONE if tenant.keys is None else tenant.keys.get(key, _NONE)
     now = used.rate_milli * at
-    return (used.usage_base + now) * fairshare.PAST_WEIGHT + now
+    return ((used.usage_base + now) * fairshare.PAST_WEIGHT + now) // used.weight
 
 
 def room(tenant: Tenant, key: str, together: int) -> int:

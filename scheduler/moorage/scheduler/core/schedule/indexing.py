@@ -138,18 +138,20 @@ class Indexing:
 
     def _know_keys(self) -> None:
         """Count what the fair keys of tenants use, from what runs and from the last runs of the jobs in memory."""
-        keyed = list[tuple[Job, str]]()
+        keyed = list[tuple[Job, str, int]]()
         for job in self.state.jobs.values():
             if b"fair_key" in job.body:
                 with suppress(Exception):  # it fails again where it is indexed
-                    if key := self.requests.request_of(job).fair_key:
-                        keyed.append((job, key))
+                    request = self.requests.request_of(job)
+                    if key := request.fair_key:
+                        keyed.append((job, key, request.fair_weight))
                         job.fair = key
-        for name in {job.tenant for job, _ in keyed}:
+        names = {job.tenant for job, _, _ in keyed}
+        for name in names:
             self.state.tenants[name].keys = None
-        for job, key in keyed:
-            fairkeys.know(self.state, self.state.tenants[job.tenant], job, key)
-        for name in {job.tenant for job, _ in keyed}:
+        for job, key, weight in keyed:
+            fairkeys.know(self.state, self.state.tenants[job.tenant], job, key, weight)
+        for name in names:
             tenant = self.state.tenants[name]
             for job in tenant.jobs.values():
                 with suppress(Exception):
