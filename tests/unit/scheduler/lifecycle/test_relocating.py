@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from moorage.scheduler.answers.logs import Kept, find_log
 from moorage.scheduler.answers.use import find_use
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Execute
+from moorage.scheduler.core.ledger.acts import RelocateAgain
 from moorage.schemas.frames import ExecAsked, LogsAsked, UseAsked
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import is_in
+from tests.levels import know_next, raise_level
 from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WATCHED_S, Site
+from tests.unit.scheduler.picture import picture
 
 #: a service that says nothing of being ready serves once it runs
 RUNS: Final[dict[str, Any]] = {"run": {name: value for name, value in READY.items() if name != "ready"}}
@@ -35,6 +40,10 @@ def tick_until(site: Site, index: int, wanted: str) -> None:
 def cancel_replica(site: Site, index: int) -> None:
     site.engine.offer(Cancel("t", "a", "cancelled", replicas=((index, index),)))
     site.tick()
+
+
+def has_moved(site: Site, to: str) -> bool:
+    return site.held_on(to) == 1 and site.job("a").relocating is None
 
 
 def moving(members: int = 1, **fields: Any) -> Site:
@@ -176,3 +185,69 @@ def test_replica_0_of_a_service_of_one_is_the_one_that_moved() -> None:
     site.engine.offer(Execute("t", ExecAsked("a", ["true"]), "5e55" * 8, "exec", True))
     site.tick()
     assert site.answers["exec"]["data"]["replica"] == 1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_number_is_used_again_once_its_row_has_ended_and_its_attempts_go_on(
+    level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the next feature level on; below, each replacement has a number that no replica had."""
+    if level == 2:
+        know_next(monkeypatch)
+    site = Site(1)
+    if level == 2:
+        raise_level(site)
+    site.join_host("w1", 1)
+    names, last = [site.attempt("a", 0).name], 0
+    for leaves, takes in [("w0", "w1"), ("w1", "w0"), ("w0", "w1")]:
+        site.operate("uncordon", takes)
+        site.operate("drain", leaves)
+        assert site.watch(WATCHED_S, partial(has_moved, site, takes))
+        ((last, _),) = site.job("a").numbers
+        names.append(site.attempt("a", last).name)
+    assert [(index, no) for _, _, index, no, _ in names] == (
+        [(0, 1), (1, 1), (2, 1), (3, 1)] if level == 1 else [(0, 1), (1, 1), (0, 2), (1, 3)]
+    )
+    site.lead_from_snapshot()
+    assert site.attempt("a", last).name == names[-1]
+
+
+def test_a_number_whose_devices_are_in_quarantine_is_used_again_only_once_they_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    know_next(monkeypatch)
+    site = moving(2, **RUNS)
+    raise_level(site)
+    w0 = site.workers["w0"]
+    w0.auto = False
+    site.watch(WATCHED_S, lambda: state(site, 0) == "CANCELLING")
+    [held] = [held for held in w0.held.values() if held.place.replica == 0]
+    w0.finish(held.name, -15, "end", freed=False)
+    w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
+    site.watch(3)
+    w0.auto = True
+    site.watch(WATCHED_S)
+    assert (site.job("a").numbers, site.job("a").relocating) == (((2, 3),), None)
+    del w0.held[held.name]
+    site.operate("release", "w0")
+    site.operate("uncordon", "w0")
+    site.operate("drain", "w1")
+    site.watch(WATCHED_S)
+    assert (site.job("a").numbers, site.job("a").relocating) == (((0, 1),), None)
+
+
+def test_a_record_that_uses_a_number_again_and_is_taken_back_leaves_the_state_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    know_next(monkeypatch)
+    site = moving(1, **RUNS)
+    raise_level(site)
+    assert site.watch(WATCHED_S, lambda: site.job("a").numbers == ((1, 1),) and site.job("a").relocating is None)
+    job, before = site.job("a"), picture(site.state)
+    draft = Draft(site.state, site.now)
+    draft.begin()
+    draft.pass_time()
+    draft.add(RelocateAgain(job.num, 1, 0))
+    assert (job.numbers, job.rows[0].attempt_no, job.waits) == (((0, 1),), 1, 1)
+    draft.take_back()
+    assert picture(site.state) == before

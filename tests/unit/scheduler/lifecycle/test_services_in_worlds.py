@@ -29,6 +29,8 @@ from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WA
 CONFIG: Final = Config(preempt_priority=80, preempt_after=60.0, scale_down_s=20.0)
 SLEEPS_S: Final = 20.0
 NOTICE_S: Final = 8.0
+#: more than replicas of a service ever are at once, with those that are added by hand
+NUMBERS: Final = 20
 #: for so long nothing happens at the end: back-offs go up to 256 s, and a window to 100 s
 QUIET_S: Final = 700
 
@@ -50,6 +52,7 @@ class World(Site):
         self.log: list[str] = []
         self.down: set[str] = set()
         self.called_back: set[str] = set()
+        self.fences: dict[Any, int] = {}  # of attempts, by their names without it
         self.since, self.does, self.fewest, self.most = {}, {}, 0, 0
         Driving.__init__(self, CONFIG)
         raise_level(self)
@@ -94,6 +97,7 @@ class World(Site):
         before, rooms = self.serving_members(), self.rooms()
         out = super().tick(ms, obey=obey)
         self.judge_deadlines()
+        self.judge_numbers()
         after = self.serving_members()
         asked = [each for each in before if each.replica.attempt is each and each.replica.state in LEAVING]
         asked = [each for each in asked if not self.is_due(each)]
@@ -116,6 +120,17 @@ class World(Site):
             assert worker.window is not None
             due_ms = worker.window.leave_ms + 2_000
             assert not stays or self.now < due_ms, self.said(f"{stays} are on {worker.id} since {due_ms / 1000:.0f} s")
+
+    def judge_numbers(self) -> None:
+        """A number is used again, but never with the same attempt."""
+        for job in self.state.jobs.values():
+            for row in job.rows.values():
+                assert row.index < NUMBERS, self.said(f"{job.name} has a replica {row.index}")
+                if row.attempt is not None:
+                    name = (job.name, row.index, row.attempt.no)
+                    assert self.fences.setdefault(name, row.attempt.fence) == row.attempt.fence, self.said(
+                        f"{name} again"
+                    )
 
     @property
     def floor(self) -> int:

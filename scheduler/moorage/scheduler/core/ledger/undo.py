@@ -13,7 +13,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize, Stored
+from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Relocate, Resize, Stored
 from moorage.scheduler.core.ledger.acts.ledger import Level
 from moorage.scheduler.core.ledger.acts.schedule import AddSchedule, RemoveSchedule
 from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife, Hold, Unhold
@@ -194,6 +194,8 @@ class Undo:
             self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
+            if isinstance(act, Relocate):
+                self._key(of.rows, act.new)
             if isinstance(act, Stored) and act.replica in of.rows:
                 for row in of.rows.values() if of.gang else (of.rows[act.replica],):
                     self.replica(of, row)

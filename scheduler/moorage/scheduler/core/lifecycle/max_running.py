@@ -14,6 +14,11 @@ def wanted_of(job: Job, request: Request) -> int:
     return request.copies if request.scale is None else request.scale.min
 
 
+def top_of(job: Job, request: Request) -> int:
+    """Return the highest number that a replica of a job ever had."""
+    return job.wants.top if job.wants is not None else request.numbers[-1][1] + job.added
+
+
 def most_of(job: Job, request: Request) -> int | None:
     """Return how many replicas of a job may run at once: one more while a member moves; None for all of them."""
     most = request.max_running if request.scale is None and job.scaled is None else wanted_of(job, request)

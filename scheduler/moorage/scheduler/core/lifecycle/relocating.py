@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft, steps_to_end
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.ledger.acts import Relocate, Relocated
+from moorage.scheduler.core.ledger.acts import Relocate, RelocateAgain, Relocated
 from moorage.scheduler.core.ledger.records import MOVED, NOTICE_S_MAX, Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
@@ -40,14 +40,14 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Worker,
 )
-from moorage.scheduler.core.lifecycle.max_running import most_of
+from moorage.scheduler.core.lifecycle.max_running import most_of, top_of
 from moorage.scheduler.core.lifecycle.members import Move, has_settled, move_on, notice_to_leave
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import GRACE_S_MAX
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import NUMBERS_MAX, count_of
+from moorage.schemas.ranges import NUMBERS_MAX, count_of, without
 
 #: after a replacement that ended before it served, the next one is begun this much later
 AGAIN_MS: Final = 60_000
@@ -209,17 +209,27 @@ class Relocating:
             return
         if draft.full or not self._lifecycle.is_on_worker(member) or not self._moves(job, request):
             return
-        bounded = request.scale is not None or request.max_running is not None
+        bounded, again = request.scale is not None or request.max_running is not None, False
         if bounded and (spare := self._spare(draft, job)) is not None:
             new = spare
         else:
-            new = (request.numbers[-1][1] + job.added if job.wants is None else job.wants.top) + 1
+            top = top_of(job, request)
+            new = self._free(draft, job, top)
             if new >= NUMBERS_MAX:
                 return
             draft.enlarged.append(job)
+            again = new <= top
         self._jobs.add(job.num)
         self._looks[job.num] = 0
-        draft.add(Relocate(job.num, member.replica.index, new))
+        draft.add((RelocateAgain if again else Relocate)(job.num, member.replica.index, new))
+
+    @staticmethod
+    def _free(draft: Draft, job: Job, top: int) -> int:
+        """Return a number for one replica more: the lowest one whose replica was taken away, if all of it is over."""
+        lingering = {index for index, _ in job.lingering or ()}
+        gone = without(((0, top),), job.numbers) if draft.may(RelocateAgain) else ()
+        numbers = (number for first, last in gone for number in range(first, last + 1))
+        return next((number for number in numbers if number not in lingering), top + 1)
 
     def _moves(self, job: Job, request: Request) -> bool:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""

@@ -11,7 +11,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.state import LEAVING, QUEUED, Job, State, extra_of
-from moorage.scheduler.core.lifecycle.max_running import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import top_of, wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.request_reader import RequestReader
@@ -64,7 +64,7 @@ class Copies:
                 job=job.name,
                 next=f"moorage cancel {word_of(job.name)} ends all of it",
             )
-        if _top(job, request) + max(0, most - has) >= REPLICAS_MAX or self._is_too_much(job, most):
+        if top_of(job, request) + max(0, most - has) >= REPLICAS_MAX or self._is_too_much(job, most):
             return problem(
                 "queue-full",
                 f"there is no room for {most} replicas of job {job.name}",
@@ -84,7 +84,7 @@ class Copies:
         flat = [number for each in leaving for number in each]
         said = f"replicas {most}" if wanted.scale is None else f"replicas {least}-{most}"
         why = f"{said}: {event.asked.reason}" if event.asked.reason else said
-        top = _top(job, self._reader.request_of(job))
+        top = top_of(job, self._reader.request_of(job))
         draft.add(acts.Replicas(job.num, least, most, top, max(0, most - has), flat, event.by, why))
         self._follow(draft, job, wanted, before, why)
         if most > has:
@@ -141,8 +141,3 @@ def _count(job: Job, request: Request) -> int:
     """Return how many replicas a job keeps: without those that are taken away, one after a move among them."""
     has = count_of(without(job.numbers, job.leaving))
     return has - (job.relocating is not None and has > request.copies)
-
-
-def _top(job: Job, request: Request) -> int:
-    """Return the highest number that a replica of a job ever had."""
-    return job.wants.top if job.wants is not None else request.numbers[-1][1] + job.added

@@ -32,6 +32,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Promised,
     Relimit,
     Relocate,
+    RelocateAgain,
     Relocated,
     Replicas,
     Reserves,

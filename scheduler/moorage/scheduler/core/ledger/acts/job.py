@@ -29,6 +29,7 @@ from moorage.scheduler.core.ledger.state import (
     Attempt,
     Job,
     Promise,
+    Replica,
     Scaled,
     Wants,
     bounds_after,
@@ -430,6 +431,7 @@ class Relocate(OfJob, tag="relocate"):
     """A replica is to leave its worker once another one of its job serves: one more, or one that waits for calls."""
 
     IS_DECISION: ClassVar[bool] = True
+    AGAIN: ClassVar[bool] = False
     old: int
     new: int
 
@@ -443,13 +445,26 @@ class Relocate(OfJob, tag="relocate"):
         folding.out.jobs[job.num] = job
         if is_in(job.numbers, self.new):
             return
-        job.added += 1
         job.live += 1
+        if self.AGAIN:
+            row = job.rows[self.new] = Replica(job, self.new, job.rev, attempt_no=job.attempt_no)
+            folding.replicas[row] = None
+            job.back += 1
+        else:
+            job.added += 1
+            job.fresh = joined(sorted((*job.fresh, *new)))
         if job.wants is not None:
             job.wants = job.wants._replace(top=max(job.wants.top, self.new))
-        job.fresh = joined(sorted((*job.fresh, *new)))
         folding.state.tenants[job.tenant].waits += 1
         folding.renumber(job, joined(sorted((*job.numbers, *new))))
+
+
+class RelocateAgain(Relocate, tag="relocate-again"):
+    """As `Relocate`, where one more has a number whose replica was taken away. Its attempts go on behind all of the
+    job's."""
+
+    LEVEL: ClassVar[int] = 2
+    AGAIN: ClassVar[bool] = True
 
 
 class Relocated(OfJob, tag="relocated"):
@@ -552,5 +567,5 @@ class LastReported(OfJob, tag="reported"):
 JobAct = (
     Avoid | Lacks | Preempt | Reserves | Stored | Stays | Priority | Change | Relimit | Resize | Freeze | Scale
     | Relocate | Relocated | Lends | Replicas | Met | Exec | Compact | Expire | Used | Peaked | Promised
-    | LastReported
+    | LastReported | RelocateAgain
 )  # fmt: skip
