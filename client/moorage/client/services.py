@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -624,11 +625,13 @@ class AsyncService:
         returns: Any = None,
         raw: bool = False,
         ahead_bytes: int | None = None,
+        on_overrun: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers.
 
-        The first one names the member and how long the call waited. With `raw` each value is the part's bytes, whatever
-        its `Content-Type` says. Where more than `ahead_bytes` (256 MiB by default) wait for a slow reader, it fails.
+        The first one names the member and how long the call waited. With `raw` each value is bytes, whatever their
+        `Content-Type` says, and parts that wait together are one value. Where more than `ahead_bytes` (256 MiB by
+        default) wait for a slow reader, it fails; `on_overrun` is called then, as the reader may not come back.
         """
         reads = Reads(returns, raw=raw)
         payload, about = encoded(data)
@@ -639,7 +642,7 @@ class AsyncService:
         while True:
             time_s = _Time(timeout_s, tries.left_s if start_within is not None else timeout_s, streams=True)
             try:
-                answering = self._parts(payload, about, time_s, _Parts(ahead), reads)
+                answering = self._parts(payload, about, time_s, _Parts(ahead, on_overrun), reads)
                 async with contextlib.aclosing(answering) as parts:
                     async for part in parts:
                         yield part
@@ -657,20 +660,12 @@ class AsyncService:
             while True:
                 if parts.is_overrun:
                     raise parts.too_slow
-                if parts.empty():
-                    getting = asyncio.ensure_future(parts.get())
-                    try:
-                        await asyncio.wait((getting, call.answer), return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        getting.cancel()  # nothing, if it is done
-                    if not getting.done():
-                        if parts.empty():
-                            call.answer.result()  # raises
-                        continue
-                    delivery = getting.result()
-                else:
-                    delivery = parts.get_nowait()
-                parts.bytes -= len(delivery.data) + PART_BYTES
+                if not parts:
+                    await parts.wait(call.answer)
+                    if not parts:
+                        call.answer.result()  # raises
+                    continue
+                delivery = parts.take()
                 if not _is_part(delivery):
                     call.is_over = True
                     if pieces and _error_of(delivery) is None:
@@ -683,7 +678,15 @@ class AsyncService:
                     return
                 seen += 1
                 _check_next(delivery, seen)
-                if _is_whole(delivery) and not reads.raw:
+                if reads.raw:
+                    data = [delivery.data]
+                    while parts and _is_part(parts.first):
+                        seen += 1
+                        _check_next(parts.first, seen)
+                        data.append(parts.take().data)
+                    yield Answer(b"".join(data), delivery.headers or {})
+                    continue
+                if _is_whole(delivery):
                     pieces.append(delivery)
                     continue
                 yield Answer(call.value(delivery, reads), delivery.headers or {})
@@ -933,23 +936,53 @@ class _Input:
                 await self._link.publish(to, self._payload[at : at + size], "", {PART: str(number)})
 
 
-class _Parts(asyncio.Queue[Delivery]):
+class _Parts:
     """The parts of a stream that have come, and that its reader has not taken."""
 
-    def __init__(self, bytes_max: int) -> None:
-        super().__init__()
-        self.bytes = 0
+    def __init__(self, bytes_max: int, on_overrun: Callable[[], None] | None) -> None:
         self.is_overrun = False
+        self._kept: deque[Delivery] = deque()
+        self._bytes = 0
         self._bytes_max = bytes_max
+        self._on_overrun = on_overrun
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_watching = False  # the end of the answer wakes its reader, too
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def first(self) -> Delivery:
+        return self._kept[0]
+
+    def take(self) -> Delivery:
+        delivery = self._kept.popleft()
+        self._bytes -= len(delivery.data) + PART_BYTES
+        return delivery
+
+    async def wait(self, answer: asyncio.Future[list[Delivery]]) -> None:
+        """Return once a part is here, or the answer is over."""
+        if not (self._kept or answer.done()):
+            self._waiter = asyncio.get_running_loop().create_future()
+            if not self._is_watching:
+                self._is_watching = True
+                answer.add_done_callback(self._wake)
+            await self._waiter
+
+    def _wake(self, *_: object) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def put_last(self, delivery: Delivery) -> bool:
         """Keep a part, and return whether it is the last one; with more than may wait, keep none."""
-        self.bytes += len(delivery.data) + PART_BYTES
-        if self.bytes > self._bytes_max:
+        self._bytes += len(delivery.data) + PART_BYTES
+        if self._bytes > self._bytes_max:
+            if self._on_overrun is not None and not self.is_overrun:
+                self._on_overrun()
             self.is_overrun = True
-            while not self.empty():
-                self.get_nowait()
-        self.put_nowait(delivery)
+            self._kept.clear()
+        self._kept.append(delivery)
+        self._wake()
         return self.is_overrun or not _is_part(delivery)
 
     @property

@@ -534,11 +534,18 @@ class Service(Handle["AsyncService"]):
         returns: Any = None,
         raw: bool = False,
         ahead_bytes: int | None = None,
+        on_overrun: Callable[[], None] | None = None,
     ) -> Iterator[Answer]:
         """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
         return self._thread.iterate(
             self._twin.answers(
-                data, timeout=timeout, start_within=start_within, returns=returns, raw=raw, ahead_bytes=ahead_bytes
+                data,
+                timeout=timeout,
+                start_within=start_within,
+                returns=returns,
+                raw=raw,
+                ahead_bytes=ahead_bytes,
+                on_overrun=on_overrun,
             )
         )
 

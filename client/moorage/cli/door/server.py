@@ -292,10 +292,15 @@ class Door:
             affinity=call.affinity,
         )
         start_s = min(self.limits.start_s, _seconds(request.headers, "X-Moorage-Wait") or self.limits.start_s)
-        answers = service.answers(
-            call.body, timeout=self.limits.idle_s, start_within=start_s, raw=True, ahead_bytes=AHEAD_BYTES
-        )
         out = _Out(request, exposed)
+        answers = service.answers(
+            call.body,
+            timeout=self.limits.idle_s,
+            start_within=start_s,
+            raw=True,
+            ahead_bytes=AHEAD_BYTES,
+            on_overrun=out.overrun,
+        )
         try:
             async with contextlib.aclosing(answers) as parts:  # type: ignore[type-var]
                 async for part in _with_beats(parts, out, is_stream=call.stream):
@@ -364,6 +369,7 @@ class _Out:
         self._request = request
         self._exposed = exposed
         self._is_events = False
+        self._is_writing = False
         self._is_told = False  # the status was sent before the answer came: what follows are events
 
     async def beat(self) -> None:
@@ -387,7 +393,14 @@ class _Out:
                 return
         assert self.response is not None
         if part.value:
+            self._is_writing = True
             await self.response.write(part.value)
+            self._is_writing = False
+
+    def overrun(self) -> None:
+        """Cut off a caller that reads too slowly: it may never read the rest, and its call would have its place."""
+        if self._is_writing and self._request.transport is not None:
+            self._request.transport.abort()
 
     async def _begin(self, status: int, found: list[tuple[str, str]], of_member: Mapping[str, str]) -> None:
         self.response = response = web.StreamResponse(status=status)
