@@ -4,7 +4,7 @@ known of it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -123,18 +123,15 @@ def level_number(word: str) -> int:
     return LEVELS.index(word) if word in LEVELS else 0
 
 
-def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
-    """Return how strictly a worker keeps a driver's jobs to their part in a sharing mode, by its hello as the ledger
-    has it."""
-    told = (hello.get("capabilities") or {}).get(driver, {}).get("enforced", {}).get(mode)
-    if told is None:
-        return WHOLE if mode == "exclusive" else ADVISORY
-    return Enforced(told.get("memory", ADVISORY.memory), told.get("compute", ADVISORY.compute))
+def mode_enforced(capabilities: Mapping[str, Capabilities], driver: str, mode: str) -> Enforced:
+    """Return how strictly a worker with these capabilities keeps a driver's jobs to their part in a sharing mode."""
+    usual = WHOLE if mode == "exclusive" else ADVISORY
+    return capabilities.get(driver, UNKNOWN).enforced.get(mode, usual)
 
 
-def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
+def mode_resizes(capabilities: Mapping[str, Capabilities], driver: str, mode: str) -> str:
     """Return how running attempts of a driver take another part of a device in a sharing mode; "" if they cannot."""
-    return str((hello.get("capabilities") or {}).get(driver, {}).get("resizes", {}).get(mode, ""))
+    return capabilities.get(driver, UNKNOWN).resizes.get(mode, "")
 
 
 def memory_and_compute(resizes: str) -> tuple[str, str]:

@@ -35,7 +35,10 @@ def worker(num: int, models: list[str], cpu_milli: int = 0, **fields: object) ->
     made = Worker(num, f"w{num}", "m")
     made.session = "s"
     made.hello = {
-        "gpu_pool": [{"index": i, "vendor": "nvidia", "name": m, "memory_mib": 40_000} for i, m in enumerate(models)],
+        "gpu_pool": [
+            {"index": i, "vendor": "nvidia", "name": m, "uuid": f"GPU-{num}-{i}", "memory_mib": 40_000}
+            for i, m in enumerate(models)
+        ],
         "drivers": ["process"],
         "modes": ["exclusive", "mps", "time-slice"],
         "labels": {},
@@ -48,6 +51,7 @@ def worker(num: int, models: list[str], cpu_milli: int = 0, **fields: object) ->
 
 
 def add(fleet: Fleet, made: Worker) -> Host:
+    made.read_hello()
     host = fleet.join(made, [])
     host.heard = True
     fleet.refresh(host)

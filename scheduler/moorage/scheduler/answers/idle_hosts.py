@@ -24,7 +24,7 @@ class IdleHosts:
         for num, since_ms in self._since_ms.items():
             host = engine.fleet.hosts.get(num)
             if host is not None and not host.worker.attempts and not host.busy:
-                labels = host.worker.hello.get("labels", {})
+                labels = host.worker.inventory.labels
                 rows.append(
                     IdleHost(
                         worker=host.worker.id,

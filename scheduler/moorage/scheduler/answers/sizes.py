@@ -107,8 +107,8 @@ class Sizes:
         worker = None if row is None else self._engine.state.worker_by_num.get(row[WORKER])
         if row is None or worker is None:
             return 0
-        pool = worker.hello.get("gpu_pool", ())
-        return sum(pool[slot].get("memory_mib", 0) for slot in slots_of(row[SLOTS]) if slot < len(pool))
+        pool = worker.inventory.gpu_pool
+        return sum(pool[slot].memory_mib for slot in slots_of(row[SLOTS]) if slot < len(pool))
 
     # -------------------------------------------------------------------------------------------- answers
 

@@ -63,10 +63,10 @@ def use_rows(engine: Engine, attempt: Attempt) -> list[DeviceUsed]:
     pool = attempt.worker.pool_at(attempt.fence).devices
     return [
         DeviceUsed(
-            index=pool[use.slot]["index"],
+            index=pool[use.slot].index,
             percent=use.percent,
             memory_mib=use.memory_mib,
-            memory_total_mib=pool[use.slot].get("memory_mib", 0),
+            memory_total_mib=pool[use.slot].memory_mib,
             power_w=use.power_w,
             shared_by=use.shared_by,
         )
@@ -100,10 +100,10 @@ def used_now(engine: Engine) -> list[ModelUse]:
     """
     found: dict[str, list[int]] = {}
     for host in engine.fleet.hosts.values():
-        pool = host.worker.hello.get("gpu_pool", ()) if host.use else ()
+        pool = host.worker.inventory.gpu_pool if host.use else ()
         for use in (use for each in host.use.values() for use in each.devices):
             if use.percent is not None and 0 <= use.slot < len(pool):
-                row = found.setdefault(pool[use.slot]["name"], [0, 0, 0])
+                row = found.setdefault(pool[use.slot].name, [0, 0, 0])
                 row[0] += 1
                 row[1] += use.percent // (use.shared_by or 1)
                 row[2] += not use.percent

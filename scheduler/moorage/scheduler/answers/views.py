@@ -331,7 +331,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
         if row[WORKER] < 0:
             continue
         worker = engine.state.worker_by_num[row[WORKER]]
-        keeps = worker.hello.get("keeps", {})
+        keeps = worker.inventory.keeps
         keep_s = keeps.get("output_s", keeps.get("result_s"))
         if keep_s is not None:
             until[worker.id] = row[AT_MS] + int(keep_s * 1000)
@@ -607,7 +607,7 @@ def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
         mode=MODE_NAMES[attempt.mode],
         ready=attempt.ready if replica.state == RUNNING and request.workload.ready is not None else None,
         address=attempt.address,
-        enforced=enforced_on(attempt.worker.hello, request),
+        enforced=enforced_on(attempt.worker.inventory.capabilities, request),
         use=use_rows(engine, attempt),
         reported={} if told is None else told.values,
         report_refused="" if told is None else told.refused,
@@ -756,8 +756,8 @@ def fits_now(engine: Engine) -> list[Fits]:
 
 
 def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool) -> WorkerInfo:
-    host, hello, now_ms = engine.fleet.hosts.get(worker.num), worker.hello, engine.state.time_ms
-    pool = hello.get("gpu_pool", [])
+    host, has, now_ms = engine.fleet.hosts.get(worker.num), worker.inventory, engine.state.time_ms
+    pool = has.gpu_pool
     by, said = actors.split(worker.by)
     is_closed = worker.flag != "open" and not worker.until_ms
     return WorkerInfo(
@@ -768,21 +768,21 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         said=said,
         why=worker.why if is_closed else None,
         since_ms=now_ms - worker.flag_ms if is_closed else None,
-        simulated=bool(hello.get("simulated", False)),
-        models=sorted({device["name"] for device in pool}),
+        simulated=has.simulated,
+        models=sorted({device.name for device in pool}),
         gpus=len(pool),
         free=host.open.bit_count() if host is not None and not (host.disk_full or host.agent_stopped) else 0,
         cells=cells(host, len(pool)),
         members=len(worker.attempts),
-        cpu_milli=hello.get("cpu_milli", 0),
+        cpu_milli=has.cpu_milli,
         cpu_free_milli=host.cpu_free if host is not None else 0,
-        memory_mib=hello.get("memory_mib", 0),
+        memory_mib=has.memory_mib,
         memory_free_mib=host.memory_free if host is not None else 0,
-        labels=hello.get("labels", {}),
-        drivers=hello.get("drivers", []),
-        capabilities=hello.get("capabilities", {}),
-        release=hello.get("release", ""),
-        lease_s=engine.config.lease_of(hello.get("lease_s", 0)),
+        labels=has.labels,
+        drivers=has.drivers,
+        capabilities=worker.hello.get("capabilities", {}),
+        release=has.release,
+        lease_s=engine.config.lease_of(has.lease_s),
         heard_ms_ago=mono_ms - host.last_ms if host is not None and host.heard else None,
         quarantined=slots_of(worker.quarantined),
         troubles=troubles(worker, host, now_ms),
@@ -790,7 +790,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool)
         starts_fail=starts_fail_of(worker, now_ms) if worker.until_ms else None,
         drivers_down=drivers_down_of(host) if host is not None else [],
         warning="; ".join(filter(None, (host.warning if host is not None else "", _marked(engine, worker)))),
-        keeps=hello.get("keeps", {}),
+        keeps=has.keeps,
         devices=_devices(worker) if with_devices else None,
     )
 
@@ -828,7 +828,7 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[DeviceTroub
 
     Despite its name, `since_ms` is for how many ms a worker has reported the device as unhealthy.
     """
-    pool = worker.hello.get("gpu_pool", ())
+    pool = worker.inventory.gpu_pool
     rows: dict[int, tuple[str, str, int | None, bool]] = {}  # by slot: kind, detail, since when, whether recorded
     if host is not None:
         for slot, (kind, detail) in (*host.warnings.items(), *host.troubles.items()):
@@ -840,7 +840,7 @@ def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[DeviceTroub
     return [
         DeviceTrouble(
             slot=slot,
-            gpu=pool[slot]["uuid"] if slot < len(pool) else "",
+            gpu=pool[slot].uuid if slot < len(pool) else "",
             kind=kind,
             detail=detail,
             since_ms=since,

@@ -922,7 +922,7 @@ class Engine:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in folded.workers:
             if worker.id in joined and worker.session:
-                self.fleet.rules_of(worker.hello)  # before the hosts are made below
+                self.fleet.rules_of(worker.inventory)  # before the hosts are made below
         for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a term for each tenant
             for job in self.state.tenants[tenant].jobs.values():
                 self.indexing.reshape(job)

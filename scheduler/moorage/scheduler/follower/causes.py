@@ -218,7 +218,7 @@ class Causes:
     def _empty_host(self, worker: Worker) -> Host | None:
         """Return a worker's host as if nothing ran there; None if it does not count."""
         host, held = self._fleet.hosts.get(worker.num), self._held.pop(worker.num, None)
-        if host is not None and held is not None and worker.session and host.labels is worker.hello["labels"]:
+        if host is not None and held is not None and worker.session and host.labels is worker.inventory.labels:
             self._fleet.give_all(host, held)
             return host
         named = len(self._fleet.named)

@@ -133,10 +133,10 @@ class Counting:
             by_model: dict[str, tuple[int, int]] = {}
             for slot in range(mask.bit_length()):
                 if mask >> slot & 1:
-                    device = pool[slot] if slot < len(pool) else {}
-                    model = str(device.get("name", ""))[:MODEL_CHARS_MAX] or UNKNOWN_MODEL
+                    device = pool[slot] if slot < len(pool) else None
+                    model = (device.name[:MODEL_CHARS_MAX] if device is not None else "") or UNKNOWN_MODEL
                     count, memory = by_model.get(model, (0, 0))
-                    by_model[model] = count + 1, memory + int(device.get("memory_mib", 0))
+                    by_model[model] = count + 1, memory + (device.memory_mib if device is not None else 0)
             found = [(model, count, memory) for model, (count, memory) in by_model.items()]
             if until:
                 self._devices[worker, mask, until] = found

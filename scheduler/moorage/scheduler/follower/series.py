@@ -159,15 +159,15 @@ class AllSeries:
             leased = 0
             for attempt in worker.attempts.values():
                 leased |= attempt.mask
-            pool = worker.hello.get("gpu_pool", ())
+            pool = worker.inventory.gpu_pool
             for slot, device in enumerate(pool):
-                model = str(device.get("name", ""))
+                model = device.name
                 there[model] += bool(worker.session)
                 granted[model] += leased >> slot & 1
             numbers = told.hosts.get(worker.id, nothing)
             at_work = numbers[0] or 0 if worker.id in told.hosts else 0
             used += at_work
-            if label := worker.hello.get("labels", {}).get(POOL):
+            if label := worker.inventory.labels.get(POOL):
                 sums = labelled[f"{POOL}={label}"]
                 sums[0] += len(pool) * bool(worker.session)
                 sums[1] += leased.bit_count()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.outputs.outputs import is_end
 from moorage.scheduler.core.request_reader import asked_now
 from moorage.schemas.codec import is_json
-from moorage.schemas.frames import VERSION, HistoryWorker
+from moorage.schemas.frames import VERSION, Device, HistoryWorker
 from moorage.schemas.waited import WaitedPart
 
 #: of one frame, including the table of its workers; one history always goes in, whatever its size
@@ -165,8 +165,8 @@ class Packing:
         if worker is None:
             return _WORKER_BYTES
         if each is None:
-            pools = [worker.hello.get("gpu_pool", []), *(pool.devices for pool in worker.former)]
-            longest = max([len(device["uuid"]) for pool in pools for device in pool], default=0)
+            pools = [worker.inventory.gpu_pool, *(pool.devices for pool in worker.former)]
+            longest = max([len(device.uuid) for pool in pools for device in pool], default=0)
             each = self._gpu_bytes[num] = len(pools) * (_GPU_BYTES + longest)
         return _WORKER_BYTES * (1 + len(worker.former)) + each * mask.bit_count()
 
@@ -194,12 +194,12 @@ def _worker(state: State, num: int, mask: int) -> HistoryWorker:
     if worker is None:  # it was forgotten since
         return HistoryWorker("")
     former = [(pool.until, _uuids(pool.devices, mask), pool.simulated) for pool in worker.former]
-    pool = worker.hello.get("gpu_pool", [])
-    return HistoryWorker(worker.id, _uuids(pool, mask), bool(worker.hello.get("simulated", False)), former)
+    has = worker.inventory
+    return HistoryWorker(worker.id, _uuids(has.gpu_pool, mask), has.simulated, former)
 
 
-def _uuids(pool: list[dict[str, Any]], mask: int) -> dict[int, str]:
-    return {slot: pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)}
+def _uuids(pool: list[Device], mask: int) -> dict[int, str]:
+    return {slot: pool[slot].uuid for slot in slots_of(mask) if slot < len(pool)}
 
 
 def _ended(job: Job) -> dict[int, bytes]:

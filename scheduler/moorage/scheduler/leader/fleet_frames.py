@@ -81,7 +81,7 @@ class FleetFrames:
         row = FleetRow(
             worker.id,
             views.worker_state(worker, host),
-            views.cells(host, len(worker.hello.get("gpu_pool", ()))),
-            bool(worker.hello.get("simulated", False)),
+            views.cells(host, len(worker.inventory.gpu_pool)),
+            worker.inventory.simulated,
         )
         return msgspec.Raw(encode(row))

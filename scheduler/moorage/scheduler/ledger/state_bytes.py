@@ -176,6 +176,7 @@ def _ended(job: Job, index: int) -> Replica:
 def _load_worker(state: State, values: Sequence[Any], attempts: list[Sequence[Any]]) -> None:
     worker = Worker(*Worker.LASTING.arguments(values))
     Worker.LASTING.fill(worker, values)
+    worker.read_hello()
     worker.unwell_mask = sum(1 << slot for slot in worker.unwell)
     state.workers[worker.id] = state.worker_by_num[worker.num] = worker
     if worker.window is not None:

@@ -197,7 +197,7 @@ class Relay:
 
 def keeps_output(worker: Worker) -> bool:
     """Return whether a worker says of any of its drivers that it keeps output."""
-    return any(can.get("keeps_output") for can in (worker.hello.get("capabilities") or {}).values())
+    return any(can.keeps_output for can in worker.inventory.capabilities.values())
 
 
 def _not_kept(kept: Kept) -> Problem:

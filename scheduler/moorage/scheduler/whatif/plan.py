@@ -334,7 +334,7 @@ def _places(job: Job, request: Request) -> list[PlannedPlace]:
             gpus=gpu_names(attempt.worker, attempt.mask, attempt.fence),
             mode=MODE_NAMES[attempt.mode],
             models=_unlike(attempt),
-            enforced=enforced_on(attempt.worker.hello, request),
+            enforced=enforced_on(attempt.worker.inventory.capabilities, request),
         )
         for replica in job.rows.values()
         if (attempt := replica.attempt) is not None
@@ -344,5 +344,5 @@ def _places(job: Job, request: Request) -> list[PlannedPlace]:
 def _unlike(attempt: Attempt) -> list[str]:
     """Return the models of an attempt's GPUs if they are of more than one: a model for each GPU, in order."""
     pool = attempt.worker.pool_at(attempt.fence).devices
-    models = [pool[slot]["name"] for slot in slots_of(attempt.mask) if slot < len(pool)]
+    models = [pool[slot].name for slot in slots_of(attempt.mask) if slot < len(pool)]
     return models if len(set(models)) > 1 else []

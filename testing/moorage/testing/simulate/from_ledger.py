@@ -164,17 +164,19 @@ class TraceWriter:
             self._order("share", tenant=name, weight=row.weight, gpus=row.guaranteed)
 
     def _join(self, worker: Worker) -> None:
-        hello = worker.hello
-        devices = [
-            {**device, "uuid": f"SIM-{self._name(worker.id)}-{at}"} for at, device in enumerate(hello["gpu_pool"])
+        has = worker.inventory
+        named = [
+            msgspec.structs.replace(each, uuid=f"SIM-{self._name(worker.id)}-{at}")
+            for at, each in enumerate(has.gpu_pool)
         ]
+        devices: list[dict[str, Any]] = msgspec.to_builtins(named)
         kept = ("index", "vendor", "name", "uuid", "memory_mib", "compute_capability")
         found = {
             "name": self._name(worker.id),
             "devices": [{key: device[key] for key in kept if key in device} for device in devices],
-            "cpu_milli": hello.get("cpu_milli", 0),
-            "memory_mib": hello.get("memory_mib", 0),
-            "labels": {} if self._anonymous else hello.get("labels", {}),
+            "cpu_milli": has.cpu_milli,
+            "memory_mib": has.memory_mib,
+            "labels": {} if self._anonymous else has.labels,
         }
         self._event(join=found)
 

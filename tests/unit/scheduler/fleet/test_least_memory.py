@@ -27,8 +27,8 @@ def joined(drive: Driving, name: str, memory: tuple[int, ...], numa: tuple[int, 
 
 
 def memory_of(drive: Driving, job: str, replica: int = 0) -> list[int]:
-    pool: list[dict[str, int]] = drive.attempt(job, replica).worker.hello["gpu_pool"]
-    return [pool[slot]["memory_mib"] for slot in drive.slots(job, replica)]
+    pool = drive.attempt(job, replica).worker.inventory.gpu_pool
+    return [pool[slot].memory_mib for slot in drive.slots(job, replica)]
 
 
 @pytest.mark.parametrize("ranker", RANKERS)

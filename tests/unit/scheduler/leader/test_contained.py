@@ -18,6 +18,7 @@ from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folding
+from moorage.scheduler.core.ledger.inventory import Inventory
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import Job, State
@@ -865,8 +866,8 @@ def test_a_worker_whose_host_cannot_be_made_ends_no_term(
     from moorage.scheduler.core.fleet.host import Host
 
     def is_bad(*given: Any) -> bool:
-        hellos = [each.worker.hello if isinstance(each, Host) else each for each in given[1:]]
-        return any(isinstance(hello, dict) and "odd" in hello["labels"] for hello in hellos)
+        found = [each.worker.inventory if isinstance(each, Host) else each for each in given[1:]]
+        return any(isinstance(each, Inventory) and "odd" in each.labels for each in found)
 
     cure = raises_for(monkeypatch, Fleet, method, is_bad)
     bad = Worker("w9", Hello("w9", "b", drivers=["noop"], labels={"odd": "1"}), "machine-w9", auto=True)

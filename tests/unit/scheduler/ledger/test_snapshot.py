@@ -163,7 +163,7 @@ FOLLOW = {
     Job: {"size", "live", "rows", "back", "held", "lingering", "row"},
     Replica: {"job", "attempt", "row"},
     Attempt: {"replica", "worker", "name", "row"},
-    Worker: {"unwell_mask", "attempts", "row"},
+    Worker: {"unwell_mask", "attempts", "inventory", "pool", "row"},
     Tenant: {"jobs", "live", "gpus", "held", "devices", "used", "rate_milli", "row", "usage_base"},
     Schedule: {"row"},
 }
@@ -185,7 +185,6 @@ SOFT = {
     },
     Replica: {"nth"},
     Attempt: {"missed", "unstored", "runs_as"},
-    Worker: {"pool", "pool_of"},
     Tenant: {"extra", "waits", "keys"},
 }
 

@@ -55,7 +55,9 @@ def test_hosts_that_join_with_other_devices_or_processors_each_time_leave_no_num
         hello = made.hello
         hello["cpu_milli"] = 1_000 * number
         if number >= 100:
-            hello["gpu_pool"] = [{"index": 0, "vendor": "nvidia", "name": f"A{number}", "memory_mib": number}]
+            hello["gpu_pool"] = [
+                {"index": 0, "vendor": "nvidia", "name": f"A{number}", "uuid": "GPU-0", "memory_mib": number}
+            ]
         add(fleet, made)
         table.look()
         assert len(table.types) <= 4 + 4 * 2 + 1

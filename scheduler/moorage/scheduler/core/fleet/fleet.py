@@ -19,8 +19,9 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, Fit, Fits, Host, HostCl
 from moorage.scheduler.core.fleet.kit import Kit, Rules, kit_of
 from moorage.scheduler.core.fleet.places import Places
 from moorage.scheduler.core.fleet.shape import Avoid, Shape
+from moorage.scheduler.core.ledger.inventory import Inventory
 from moorage.scheduler.core.ledger.state import Attempt, Worker
-from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames import OTHERS, Device
 from moorage.schemas.frames.fleet import names_of
 
 #: the most tenants that the workers' rules may name in all; beyond it a worker counts as one without rules, and refuses
@@ -123,11 +124,11 @@ class Fleet:
     def join(self, worker: Worker, attempts: Iterable[tuple[Attempt, Shape]]) -> Host:
         """Add a worker's new session: its inventory, less what its attempts hold. Return its host."""
         self.leave(worker.num)
-        hello = worker.hello
-        host = Host(worker, self._class_of(kit_of(hello, self.rules_of(hello)), hello))
+        inventory = worker.inventory
+        host = Host(worker, self._class_of(kit_of(inventory, self.rules_of(inventory)), inventory))
         if self._by_name is not None:
             self._name(worker)
-        for label, value in hello["labels"].items():
+        for label, value in inventory.labels.items():
             self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
         self.hosts[worker.num] = host
         self._enter(host)
@@ -143,12 +144,12 @@ class Fleet:
         if attempt.mask != attempt.home:
             self._note_frozen(host, attempt)
 
-    def _class_of(self, kit: Kit, hello: dict[str, Any]) -> HostClass:
+    def _class_of(self, kit: Kit, inventory: Inventory) -> HostClass:
         """Return the class for a host: an equal kit, and equal values of all required labels."""
-        labels: dict[str, str] = hello["labels"]
+        labels = inventory.labels
         if self._asked_count <= ASKED_MAX:
             labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
-        named = self._named_slots(hello)
+        named = self._named_slots(inventory)
         key = (kit, tuple(sorted(labels.items())), tuple(sorted(named.items())))
         cls = self.classes.get(key)
         if cls is None:
@@ -156,10 +157,10 @@ class Fleet:
             cls = self.classes[key] = HostClass(key, kit, labels, fits, named)
         return cls
 
-    def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
+    def _named_slots(self, inventory: Inventory) -> dict[str, int]:
         """Return the slots by each device name that a request has asked for; by all names once too many were."""
         named: dict[str, int] = {}
-        for slot, device in enumerate(hello["gpu_pool"] if self._asked_names else ()):
+        for slot, device in enumerate(inventory.gpu_pool if self._asked_names else ()):
             for name in device_names(device):
                 if name in self._asked_names or len(self._asked_names) > ASKED_MAX:
                     named[name] = named.get(name, 0) | 1 << slot
@@ -231,25 +232,25 @@ class Fleet:
 
     def _name(self, worker: Worker) -> None:
         assert self._by_name is not None
-        for device in worker.hello["gpu_pool"]:
+        for device in worker.inventory.gpu_pool:
             for name in device_names(device):
                 self._by_name.setdefault(name, set()).add(worker.num)
 
     def _sort_anew(self, host: Host) -> None:
-        cls = self._class_of(host.cls.kit, host.worker.hello)
+        cls = self._class_of(host.cls.kit, host.worker.inventory)
         self._exit(host)
         host.cls = cls
         self._enter(host)
         self.inventory += 1
         self.refresh(host)
 
-    def rules_of(self, hello: dict[str, Any]) -> Rules:
+    def rules_of(self, inventory: Inventory) -> Rules:
         """Return a worker's rules, and note the tenants that they name, whose shapes are then kept separate.
 
         A worker counts as one without rules if it would name tenants beyond `NAMED_MAX`.
         """
-        drivers = {tenant: frozenset(words) for tenant, words in (hello.get("drivers_for") or {}).items()}
-        users: dict[str, int] | None = hello.get("mps_users")
+        drivers = {tenant: frozenset(words) for tenant, words in inventory.drivers_for.items()}
+        users = inventory.mps_users
         named = self.named | (drivers.keys() | (users or {}).keys()) - {OTHERS}
         if len(named) > NAMED_MAX:
             return Rules({}, None)
@@ -263,7 +264,7 @@ class Fleet:
             return
         self.left[worker_num] = host
         self._exit(host)
-        for device in host.worker.hello["gpu_pool"] if self._by_name is not None else ():
+        for device in host.worker.inventory.gpu_pool if self._by_name is not None else ():
             for name in device_names(device):
                 self._unname(name, worker_num)
         for label, value in host.labels.items():
@@ -600,6 +601,6 @@ class Fleet:
                     assert is_open == expected_open, f"{host.worker.id}: slot {slot} on the wrong shelf"
 
 
-def device_names(device: dict[str, Any]) -> list[str]:
+def device_names(device: Device) -> list[str]:
     """Return the names of a device of a hello, apart from its index."""
-    return names_of(str(device.get("uuid", "")), str(device.get("pci", "")), device.get("cdi", ()))
+    return names_of(device.uuid, device.pci, device.cdi)

@@ -16,7 +16,7 @@ from moorage.schemas import reasons
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, OTHERS, AttemptUse, Reported
-from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
+from moorage.schemas.frames.fleet import slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import HOST_COUNTER
 from moorage.schemas.memo import Memo
@@ -348,22 +348,22 @@ class Host:
     )
 
     def __init__(self, worker: Worker, cls: HostClass) -> None:
-        hello = worker.hello
+        inventory = worker.inventory
         self.worker = worker
         self.cls = cls
-        self.cpu_milli = self.cpu_free = int(hello["cpu_milli"])
-        self.memory_mib = self.memory_free = int(hello["memory_mib"])
-        lent = hello.get("lent_slots")
+        self.cpu_milli = self.cpu_free = inventory.cpu_milli
+        self.memory_mib = self.memory_free = inventory.memory_mib
+        lent = inventory.lent_slots
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent))
         #: CPU that only jobs with GPUs may have; and of the rest, what no job without a GPU has
-        self.cpu_kept = min(self.cpu_milli, int(hello.get("gpu_cpu_milli", 0)) * self.lent.bit_count())
+        self.cpu_kept = min(self.cpu_milli, inventory.gpu_cpu_milli * self.lent.bit_count())
         self.cpu_rest = self.cpu_milli - self.cpu_kept
-        self.counts: dict[str, int] = hello.get("counts") or {}  # counters that jobs take of it
+        self.counts = inventory.counts  # counters that jobs take of it
         self.counts_free = dict(self.counts)
         self.held = 0  # number of attempts counted
         self.version = 0  # grows whenever attempts are counted in or out
-        self.labels: dict[str, str] = hello["labels"]
+        self.labels = inventory.labels
         self.closed = worker.flag != "open"  # cordoned, draining, shut; from the record with the act on
         self.free = self.lent  # slots not used by moorage's jobs
         self.frozen: dict[AttemptName, Attempt] = {}  # attempts without devices: see `lifecycle.frozen`
@@ -386,7 +386,7 @@ class Host:
         self.last_ms = 0  # monotonic ms of the last renewal answered in this term
         self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this term and session
         #: nothing new is placed here if there is no load frame for so long
-        self.loads_within_ms = int(LOADS_MISSED_MAX * float(hello.get("load_s", LOAD_S_DEFAULT)) * 1000)
+        self.loads_within_ms = int(LOADS_MISSED_MAX * inventory.load_s * 1000)
         self.util_percent = 0  # mean of its devices, by its last load frame
         self.temperature_c: int | None = None  # of its hottest device, likewise; None: none says so
         self.stale = False  # renewals or load frames are missing: no new jobs here

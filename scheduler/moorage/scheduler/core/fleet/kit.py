@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from moorage.schemas.capabilities import level_number, mode_enforced
+from moorage.scheduler.core.ledger.inventory import Inventory
+from moorage.schemas.capabilities import UNKNOWN, Capabilities, level_number, mode_enforced
 from moorage.schemas.frames import OTHERS
+from moorage.schemas.frames import Device as Described
 from moorage.schemas.gpu import SHARING_MODES, capability_of
 
 #: a device's index, vendor, name, memory in MiB, and compute capability (see `capability_of`)
@@ -59,70 +62,67 @@ class Kit(NamedTuple):
         return dict(self.levels)[driver, mode]
 
 
-def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
-    """Return the kit of a worker, by its hello as the ledger has it."""
-    pool, drivers, told = hello["gpu_pool"], sorted(set(hello["drivers"])), hello.get("capabilities") or {}
+def kit_of(has: Inventory, rules: Rules) -> Kit:
+    """Return the kit of a worker by its inventory."""
+    pool, drivers, told = has.gpu_pool, sorted(set(has.drivers)), has.capabilities
 
-    def that(can: str, *, unless_told: bool) -> frozenset[str]:
-        return frozenset(name for name in drivers if told.get(name, {}).get(can, unless_told))
+    def that(does: Callable[[Capabilities], bool]) -> frozenset[str]:
+        return frozenset(name for name in drivers if does(told.get(name, UNKNOWN)))
 
     levels = []
     for driver in drivers:
         for mode in SHARING_MODES:
-            enforced = mode_enforced(hello, driver, mode)
+            enforced = mode_enforced(told, driver, mode)
             levels.append(((driver, mode), (level_number(enforced.memory), level_number(enforced.compute))))
-    any_user = that("users", unless_told=True)
+    any_user = that(lambda can: can.users)
     return Kit(
         tuple(
-            (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0)),
-             capability_of(d.get("compute", "")))
-            for d in pool
+            (each.index, each.vendor, each.name, each.memory_mib, capability_of(each.compute)) for each in pool
         ),
         _islands_of(pool),
         tuple(each for each in _linked(pool) if each.bit_count() > 1),
-        tuple(tuple(device.get("modes", ())) for device in pool),
+        tuple(tuple(device.modes) for device in pool),
         frozenset(drivers),
-        that("gpu_enabled", unless_told=True),
+        that(lambda can: can.gpu_enabled),
         any_user,
-        that("answers_calls", unless_told=False),
-        that("freezes", unless_told=False),
-        that("freezes", unless_told=False) | that("sleeps_engines", unless_told=False),
-        that("reaches", unless_told=False),
-        that("memory_limit", unless_told=True),
-        int(hello.get("ports", 0)),
-        () if len(any_user) == len(drivers) else tuple(hello.get("own_user", ())),
+        that(lambda can: can.answers_calls),
+        that(lambda can: can.freezes),
+        that(lambda can: can.freezes or can.sleeps_engines),
+        that(lambda can: can.reaches),
+        that(lambda can: can.memory_limit),
+        has.ports,
+        () if len(any_user) == len(drivers) else tuple(has.own_user),
         tuple(levels),
         # a worker may offer a mode in which its devices take no sharers
-        frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0),
-        tuple(sorted(hello["sharers_max"].items())),
+        frozenset(mode for mode in has.modes if has.sharers_max.get(mode, 1) != 0),
+        tuple(sorted(has.sharers_max.items())),
         tuple(sorted(rules.drivers.items())),
         None if rules.users is None else tuple(sorted(rules.users.items())),
     )  # fmt: skip
 
 
-def _islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+def _islands_of(pool: Sequence[Described]) -> tuple[tuple[int, ...], ...]:
     """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
 
     If NVLink links all slots or none, the NUMA nodes take the place of its sets.
     """
     nodes: dict[int, int] = {}
     for slot, device in enumerate(pool):
-        node = int(device.get("numa", -1))
-        nodes[node] = nodes.get(node, 0) | 1 << slot
+        nodes[device.numa] = nodes.get(device.numa, 0) | 1 << slot
     by_link, by_node = _linked(pool), tuple(nodes.values())
     if len(by_link) in (1, len(pool)):
         by_link = by_node
     return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
 
 
-def _linked(pool: list[dict[str, Any]]) -> tuple[int, ...]:
+def _linked(pool: Sequence[Described]) -> tuple[int, ...]:
     """Return the sets of slots that NVLink joins; a slot without a link is a set of its own. A reported link counts in
     both directions.
     """
-    slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
+    slot_of = {device.index: slot for slot, device in enumerate(pool)}
     linked = [1 << slot for slot in range(len(pool))]
     for slot, device in enumerate(pool):
-        for peer in device.get("peers", ()):
+        for peer in device.peers:
             other = slot_of.get(peer, slot)
             both = linked[slot] | linked[other]
             for joined in range(len(pool)):

@@ -90,11 +90,7 @@ def _with_devices(devices: Used, attempt: Attempt, mask: int, sign: int) -> Used
 def names_of(attempt: Attempt, mask: int) -> list[str]:
     """Return the names of the devices in these slots of an attempt's worker; "" for a forgotten one."""
     devices = attempt.worker.pool_at(attempt.fence).devices if mask else ()
-    return [
-        str(devices[slot].get("name", "")) if slot < len(devices) else ""
-        for slot in range(mask.bit_length())
-        if mask >> slot & 1
-    ]
+    return [devices[slot].name if slot < len(devices) else "" for slot in range(mask.bit_length()) if mask >> slot & 1]
 
 
 def used_by(attempts: Iterable[Attempt]) -> Used:

@@ -20,12 +20,14 @@ from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.ceilings import CEILINGS, Ceilings
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
+from moorage.scheduler.core.ledger.inventory import NO_INVENTORY, Inventory, inventory_in
 from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.limits import NOTHING_HELD, Counter, Held, Limits, Needs, Spent, Used, counter_rows
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.frames import Peaks
+from moorage.schemas.capabilities import UNKNOWN, Capabilities
+from moorage.schemas.frames import Device, Peaks
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
 from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, numbers_in, without
 
@@ -254,7 +256,7 @@ class Pool(NamedTuple):
     """The devices that a worker had up to a join: those of the attempts placed by a record before `until`."""
 
     until: int  # sequence of the record with that join
-    devices: list[dict[str, Any]]  # as in a hello; empty if they are forgotten
+    devices: list[Device]  # as in a hello; empty if they are forgotten
     simulated: bool
 
 
@@ -905,7 +907,7 @@ class Worker:
     joined_ms: int = 0
     left_ms: int = 0  # when its last session ended; 0 if it never had one
     left_why: str = ""  # why its last session ended
-    hello: dict[str, Any] = field(default_factory=dict)
+    hello: dict[str, Any] = field(default_factory=dict)  # as recorded: `inventory` is what it says
     former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
     flag: str = "open"
     flag_ms: int = 0  # ledger ms since when it has that flag
@@ -922,10 +924,15 @@ class Worker:
     quick: tuple[tuple[int, int], ...] = ()
     well_ms: int = 0  # since then, none of `quick`: when the last attempt began that did well on it
     attempts: dict[AttemptName, Attempt] = field(default_factory=dict)
-    #: soft: its devices by a hello, and that hello
+    #: what its hello says, and the devices of that
+    inventory: Inventory = NO_INVENTORY
     pool: Pool = NO_POOL
-    pool_of: dict[str, Any] | None = None
     row: int = 0
+
+    def read_hello(self) -> None:
+        """Find what the recorded hello says. Call it wherever that is set."""
+        self.inventory = inventory_in(self.hello)
+        self.pool = Pool(0, self.inventory.gpu_pool, self.inventory.simulated)
 
     @property
     def is_unlisted(self) -> bool:
@@ -940,27 +947,23 @@ class Worker:
     @property
     def in_json(self) -> bool:
         """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
-        return "json" in self.hello
+        return self.inventory.json
 
-    def can(self, driver: str) -> dict[str, Any]:
-        """Return the capabilities of a driver as the worker reports them; one that it does not report is left out."""
-        found: dict[str, Any] = (self.hello.get("capabilities") or {}).get(driver, {})
-        return found
+    def can(self, driver: str) -> Capabilities:
+        """Return the capabilities of a driver as the worker reports them."""
+        return self.inventory.capabilities.get(driver, UNKNOWN)
 
     def pool_at(self, fence: int) -> Pool:
         """Return the devices to which the slots of an attempt with this fence belong."""
         for pool in self.former:
             if fence < pool.until:
                 return pool
-        hello = self.hello
-        if self.pool_of is not hello:
-            self.pool, self.pool_of = Pool(0, hello.get("gpu_pool", []), bool(hello.get("simulated", False))), hello
         return self.pool
 
     @property
     def lost_ms(self) -> int:
         """The silence after which the worker is lost, in ms, as sent with its join; 0 if the ledger does not say."""
-        return int(self.hello.get("lost_ms", 0))
+        return self.inventory.lost_ms
 
     LASTING: ClassVar = Lasting(
         {"num": int, "id": str, "machine": str},

@@ -31,7 +31,7 @@ _WHOLE: Final = object()  # stands for a key: the value is a copy of the table
 _STAY: Final = frozenset({
     "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "folded", "shape", "always",
     "own_subject", "deadline_ms", "over", "index", "nth", "worker", "replica", "home", "mode", "missed",
-    "runs_as", "id", "pool", "pool_of",
+    "runs_as", "id",
 })  # fmt: skip
 _Row = Job | Replica | Attempt | Worker | Tenant | Schedule
 _FIELDS: Final[dict[type, list[str]]] = {

@@ -46,7 +46,7 @@ class Away:
         here, hosts = self._known.hosts, self._fleet.hosts
         known = (each for each in self._state.workers.values() if each.hello and not each.is_unlisted)
         away = {each.num: each for each in known if each.num not in here}
-        for num in [num for num in hosts if num not in away or hosts[num].worker.hello is not away[num].hello]:
+        for num in [num for num in hosts if num not in away or hosts[num].worker.inventory is not away[num].inventory]:
             self._fleet.leave(num)
         for num in away.keys() - hosts.keys():
             self._fleet.join(copy(away[num]), ())  # its next join changes the worker, and not what this fleet has noted

@@ -56,7 +56,7 @@ def can_freeze(worker: Worker, request: Request) -> bool:
     own program."""
     can = worker.can(request.workload.driver)
     sleeps_itself = request.service is not None and request.service.sleeps_itself
-    return bool(can.get("freezes") or (sleeps_itself and can.get("sleeps_engines")))
+    return can.freezes or (sleeps_itself and can.sleeps_engines)
 
 
 def write_freeze(draft: Draft, attempt: Attempt, word: int, why: str) -> None:

@@ -85,7 +85,7 @@ class Lending:
 
 def recorded_devices(worker: Worker) -> list[DeviceName]:
     """Return the devices in a worker's last hello, by slot."""
-    return [DeviceName(device["vendor"], device["uuid"]) for device in worker.hello.get("gpu_pool", ())]
+    return [DeviceName(device.vendor, device.uuid) for device in worker.inventory.gpu_pool]
 
 
 def _lent_by(worker: Worker) -> list[DeviceName]:
@@ -93,7 +93,7 @@ def _lent_by(worker: Worker) -> list[DeviceName]:
     held = 0
     for attempt in worker.attempts.values():
         held |= attempt.home
-    return _lent(recorded_devices(worker), worker.hello.get("lent_slots"), held)
+    return _lent(recorded_devices(worker), worker.inventory.lent_slots, held)
 
 
 def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> list[DeviceName]:

@@ -7,7 +7,7 @@ from moorage.scheduler.core.ledger.state import Job, Worker
 
 def every_slot(worker: Worker) -> int:
     """Return the mask of all slots of a worker; a worker without GPUs counts as having slot 0."""
-    return (1 << max(1, len(worker.hello.get("gpu_pool", ())))) - 1
+    return (1 << max(1, len(worker.inventory.gpu_pool))) - 1
 
 
 def was_refused(job: Job, worker: Worker) -> bool:

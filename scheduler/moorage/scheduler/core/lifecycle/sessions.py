@@ -7,7 +7,7 @@ time never decides a loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import msgspec
@@ -37,6 +37,7 @@ from moorage.scheduler.core.lifecycle.lending import Lending, recorded_devices
 from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName, name_in
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Goodbye, Held, Hello, Join, Load, Renew, ReportAck, ReportFrame, Resized
 from moorage.schemas.frames.reported import fits
@@ -78,7 +79,7 @@ class Sessions:
         self.config = config
         self.release = RELEASE  # of this scheduler
         #: by worker number: the capabilities of the previous session, until the join that ended it is answered
-        self.former: dict[int, dict[str, Any]] = {}
+        self.former: dict[int, Mapping[str, Capabilities]] = {}
         #: by worker number, of workers that renewed in this term; for audits
         self.renewals: dict[int, RenewalAudit] = {}
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not contain
@@ -223,7 +224,7 @@ class Sessions:
             self.lifecycle.on_reports(draft, worker, frame.reports)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
-        self.former[worker.num] = {"capabilities": worker.hello.get("capabilities", {})}
+        self.former[worker.num] = worker.inventory.capabilities
         if is_new:
             self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
@@ -309,7 +310,7 @@ class Sessions:
         worker = self.state.workers.get(event.worker)
         if worker is None or not worker.session or worker.session != frame.session:
             return session_over(event.worker)
-        apart = release_problem(worker.hello.get("release", ""), self.release)
+        apart = release_problem(worker.inventory.release, self.release)
         if apart is not None:
             return apart
         host = self.fleet.hosts.get(worker.num)

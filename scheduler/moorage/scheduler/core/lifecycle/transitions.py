@@ -763,7 +763,7 @@ class Lifecycle:
         request = self.request_of(replica.job)
         driver = request.workload.driver
         why = "on_partition keep" if request.on_partition == "keep" else ""
-        if worker.can(driver).get("fence") == "none":
+        if worker.can(driver).fence == "none":
             why = f"nothing ends what its driver {driver} runs"
         if not why or replica.job.gang != GangPhase.NONE:
             return ""

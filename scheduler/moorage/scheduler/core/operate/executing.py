@@ -62,14 +62,14 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
         return _not_running(job, index, now)
     driver = request.workload.driver
     can = attempt.worker.can(driver)
-    if not can.get("execs"):
+    if not can.execs:
         return problem(
             "failed-precondition",
             f"no command can be run in job {job.name}: the driver {driver} of worker {attempt.worker.id} runs none",
             found=driver,
             allowed="a driver whose worker reports execs",
             job=job.name,
-            next=can.get("exec_instead") or "moorage logs shows its output, moorage use what it uses of its GPUs",
+            next=can.exec_instead or "moorage logs shows its output, moorage use what it uses of its GPUs",
         )
     said = ATTACHED if asked.attach else _one_line(carried(shlex.join(asked.argv)))
     draft.add(acts.Exec(job.num, index, event.by, said))
@@ -101,7 +101,7 @@ def send_signal(
         return _not_running(job, here, job.state_of(here) if at is None else at.state)
     driver = request_of(job).workload.driver
     for attempt in found:
-        if not attempt.worker.can(driver).get("signals"):
+        if not attempt.worker.can(driver).signals:
             return problem(
                 "failed-precondition",
                 f"no signal can be sent to job {job.name}: driver {driver} of worker {attempt.worker.id} sends none",

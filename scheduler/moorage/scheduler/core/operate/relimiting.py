@@ -48,7 +48,7 @@ class Relimiting:
         running = running_of(job)
         driver = self._reader.request_of(job).workload.driver
         for attempt in running:
-            if not attempt.worker.can(driver).get("relimits"):
+            if not attempt.worker.can(driver).relimits:
                 return _refused(
                     job,
                     f"worker {attempt.worker.id} cannot change the time limit of an attempt that runs in {driver}",

@@ -94,7 +94,7 @@ class Resizing:
         for attempt in attempts:
             if attempt.phase == AT_EXITED:
                 continue
-            name, hello = attempt.worker.id, attempt.worker.hello
+            name = attempt.worker.id
             if attempt.worker.num not in self._fleet.hosts:
                 return _refused(
                     job,
@@ -107,7 +107,7 @@ class Resizing:
                 why = f"worker {name} is of a release that cannot change the part of a running attempt"
                 return _refused(job, why, name, "workers of release 0.3", _WHILE_IT_WAITS)
             driver = self._reader.request_of(job).workload.driver
-            memory = mode_enforced(hello, driver, MODE_NAMES[attempt.mode]).memory
+            memory = mode_enforced(attempt.worker.inventory.capabilities, driver, MODE_NAMES[attempt.mode]).memory
             by_mps = memory_and_compute(takes_parts(attempt))[0] == NEXT_ATTEMPT
             fixed = by_mps or level_number(memory) == level_number("hard")
             if fixed and part[0] != before[0]:
@@ -150,11 +150,11 @@ class Resizing:
         for attempt in attempts:
             if attempt.phase == AT_EXITED:
                 continue
-            pool = attempt.worker.hello.get("gpu_pool", ())
+            pool = attempt.worker.inventory.gpu_pool
             words = memory_and_compute(takes_parts(attempt))
             parts = (asked.memory_mib, asked.compute_percent)
             own = [word for word, part in zip(words, parts, strict=True) if part is not None]
-            if attempt.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(attempt.mask)):
+            if attempt.fence <= first or any(pool[slot].vendor != "nvidia" for slot in slots_of(attempt.mask)):
                 own = [COUNTED if word == LIVE else word for word in own]
             how = " ".join(dict.fromkeys(own))
             found[how] = found.get(how, 0) + 1

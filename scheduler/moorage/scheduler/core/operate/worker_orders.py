@@ -78,7 +78,7 @@ class WorkerOrders:
         self, draft: Draft, worker: Worker, act: CordonAct | UncordonAct, by: str, done: Done
     ) -> Done | Problem:
         """Cordon or open some devices of a worker."""
-        has = len(worker.hello.get("gpu_pool", ()))
+        has = len(worker.inventory.gpu_pool)
         if beyond := [slot for slot in act.slots or () if slot >= has]:
             return problem(
                 "not-found",

@@ -39,7 +39,7 @@ def _of_act(state: State, act: AnyAct, worker: Worker, jobs: int | None) -> Iter
     at = state.time_ms, state.seq, worker.id
     match act:
         case acts.Join():
-            yield FleetEvent("joined", *at, why=many(len(worker.hello.get("gpu_pool", [])), "GPU"))
+            yield FleetEvent("joined", *at, why=many(len(worker.inventory.gpu_pool), "GPU"))
         case acts.Gone():
             yield FleetEvent("left" if act.why == GOODBYE else "lost", *at, jobs=jobs)
         case acts.Flag():

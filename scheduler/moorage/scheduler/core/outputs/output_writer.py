@@ -167,7 +167,7 @@ class OutputWriter:
                 continue
             job = attempt.replica.job
             request = self._request_of(job)
-            now = enforced_on(worker.hello, request)
+            now = enforced_on(worker.inventory.capabilities, request)
             if now != enforced_on(former, request):
                 event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, enforced=now)
                 out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger.gang_sets import set_of
@@ -38,7 +38,7 @@ from moorage.scheduler.core.lifecycle.group_addresses import addresses_in
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.schemas import actors
 from moorage.schemas.attempt import name_in
-from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
+from moorage.schemas.capabilities import Capabilities, Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import (
     Change,
@@ -228,13 +228,13 @@ def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message
 def takes_parts(attempt: Attempt) -> str:
     """Return how a worker can change a running attempt's share of its devices; "" if it cannot."""
     driver = _read_request(attempt.replica.job.body)[1].request.workload.driver
-    return mode_resizes(attempt.worker.hello, driver, MODE_NAMES[attempt.mode])
+    return mode_resizes(attempt.worker.inventory.capabilities, driver, MODE_NAMES[attempt.mode])
 
 
 def learns(attempt: Attempt) -> bool:
     """Return whether a worker can change what a running attempt has: its share of its devices, or its time limit."""
     driver = _read_request(attempt.replica.job.body)[1].request.workload.driver
-    return bool(takes_parts(attempt)) or bool(attempt.worker.can(driver).get("relimits"))
+    return bool(takes_parts(attempt)) or attempt.worker.can(driver).relimits
 
 
 def _may_have_groups(job: Job) -> bool:
@@ -277,16 +277,16 @@ def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:
     pool = worker.pool_at(fence).devices
     if mask.bit_count() == 1:  # most attempts
         slot = mask.bit_length() - 1
-        return [pool[slot]["uuid"]] if slot < len(pool) else []
-    return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
+        return [pool[slot].uuid] if slot < len(pool) else []
+    return [pool[slot].uuid for slot in slots_of(mask) if slot < len(pool)]
 
 
-def enforced_on(hello: Mapping[str, Any], request: Request) -> Enforced | None:
-    """Return how the worker of a hello enforces a job's share of a device; None for a job without GPUs."""
+def enforced_on(capabilities: Mapping[str, Capabilities], request: Request) -> Enforced | None:
+    """Return how a worker with these capabilities enforces a job's share of a device; None for a job without GPUs."""
     gpu = request.effective_gpu
     if gpu is None:
         return None
-    return gpu.enforced(mode_enforced(hello, request.workload.driver, gpu.effective_sharing))
+    return gpu.enforced(mode_enforced(capabilities, request.workload.driver, gpu.effective_sharing))
 
 
 def enforced_of(job: Job) -> Enforced | None:
@@ -299,7 +299,7 @@ def enforced_of(job: Job) -> Enforced | None:
     if not sharing:
         return None
     request = _read_request(job.body)[1].request.with_part(job.part)
-    found = [each for worker in sharing if (each := enforced_on(worker.hello, request)) is not None]
+    found = [each for worker in sharing if (each := enforced_on(worker.inventory.capabilities, request)) is not None]
     return Enforced(
         min((each.memory for each in found), key=level_number), min((each.compute for each in found), key=level_number)
     )

@@ -97,7 +97,7 @@ class Indexing:
         standing = [worker for worker in self.state.workers.values() if worker.session]
         for worker in standing:
             with suppress(Exception):  # it fails again below
-                self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
+                self.fleet.rules_of(worker.inventory)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:
             try:
                 host = self.fleet.join(

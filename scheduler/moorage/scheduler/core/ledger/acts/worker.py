@@ -54,30 +54,30 @@ class Join(OfWorker, tag="join"):
 
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
-        before = worker.hello.get("gpu_pool", [])
-        if worker.hello and _devices(worker.hello) != _devices(self.hello):
-            former = (*worker.former, Pool(folding.seq, before, bool(worker.hello.get("simulated", False))))
+        had, is_known = worker.pool, bool(worker.hello)
+        worker.boot, worker.n, worker.session, worker.no, worker.hello = (
+            self.boot, self.n, self.session, self.no, self.hello,
+        )  # fmt: skip
+        worker.read_hello()
+        if is_known and _shown(had) != _shown(worker.pool):
+            former = (*worker.former, Pool(folding.seq, had.devices, had.simulated))
             if len(former) > POOLS_MAX:  # attempts of either of the two oldest are on devices that are forgotten
                 former = (Pool(former[1].until, [], False), *former[2:])
             worker.former = former
             if not former[0].devices:
                 holding.recount(folding.state, worker)
-        worker.boot, worker.n, worker.session, worker.no, worker.hello = (
-            self.boot, self.n, self.session, self.no, self.hello,
-        )  # fmt: skip
         worker.joined_ms = folding.time
         # an ailment belongs to a device: if another device is in its slot now, nothing is known of that
-        now = worker.hello.get("gpu_pool", [])
+        before, now = had.devices, worker.pool.devices
         for slot in list(worker.unwell):
-            same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
+            same = slot < len(now) and slot < len(before) and now[slot].uuid == before[slot].uuid
             if not same:
                 _forget_ailments(worker, 1 << slot)
 
 
-def _devices(hello: dict[str, Any]) -> tuple[object, list[tuple[object, ...]]]:
+def _shown(pool: Pool) -> tuple[bool, list[tuple[str, str, str, int]]]:
     """Return what answers show of the devices of an attempt: whether they are simulated, and their names and memory."""
-    pool = hello.get("gpu_pool", [])
-    return hello.get("simulated", False), [(d["vendor"], d["uuid"], d["name"], d.get("memory_mib", 0)) for d in pool]
+    return pool.simulated, [(each.vendor, each.uuid, each.name, each.memory_mib) for each in pool.devices]
 
 
 class Gone(OfWorker, tag="gone"):
