@@ -184,36 +184,40 @@ class Engine:
             Starts(state, self.fleet, config.start_failures_max, reader, self.queue),
         )  # fmt: skip
         self.estimates = Estimates(reader.request_of, reader.shape_of, reader.limit_ms_of, self.durations)
-        self.services = Services(
-            state, self.lifecycle, lambda draft, new, old: self.planner.preempting.replacing(draft, new, old)
+        policy = Preemption(
+            self.fleet, reader.shape_of, reader.priority_of, int(config.preempt_after * 1000), config.ages
         )
+        self.services = Services(state, self.lifecycle, policy.replacing)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
         self.room = WaitingRoom(state, self.lifecycle.cancel)
         self._frozen = Frozen(state, self.fleet, self.lifecycle)
-        self.planner = Planner(
-            self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
-            self._frozen, self.admission.could_ever, int(config.reserve_after * 1000), self._begins,
-        )  # fmt: skip
-        self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet)
-        self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
-        self.retention = Retention(state, reader.requests, config, self.room.telling)
-        self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
+        order = self._order()
         self.scaling = Scaling(
-            state, self.lifecycle, self.planner.order, reader.priority_of, config.scale_up_s, config.scale_down_s,
+            state, self.lifecycle, order, reader.priority_of, config.scale_up_s, config.scale_down_s,
             self.sleeping.refused, self.sleeping.rung,
         )  # fmt: skip
         self.relocating = Relocating(state, self.fleet, self.lifecycle, self.services, self.scaling)
+        preempting = Preempting(
+            state, policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
+            self.relocating.moves, self.scaling,
+        )  # fmt: skip
+        self.planner = Planner(
+            self.fleet, self.queue, self._make_ranker(), self.estimates, preempting, order,
+            self._frozen, self.admission.could_ever, int(config.reserve_after * 1000), self._begins,
+        )  # fmt: skip
+        self.schedules = Schedules(state, self.admission.malformed)
+        self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self.retention = Retention(state, reader.requests, config, self.room.telling)
+        self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self.unready = Unready(state, self.fleet, self.lifecycle)
         self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
             self.scaling, self.relocating, self.unready, self.containment,
         )  # fmt: skip
-        resizing = Resizing(state, reader, self.fleet, self.planner.order)
-        relimiting = Relimiting(
-            state, reader, lambda: self.planner.verdicts.reservation, int(config.reserve_after * 1000)
-        )
+        resizing = Resizing(state, reader, self.fleet, order)
+        relimiting = Relimiting(state, reader, self.planner.verdicts, int(config.reserve_after * 1000))
         self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing, relimiting)
         copies = Copies(state, self.lifecycle, reader, self.scaling, config.jobs_max)
         self._changing = Changing(state, self.indexing, reader, copies, relimiting)
@@ -226,16 +230,6 @@ class Engine:
         return ranker_class(self.config.ranker)()
 
     # --------------------------------------------------------------------------- callbacks for its parts
-
-    def _preempting(self) -> Preempting:
-        config = self.config
-        policy = Preemption(
-            self.fleet, self.reader.shape_of, self.reader.priority_of, int(config.preempt_after * 1000), config.ages
-        )
-        return Preempting(
-            self.state, policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
-            lambda attempt: self.relocating.moves(attempt), lambda: self.scaling,
-        )  # fmt: skip
 
     def _knows_fleet(self) -> bool:
         """Return whether every worker was heard from in this term, or had time to renew."""

@@ -6,29 +6,25 @@ it with the record (`core.outputs`), and again until they have applied it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, Attempt, Job, State
 from moorage.scheduler.core.lifecycle.beyond import beyond_time
 from moorage.scheduler.core.request_reader import RequestReader
-from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import after_ms
+from moorage.scheduler.core.schedule.verdicts import Verdicts
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.names import word_of
 
 
 class Relimiting:
-    """Decides which time limit a job's running attempts may have. `reserved` is the plan's reservation now, if any,
-    and `patience_ms` how long a job waits until hosts may be reserved for it."""
+    """Decides which time limit a job's running attempts may have. `verdicts` have the reservation now, if any, and
+    `patience_ms` is how long a job waits until hosts may be reserved for it."""
 
-    def __init__(
-        self, state: State, reader: RequestReader, reserved: Callable[[], Reservation | None], patience_ms: int
-    ) -> None:
+    def __init__(self, state: State, reader: RequestReader, verdicts: Verdicts, patience_ms: int) -> None:
         self._state = state
         self._reader = reader
-        self._reserved = reserved
+        self._verdicts = verdicts
         self._patience_ms = patience_ms
 
     def refusal(self, draft: Draft, job: Job, limit_ms: int, *, by_tenant: bool) -> Problem | None:
@@ -79,7 +75,7 @@ class Relimiting:
 
         Those that were there before the reserved job was overdue go on: the reservation is made anew.
         """
-        held = self._reserved()
+        held = self._verdicts.reservation
         other = None if held is None else self._state.jobs.get(held.num)
         if held is None or other is None or other is job:
             return None

@@ -102,7 +102,7 @@ class Preempting:
         reclaim: bool,
         knows_fleet: Callable[[], bool],
         stays: Callable[[Attempt], bool],
-        scaling: Callable[[], Scaling],
+        scaling: Scaling,
     ) -> None:
         self.state = state
         self.policy = policy
@@ -123,7 +123,7 @@ class Preempting:
 
     def allowed(self) -> bool:
         """Return whether a job may end others now."""
-        return self.reclaim or self.priority <= 100 or self.state.preemptibles > 0 or bool(self.scaling().above)
+        return self.reclaim or self.priority <= 100 or self.state.preemptibles > 0 or bool(self.scaling.above)
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
         """Return the hosts reserved for jobs other than those of this shape, priority and tenant."""
@@ -187,7 +187,7 @@ class Preempting:
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
-        found_now, yielding = dict[Kind, set[int]](), self.scaling().yielding()
+        found_now, yielding = dict[Kind, set[int]](), self.scaling.yielding()
         kinds = {candidate.kind for candidate in candidates}
         vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
         hopeless = set[Kind]()
@@ -225,7 +225,7 @@ class Preempting:
 
         After a search that left nothing out, that is when a job has run for long enough to be a victim.
         """
-        if self.state.preempting or self.scaling().above:
+        if self.state.preempting or self.scaling.above:
             return self.state.time_ms  # what ends now is followed, and members above `min` follow their load
         if not self.allowed():
             return math.inf
@@ -236,16 +236,6 @@ class Preempting:
     def _view(self) -> tuple[int, int, int]:
         """Return a value that differs whenever a search may differ for a reason other than time."""
         return self.state.digest, self.policy.fleet.version, self.policy.fleet.changes
-
-    def replacing(self, draft: Draft, new: Job, old: Job) -> list[Attempt] | None:
-        """Return the members of the old version of a service whose end makes room for a replica of the new one.
-
-        None if it could not start then either; none are needed if there is room for it.
-        """
-        shape, right = self.policy.shape_of(new), Right(new, ABOVE + 1, reclaims=False, only=old)
-        with self.policy.fleet.avoiding(shape.avoid):
-            found = self.policy.choose(draft, shape, right, shape.refusing, {})
-        return None if found is None else [victim.attempts[0] for victim in found.victims]
 
     def _taken_now(self, found: Mapping[Kind, set[int]], kind: Kind) -> set[int]:
         """Return the hosts that jobs got in this pass, but those where another of this kind may end more.

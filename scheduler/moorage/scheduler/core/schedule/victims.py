@@ -201,6 +201,16 @@ class Preemption:
         found = [choice for search in searches if (choice := search.run(read)) is not None]
         return min(found, key=_cost, default=None)
 
+    def replacing(self, draft: Draft, new: Job, old: Job) -> list[Attempt] | None:
+        """Return the members of the old version of a service whose end makes room for a replica of the new one.
+
+        None if it could not start then either; none are needed if there is room for it.
+        """
+        shape, right = self.shape_of(new), Right(new, ABOVE + 1, reclaims=False, only=old)
+        with self.fleet.avoiding(shape.avoid):
+            found = self.choose(draft, shape, right, shape.refusing, {})
+        return None if found is None else [victim.attempts[0] for victim in found.victims]
+
 
 def _cost(choice: Choice) -> tuple[int, int]:
     """Return the highest priority and the lost work of victims, by which the cheapest are chosen."""
