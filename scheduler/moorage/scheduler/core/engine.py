@@ -222,7 +222,7 @@ class Engine:
         copies = Copies(state, self.lifecycle, reader, self.scaling, config.jobs_max)
         self._changing = Changing(state, self.indexing, reader, copies, relimiting)
         explain = self._explain_waiting
-        self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self.indexing.arm, explain)
+        self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health, self._forgetting)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
 
@@ -860,6 +860,7 @@ class Engine:
         for job, runs in islice(folded.ran.items(), LEARNED_MAX):
             self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job), runs[:LEARNED_A_RECORD])
         wanted = WantedFrames(state, self.subjects, self._frames_failed)
+        self.indexing.arm_new(folded.accepted, flight.new)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)
         wanted.placed(folded.placed)

@@ -68,7 +68,7 @@ class InFlight:
 
 
 class OutputWriter:
-    """Builds the outputs once the record is folded into the state. `arm` sets the timers of an accepted job."""
+    """Builds the outputs once the record is folded into the state."""
 
     def __init__(
         self,
@@ -76,7 +76,6 @@ class OutputWriter:
         config: Config,
         sessions: Sessions,
         request_of: Callable[[Job], Request],
-        arm: Callable[[Job, Request], None],
         explain_waiting: ExplainWaiting | None,
     ) -> None:
         self._explain_waiting = explain_waiting
@@ -84,7 +83,6 @@ class OutputWriter:
         self._config = config
         self._sessions = sessions
         self._request_of = request_of
-        self._arm = arm
         self._joined: list[Worker] = []  # workers that joined with the record whose events are to be added
 
     def add_events(self, folded: Folded, out: Outputs) -> None:
@@ -107,26 +105,12 @@ class OutputWriter:
 
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq, explain = self._state.seq, self._explain_waiting
-        of: Request | None = None  # equal requests share one object
-        has_own = has_timers = always = False
         for job in accepted:
             made = flight.new[job.num]
             submit = made.submit
             batch = submit.batch
-            if submit.request is not of:
-                of = submit.request
-                has_own = of.events == "job"
-                always = of.workload.restart == "always"
-                has_timers = of.deadline_s is not None or of.start_within_s is not None
-                has_timers |= bool(of.start_after_s) or of.service is not None
-                has_timers |= of.workload.restart_unready_s is not None
-                # it may have to be rejected once all workers were heard from, see `Indexing.arm`
-                has_timers |= of.on_no_match == "reject" or of.workload.user is not None
             # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
-            job.own_subject = has_own and batch is None
-            job.always = always
-            if has_timers:
-                self._arm(job, submit.request)
+            job.own_subject = batch is None and submit.request.events == "job"
             waiting = None
             if batch is None and explain is not None and submit.reply and job.fresh:
                 waiting = explain(job)

@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -15,7 +15,7 @@ from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger import fairkeys, fairshare
 from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, State, Worker
-from moorage.scheduler.core.lifecycle.admission import Admission
+from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
@@ -42,6 +42,14 @@ def _full_until_ms(job: Job, most: int) -> int:
 def _most(job: Job, request: Request) -> int | None:
     """Return how many replicas of a job of several, or of a service, may run at once; None for all of them."""
     return most_of(job, request) if job.size > 1 or job.scaled is not None or request.scale is not None else None
+
+
+def _is_armed(request: Request) -> bool:
+    """Return whether `Indexing.arm` does anything for a new job with this request."""
+    run = request.workload
+    has_time = request.deadline_s is not None or request.start_within_s is not None or bool(request.start_after_s)
+    may_be_rejected = request.on_no_match == "reject" or run.user is not None
+    return has_time or request.service is not None or run.restart_unready_s is not None or may_be_rejected
 
 
 class Indexing:
@@ -309,6 +317,18 @@ class Indexing:
     def _is_live(self, num: int) -> bool:
         job = self.state.jobs.get(num)
         return job is not None and not job.over
+
+    def arm_new(self, accepted: Sequence[Job], new: Mapping[int, NewJob]) -> None:
+        """Take note of the jobs that a record accepted."""
+        of: Request | None = None  # equal requests share one object
+        has_timers = always = False
+        for job in accepted:
+            request = new[job.num].submit.request
+            if request is not of:
+                of, always, has_timers = request, request.workload.restart == "always", _is_armed(request)
+            job.always = always
+            if has_timers:
+                self.arm(job, request)
 
     def arm(self, job: Job, request: Request) -> None:
         """Set a job's timers and take note of its service; remember it if it may have to be rejected once all workers
