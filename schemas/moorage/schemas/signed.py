@@ -15,13 +15,13 @@ from moorage.schemas.names import PERSON
 FIELD: Final = "person"
 #: how a body in JSON ends in which `signed` wrote a person; no value within a field can end so
 _END: Final = re.compile(rb',"%s":"(%s)"\}\Z' % (FIELD.encode(), PERSON.pattern.encode()))
+#: most bodies do not end so, and need no search
+_LAST: Final = b'"}'
 _CHARS_MAX: Final = len(f',"{FIELD}":""}}') + 64
 
 
 def _found(body: bytes) -> re.Match[bytes] | None:
-    if not body.endswith(b'"}') or not is_json(body):  # so most bodies are told apart without a search
-        return None
-    return _END.search(body, max(0, len(body) - _CHARS_MAX))
+    return _END.search(body, max(0, len(body) - _CHARS_MAX)) if is_json(body) else None
 
 
 def signed(body: bytes, person: str) -> bytes:
@@ -41,13 +41,13 @@ def signed(body: bytes, person: str) -> bytes:
 
 def unsigned(body: bytes) -> bytes:
     """Return a request's body without the person that `signed` wrote."""
-    found = _found(body)
+    found = _found(body) if body.endswith(_LAST) else None
     return body if found is None else body[: found.start()] + b"}"
 
 
 def person_in(body: bytes) -> str:
     """Return the person who submitted a request, as `signed` wrote it; "" if it is not known."""
-    found = _found(body)
+    found = _found(body) if body.endswith(_LAST) else None
     return "" if found is None else found[1].decode()
 
 
