@@ -717,12 +717,9 @@ class Engine:
             flight.awaiting.append(num)
             return outcome
         if not shape.is_gang and (numbers is not ONE or request.scale is not None):
-            waiting = self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
-            if waiting.is_full:
-                return outcome
-        if request.hold:
-            return outcome
-        self.queue.enter(num, (request.priority, shape, owner_of(job) if job.fair else tenant))
+            self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
+        if self.indexing.why_unqueued(job) is None:
+            self.queue.enter(num, (request.priority, shape, owner_of(job) if job.fair else tenant))
         return outcome
 
     def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | SignalOrder | Execute]) -> None:
