@@ -110,6 +110,7 @@ class Asks(Driving):
         self.dice = dice = random.Random(seed)
         super().__init__()
         self.models: dict[str, str] = {}  # by host
+        self.cameras: dict[str, int] = {}
         self.of_models: dict[str, dict[str, int]] = {each: {} for each in TENANTS}  # limits of tenants
         self.had_of = {each: Counter[str]() for each in TENANTS}
         self.spent: dict[str, float] = {}  # of tenants with a budget, thousandths of GPU ms
@@ -121,7 +122,10 @@ class Asks(Driving):
             can = {"noop": Capabilities(relimits=dice.random() < 0.8)}
             self.models[host] = model = dice.choice(("H100", "H100", "L4"))
             gpus = dice.choice([2, 4])
-            self.worker(host, gpus, MODELS[model], cpu_milli=32_000, memory_mib=64_000, capabilities=can)
+            self.cameras[host] = cameras = dice.choice([0, 1, 2])
+            counts = {"camera": cameras} if cameras else {}
+            more: dict[str, Any] = {"cpu_milli": 32_000, "memory_mib": 64_000, "counts": counts, "capabilities": can}
+            self.worker(host, gpus, MODELS[model], **more)
         self.limits: dict[str, dict[str, float]] = {}
         self.counters: dict[str, int] = {}
         self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
@@ -189,6 +193,8 @@ class Asks(Driving):
         if dice.random() < 0.3:
             names = dice.sample(("lic", "mine"), dice.choice([1, 1, 2]))
             fields["uses"] = {name: dice.choice([1, 1, 2]) for name in names}
+        if dice.random() < 0.2:
+            fields.setdefault("uses", {})["host.camera"] = 1
         if dice.random() < 0.15:
             fields["hold"] = True
         if dice.random() < 0.4:
@@ -266,12 +272,18 @@ class Asks(Driving):
             most = max(self.counters.get("mine", 0), self.used[tenant]["mine"])
             assert used[tenant]["mine"] <= most, f"{tenant}: {used[tenant]} of {self.counters}"
         self.used = used
+        cameras = Counter[str]()
+        for attempt in self.state.attempts():
+            cameras[attempt.worker.id] += self.jobs[attempt.name[:2]].get("uses", {}).get("host.camera", 0)
+        assert all(count <= self.cameras[host] for host, count in cameras.items()), f"{cameras} of {self.cameras}"
+        self.ends["cameras"] += cameras.total()
         for (tenant, name), fields in self.jobs.items():
             job = self.state.job(tenant, name)
             if job is None or not job.waits or self.explained(name, tenant)["reason"] != "counter":
                 continue
             has = {"lic": total["lic"], "mine": used[tenant]["mine"]}
-            wants, ranks = fields["uses"].items(), len(ranks_of(fields))
+            wants = [row for row in fields["uses"].items() if row[0] in has]
+            ranks = len(ranks_of(fields))
             short = [each for each, n in wants if has[each] + n * ranks > self.counters.get(each, 0)]
             assert short, f"{name} waits for no counter"
             self.ends["counted"] += 1
