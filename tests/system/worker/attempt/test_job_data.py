@@ -28,7 +28,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 class Web:
     """A server with one file, at `/set.csv`, and what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.asked: list[tuple[str, str]] = []
         self.token = ""
         web = self
@@ -47,8 +47,8 @@ class Web:
             def log_message(self, *words: Any) -> None:
                 """Say nothing."""
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.server = http.server.ThreadingHTTPServer((address, 0), Handler)
+        self.url = f"http://{address}:{self.server.server_address[1]}"
 
 
 @pytest.fixture

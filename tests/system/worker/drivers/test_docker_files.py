@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -10,17 +12,20 @@ from typing import Final
 import pytest
 
 from moorage.schemas.held_data import held_key
+from moorage.schemas.settings import SettingsFile
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
 from moorage.worker.attempt.attempt_folders import FOLDERS
 from tests.engines import PROGRAMS, engine, why_no_dockerd
 from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder
 from tests.system.worker.attempt.test_attempt_folders import placed
+from tests.system.worker.attempt.test_job_data import DIGEST, Web
 from tests.system.worker.attempt.test_job_files import bucket, sent, tar
 from tests.system.worker.attempt.test_kept_files import kept
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:files"
+GATEWAY: Final = "{{(index .IPAM.Config 0).Gateway}}"
 
 
 @pytest.mark.slow
@@ -101,3 +106,45 @@ async def test_containers_read_data_by_a_mount_that_is_read_only_and_fetched_onc
                 assert "python3" in refused.detail, "its image has none"
             finally:
                 await running.stop()
+
+
+@pytest.mark.slow
+async def test_a_container_fetches_from_the_web_by_its_own_network_alone(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    if not os.path.exists("/usr/bin/python3"):
+        pytest.skip("no python3 in /usr that an image could have")
+    with engine() as docker, docker.network() as network, contextlib.ExitStack() as stack:
+        docker.make_image(IMAGE)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+        web = Web(docker.docker("network", "inspect", "--format", GATEWAY, network).stdout.strip())
+        serving = threading.Thread(target=web.server.serve_forever)
+        serving.start()
+        stack.callback(web.server.server_close)
+        stack.callback(serving.join)
+        stack.callback(web.server.shutdown)
+        source = f"{web.url}/set.csv#sha256={DIGEST}"
+        run = {
+            "driver": "docker",
+            "image": IMAGE,
+            "argv": ["cat", "/moorage/data/set/set.csv"],
+            "data": {"set": source},
+        }
+        without = "there is no network here: containers have one if their operator"
+        for at, (own, detail) in enumerate(((network, ""), ("none", without))):
+            tables = {"driver": {"docker": {"network": own, "mounts": ["/usr:/usr:ro"]}}}
+            async with ScriptedLeader(nats_url, f"{unique}{at}") as leader, state_folder() as state:
+                settings = settings_of(state, f"{unique}{at}", drivers=("docker",))
+                running = await start(settings, nats_url, SettingsFile(Path(), tables))
+                try:
+                    await leader.joined("w1")
+                    name = name_of("a", fence=10)
+                    await leader.want("w1", placed(name, "", **run))
+                    report = await leader.await_report("w1", "refused" if detail else "exited", name, 60)
+                    assert detail in report.detail
+                    assert report.code == (report.code if detail else 0)
+                finally:
+                    await running.stop()
+        assert web.asked == [("/set.csv", "")]

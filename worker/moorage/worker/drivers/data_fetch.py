@@ -9,6 +9,7 @@ It runs as the job's user, with the job's variables and secrets. Its last line o
 import hashlib
 import os
 import shutil
+import socket
 import sys
 import urllib.error
 import urllib.parse
@@ -45,7 +46,14 @@ def from_web(source: str, folder: str, wanted: str) -> None:
     except urllib.error.HTTPError as error:
         fail(f"its server answers {error.code} {error.reason}", PASSES if error.code >= 500 else 1)
     except (urllib.error.URLError, OSError) as error:
-        fail(f"its server cannot be reached from here: {getattr(error, 'reason', error)}", PASSES)
+        fail(f"its server cannot be reached from here: {getattr(error, 'reason', error)}{alone()}", PASSES)
+
+
+def alone() -> str:
+    """Return that there is no network here, as in a container without one; "" if there is."""
+    if any(name != "lo" for _, name in socket.if_nameindex()):
+        return ""
+    return "; there is no network here: containers have one if their operator sets network"
 
 
 def from_hub(source: str, folder: str) -> None:
@@ -64,7 +72,7 @@ def from_hub(source: str, folder: str) -> None:
     except RepositoryNotFoundError:
         fail("there is no such repository, or the job has no HF_TOKEN for it")
     except (HfHubHTTPError, OSError) as error:
-        fail(f"the hub cannot be reached from here: {type(error).__name__}", PASSES)
+        fail(f"the hub cannot be reached from here: {type(error).__name__}{alone()}", PASSES)
     shutil.rmtree(os.path.join(folder, ".cache"), ignore_errors=True)
 
 
@@ -85,7 +93,7 @@ def from_store(source: str, folder: str, wanted: str) -> None:
     except PermissionError:
         fail("the job may not read it: give it the keys with --secret")
     except Exception as error:  # of any store
-        fail(f"{type(error).__name__}: {error}", PASSES)
+        fail(f"{type(error).__name__}: {error}{alone()}", PASSES)
 
 
 def main(source: str, folder: str) -> None:
