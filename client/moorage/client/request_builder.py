@@ -62,7 +62,8 @@ _NEXT: Final = {
     "service.batch.wait_ms": "say how long a call waits for others, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
     "service.queue.most": "say how many calls wait at a member, as {'most': 200} or --queue 200",
     "service.queue.wait_s": "say how long a call waits, as {'most': 200, 'wait_s': 10} or --queue 200,10s",
-    "service.sleep_after_s": "give a time, as {'sleep_after_s': 300} or --sleep-after 5m, and GPUs of its own: --gpu 1",
+    "service.sleep_after_s": "give a time, as {'sleep_after_s': 300} or --sleep-after 5m, and GPUs of its own: --gpu 1,"
+    " or memory of one: --gpu 1xL40S@time-slice=10G",
     "service.wake_within_s": "say how soon a call has a member awake, as {'wake_within_s': 10} or --wake-within 10s",
     "service.sleep_by.sleep": "give paths of the server, as --sleep-by /sleep?level=1,/wake_up",
     "service.sleep_by.wake": "give paths of the server, as --sleep-by /sleep?level=1,/wake_up",

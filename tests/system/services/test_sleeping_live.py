@@ -191,8 +191,11 @@ async def test_three_small_engines_share_a_gpu_by_memory_of_which_two_are_awake(
                 assert row["attempt"] == 1, "it has not died of a call"
 
 
+@pytest.mark.parametrize(
+    "gpu", [{}, {"sharing": "time-slice", "share": {"memory_mib": 50_000}}], ids=["alone", "by memory"]
+)
 async def test_models_take_turns_on_a_simulated_gpu_where_freezing_is_played(
-    nats_server: EmbeddedServer, tmp_path: Path
+    nats_server: EmbeddedServer, tmp_path: Path, gpu: dict[str, Any]
 ) -> None:
     (tmp_path / "model.py").write_text("def times(data):\n    return str(2 * int(data)).encode()\n")
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
@@ -201,7 +204,7 @@ async def test_models_take_turns_on_a_simulated_gpu_where_freezing_is_played(
         await one.workers_up("w")
         async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
             for weight in (2, 3):
-                await client.submit(service(tmp_path, weight, {}, awake_s=0))
+                await client.submit(service(tmp_path, weight, {}, awake_s=0) | {"gpu": gpu})
                 assert await client.call(f"times-{weight}", b"7") == b"14"
                 await until_state(one, f"times-{weight}", "FROZEN")
             assert await client.call("times-2", b"8") == b"16"
