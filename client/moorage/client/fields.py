@@ -74,6 +74,7 @@ class Fields(_RunFields, total=False):
     prefers: list[str]
     same: list[str]
     spread_over: str
+    each_worker: bool | Literal["once"]
     where: list[str]
     uses: dict[str, int]
     fair_key: str

@@ -713,6 +713,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: a gang of unlike parts, as a trainer and what feeds it: 1..8 groups in place of `gpu`, `resources`, `replicas`.
     #: All ranks of all groups start together or not at all, and end together; they are numbered group by group
     groups: list[GroupSpec] = []
+    #: one replica on each worker that fits `where`, `requires` and `gpu`, which never runs on another one: `true` also
+    #: on workers that join later, so it ends by a cancel or its deadline; `"once"`: on those of now. A replica has the
+    #: number of its worker in the ledger
+    each_worker: bool | Literal["once"] = False
     #: who of the tenant submitted it, by the key that nats-server stamped; the scheduler writes it, no request names
     #: it. It stays the last field: see `signed`
     person: str | None = None
@@ -930,6 +934,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             or (None if self.gpu is None else self.gpu.trouble)
             or self._distributed_trouble
             or self._groups_trouble
+            or self._each_worker_trouble
             or self._gang_trouble
             or self._place_trouble
             or self._preemptible_trouble
@@ -1012,6 +1017,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def failed_max(self) -> int | None:
         """The number of failed replicas at which the others are cancelled; None for never."""
         if self.max_failed == 0:
+            if self.each_worker:
+                return None  # it is not known how many there will be
             return max(FAILED_MAX, self.copies * FAILED_MAX_PERCENT // 100)
         return self.max_failed
 
@@ -1042,6 +1049,29 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 return Trouble(f"{place}.gpu", message, "sharing or scheduling", "neither")
             if (trouble := gpu.trouble) is not None:
                 return trouble._replace(field=f"{place}.{trouble.field}")
+        return None
+
+    @property
+    def stands(self) -> bool:
+        """Whether it runs on each worker that fits, and waits for others to join."""
+        return self.each_worker is True
+
+    @property
+    def _each_worker_trouble(self) -> Trouble | None:
+        if not self.each_worker:
+            return None
+        for field, value in (("replicas", self.replicas != 1), ("indices", self.indices), ("service", self.service),
+                             ("groups", self.groups), ("run.items", self.workload.items), ("same", self.same),
+                             ("spread_over", self.spread_over)):  # fmt: skip
+            if value:
+                message = f"each_worker makes one replica for each worker, so it has no {field.rpartition('.')[2]}"
+                return Trouble(field, message, "both", "leave it out with each_worker")
+        if self.gpu is not None and (self.gpu.scheduling is not None or self.gpu.distributed is not None):
+            message = "each_worker says already where each replica runs"
+            return Trouble("gpu.scheduling", message, "both", "leave it out with each_worker")
+        if self.stands and self.start_within_s is not None:
+            message = "each_worker waits for workers that join, whenever that is"
+            return Trouble("start_within_s", message, f"{self.start_within_s:g}", 'leave it out, or each_worker "once"')
         return None
 
     @property

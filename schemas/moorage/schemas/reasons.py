@@ -379,6 +379,12 @@ MAX_RUNNING: Final = add(
     "its max_running lets no more of its replicas run at once; the next one starts as soon as one has ended",
     "wait, or moorage change {job} --max-running N",
 )
+EACH_WORKER: Final = add(
+    "each-worker",
+    "it has begun on each worker that fits and is here; its next replica starts on the next worker that joins",
+    "nothing: moorage show {job} tells of each worker; moorage cancel {job} ends it",
+    ends=Ends.BY_ACT,
+)
 AFTER: Final = add(
     "after",
     "it starts once the jobs that it names in `after` have ended as it asks; until then it has no place in the queue",

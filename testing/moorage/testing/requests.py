@@ -202,6 +202,12 @@ FIELDS: Final = (
     ),
     Field("spread_over", "spread-over", (one("zone", "zone"),), (one("a b", "a b"), one("", ""), *unsaid(["zone"]))),
     Field(
+        "each_worker",
+        "each-worker",
+        (Value(True, ()), *unsaid("once")),
+        (one("twice", "twice"), *unsaid(1, "true", None)),
+    ),
+    Field(
         "where",
         "requires",
         (

@@ -108,6 +108,7 @@ READ: Final[Mapping[str, tuple[str, Reader]]] = {
     "prefers": ("prefers", split),
     "same": ("same", lambda text: [] if text == "any" else split(text)),
     "spread_over": ("spread over", str),
+    "each_worker": ("each worker", lambda text: "once" if text == "once" else True),
     "driver_config": ("settings", json.loads),
     "groups": ("groups", lambda text: msgspec.convert(json.loads(text), list[GroupSpec])),
     "deadline_s": ("deadline", seconds),

@@ -175,7 +175,7 @@ def test_the_table_has_every_field_of_a_request_and_every_option() -> None:
     options = {field.name.strip("_").replace("_", "-") for field in fields(JobFlags)}
     #: what these say is in other options' fields
     apart = {"or-gpu", "gpu-device", "each-line", "each", "gang", "hosts", "spread", "env-file", "with", "on", "not-on"}
-    apart |= {"no-retry-on", "same", "nvlink"}
+    apart |= {"no-retry-on", "same", "nvlink", "once"}
     assert {field.option for field in FIELDS} - {""} == options - apart
 
 

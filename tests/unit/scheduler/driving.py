@@ -45,6 +45,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Goodbye, Hello, Join, Renew, Report, ReportFrame, ReportKind, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
+from moorage.schemas.ranges import numbers_in, without
 from moorage.schemas.service import Turn
 from moorage.schemas.subjects import Subjects
 from tests.unit.scheduler.honest_worker import Worker, devices
@@ -253,7 +254,11 @@ class Driving:
         if waiting is not None:
             most = most_of(job, engine.reader.request_of(job))
             counts = most is not None and (job.size > 1 or job.num in engine.scaling or job.scaled is not None)
-            assert due == waiting.back, f"{job.name}: {due} wait, not {waiting.back}"
+            if waiting.pins:
+                due = [index for index in due if index in engine.fleet.hosts]
+                here = [*numbers_in(without(waiting.fresh, job.fresh))]
+                assert {*here} <= {*due}, f"{job.name}: {here} wait, not {due}"
+            assert waiting.pins or due == waiting.back, f"{job.name}: {due} wait, not {waiting.back}"
             assert waiting.job is job, f"{job.name}: another row waits"
             assert not counts or waiting.most == most, job.name
             assert waiting.is_full == (waiting.room <= 0), job.name

@@ -37,6 +37,7 @@ def asked_rows(request: Mapping[str, Any], brought: str = "") -> Rows:
         ("prefers", words(request.get("prefers") or ())),
         ("same", _same(request.get("same"))),
         ("spread over", request.get("spread_over")),
+        ("each worker", _each_worker(request.get("each_worker"))),
         ("fair key", request.get("fair_key")),
         ("its weight", request.get("fair_weight")),
         ("uses", words(f"{name}={each}" for name, each in (request.get("uses") or {}).items())),
@@ -123,6 +124,10 @@ def _env(run: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def _size(count: int) -> str:
     return next((f"{count // size}{unit}" for size, unit in _SIZES if count % size == 0), many(count, "byte"))
+
+
+def _each_worker(value: bool | str | None) -> str | None:
+    return None if not value else "once" if value == "once" else "also later ones"
 
 
 def _same(labels: Sequence[str] | None) -> str | None:

@@ -190,6 +190,20 @@ class JobFlags:
             value="LABEL",
         ),
     ] = None
+    each_worker: Annotated[
+        bool,
+        Flag(
+            help="One replica on each worker that fits, also on those that join later, which never runs on another "
+            "one. moorage cancel ends the job."
+        ),
+    ] = False
+    once: Annotated[
+        bool,
+        Flag(
+            help="With --each-worker: on the workers of now alone. The job ends with the last of them.",
+            of="each_worker",
+        ),
+    ] = False
     priority: Annotated[int | None, Flag(help="0..100, higher first; 50 if it is not given.")] = None
     cpu: Annotated[float | None, Flag(help="Cores per replica: 4 or 0.5.", value="CORES", of="resources.cpu_milli")] = (
         None
@@ -756,6 +770,11 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
                 "invalid-argument", "--array NUMBERS%N and --max-running say the same", found=flags.array,
                 next="take one of them",
             )  # fmt: skip
+    if flags.once:
+        if not flags.each_worker:
+            message = "--once says that --each-worker means the workers of now alone"
+            raise rejected("invalid-argument", message, field="$.each_worker", next="add --each-worker")
+        fields["each_worker"] = "once"
     fields |= places(flags.requires or (), flags.on or (), flags.not_on or ())
     if flags.no_retry_on:
         fields["retry"] = [no_retry(flags.no_retry_on), *fields.get("retry", ())]

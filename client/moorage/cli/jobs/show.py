@@ -295,6 +295,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("waited", waited_words(shown.waited or found.waited, shown)),
             ("worker", worker_cell(shown)),
             ("replicas", _replicas(shown)),
+            ("began on", _workers(shown)),
             ("members", members_words(shown.scaled)),
             ("setup", setup_words(shown)),
             ("ready", ready_words(shown)),
@@ -386,6 +387,16 @@ def _replicas(shown: ShownJob) -> str:
         few = ", ".join(map(str, numbers[:REPLICAS_NAMED_MAX])) + (", …" if len(numbers) > REPLICAS_NAMED_MAX else "")
         words.append(f"{len(numbers)} {name}" + (f" ({few})" if name in TERMINAL and name != "SUCCEEDED" else ""))
     return ", ".join(words)
+
+
+def _workers(shown: ShownJob) -> str | None:
+    """Return on which workers a job for each worker began, and how far it came: first those where it failed."""
+    if shown.request is None or not shown.request.each_worker:
+        return None
+    rows = [row for row in shown.replica_states if row.worker or row.ran_on]
+    rows.sort(key=lambda row: (row.state == "SUCCEEDED", row.state not in TERMINAL, row.replica))
+    words = [f"{row.worker or row.ran_on} {row.state} ({row.replica})" for row in rows[:REPLICAS_NAMED_MAX]]
+    return ", ".join(words) + ", …" * (len(rows) > REPLICAS_NAMED_MAX)
 
 
 def _levels(shown: ShownJob) -> list[Enforced]:

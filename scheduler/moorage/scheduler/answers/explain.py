@@ -62,13 +62,14 @@ def explain(
     closed: frozenset[int] = frozenset(),
     failing: frozenset[int] = frozenset(),
     without_data: frozenset[int] = frozenset(),
+    others: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
     job whatever it asks for, on `closed` ones it takes no turns with services that sleep, on `failing` ones jobs fail
-    that do well elsewhere, and on those `without_data` it does not start yet. This walks the fleet: for questions, not
-    for each record.
+    that do well elsewhere, and on those `without_data` it does not start yet; a job for each worker waits for none of
+    the `others`. This walks the fleet: for questions, not for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -89,6 +90,9 @@ def explain(
     matching = _matching(fleet, shape, counts)
     if isinstance(matching, Explanation):
         return matching
+    if others and (own := [host for host in matching if host.worker.num not in others]):
+        matching = own
+        counts["waiting-here"] = len(own)
     sized = _large_enough(fleet, matching, shape, counts)
     if isinstance(sized, Explanation):
         return sized

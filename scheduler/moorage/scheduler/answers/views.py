@@ -41,11 +41,13 @@ from moorage.scheduler.core.ledger.state import (
     NOT_READY,
     PLACED,
     QUEUED,
+    RANGE,
     READY,
     REPLICA,
     RESULT,
     REV,
     RUNNING,
+    SLOTS,
     STATE,
     WHY,
     WORKER,
@@ -114,7 +116,7 @@ from moorage.schemas.errors import Problem, Refused, is_as_asked
 from moorage.schemas.frames import AGENT_STOPPED, DISK_FULL, Change
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
-from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, joined, numbers_in, ranges_of
+from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, joined, numbers_in, ranges_of, without
 
 R = TypeVar("R", bound=JobRow)
 F = TypeVar("F", ShownJob, Explained)
@@ -174,7 +176,9 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> Show
         request=request,
         again=reruns(engine, tenant, name, request)[1],
         capabilities=_capabilities(engine, request),
-        replica_states=[_replica(engine, replica) for replica in listed(job)],
+        replica_states=_on_each(engine, job)
+        if request.each_worker
+        else [_replica(engine, replica) for replica in listed(job)],
         alive=_alive(job),
         changes=_newest(engine, job),
         kept=_kept_until(engine, job.history[-1][AT_MS], _output_until(engine, job))
@@ -192,7 +196,7 @@ def _alive(job: Job) -> dict[str, str]:
         if not IS_TERMINAL[row.state]:
             of.setdefault(row.state, []).append(index)
     ranges = {state: ranges_of(numbers) for state, numbers in of.items()}
-    if job.fresh:
+    if job.fresh and not job.stands:
         ranges[QUEUED] = joined(sorted((*ranges.get(QUEUED, ()), *job.fresh)))
     return {STATES[state]: format_ranges(each, RANGES_SHOWN) for state, each in sorted(ranges.items())}
 
@@ -504,7 +508,7 @@ def _is_simulated(engine: Engine, job: Job) -> bool:
 def replicas_of(job: Job) -> ReplicaCounts:
     """Return how many replicas are in which state, and which of them ended without success."""
     ended = {STATES[state]: format_ranges(numbers, RANGES_SHOWN) for state, numbers in job.unsuccessful}
-    return ReplicaCounts(of=job.size, states=job.counts, ended=ended)
+    return ReplicaCounts(of=job.copies, states=job.counts, ended=ended)
 
 
 def _ended_replicas(frame: Frame, found: Found, request: Request) -> ReplicaCounts | None:
@@ -567,6 +571,15 @@ def ended_row(
         code=code,
         why=why,
     )
+
+
+def _on_each(engine: Engine, job: Job) -> list[ReplicaInfo]:
+    """Return the rows of the replicas of a job for each worker, as far as they began or wait for one that is here."""
+    none = joined(sorted((row[REPLICA], row[SLOTS]) for row in job.history if row[WORKER] == RANGE))
+    begun = without(without(job.numbers, job.fresh), none)
+    waiting = engine.queue.waiting.get(job.num)
+    here = () if waiting is None else without(waiting.fresh, begun)
+    return states_of(engine, job, joined(sorted((*begun, *here))))[0][:LISTED_MAX]
 
 
 def listed(job: Job) -> list[Replica]:

@@ -115,19 +115,22 @@ def _ready_members(engine: Engine, job: Job) -> Iterator[Attempt]:
 def _waiting(engine: Engine, job: Job, first: Replica) -> Explained:
     """Return why a job with this first waiting replica waits, without how many replicas are in which state."""
     asked = engine.reader.request_of(job)
-    asks = asked.token if asked.groups else format_token(asked.effective_gpu, job.size)
+    asks = asked.token if asked.groups or asked.each_worker else format_token(asked.effective_gpu, job.size)
     if waits_for_others(job):
         why = why_not_queued(engine, job)
         if held := _on_hold(engine, job):
             why = replace(why, because=f"{why.because}; and {held.because}", hold=held.hold)
         return replace(why, asks=asks, waiting_replicas=job.waits)
+    waiting = engine.queue.waiting.get(job.num)
+    if waiting is not None and waiting.pins and not waiting.rests:
+        first = job.rows.get(waiting.first) or Replica(job, waiting.first)
     found, why = _why(engine, job, first)
     models = "|".join(engine.reader.shape_of(job).models) or "GPU"
     return replace(
         _in_line(engine, job, _avoided(engine, job, why)),
         asks=asks,
         scaled=scaled(engine, job),
-        waiting_replicas=job.waits,
+        waiting_replicas=job.waits if waiting is None or not waiting.pins else waiting.count,
         needs=f"{found.missing} more {models} on one host" if found.missing else "",
     )
 
@@ -141,7 +144,10 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Expla
         closed = engine.fleet.closed_to(job.num, shape)
         failing = engine.planner.order.barred_by_failures(job.num)
         lacking = _without_data(engine, job, leaving | failing)
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed, failing, lacking)
+        waiting = engine.queue.waiting.get(job.num)
+        others = frozenset[int]() if waiting is None else waiting.others
+        refusing = _refusing(engine, job)
+        found = explain(engine.fleet, shape, excluded, leaving, refusing, closed, failing, lacking, others)
     if job.preempts is not None and not job.preempts[1]:
         names = [engine.state.worker_by_num[num].id for num in job.preempts[0]]
         hosts = names_of(names)
@@ -373,7 +379,7 @@ def _in_line(engine: Engine, job: Job, told: Explained) -> Explained:
     """Add its priority, queue position and its tenant's turn; no position while an operator holds it."""
     view, priority = View(engine), engine.reader.priority_of(job)
     position, queued = view.place_of(job)
-    is_out = job.hold is not None or told.reason == reasons.LATER_RELEASE.name
+    is_out = job.hold is not None or told.reason in (reasons.LATER_RELEASE.name, reasons.EACH_WORKER.name)
     told = replace(told, priority=priority, queued=queued - is_out, queued_of="jobs")
     if is_out:
         return told
@@ -555,6 +561,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     if held is reasons.MAX_RUNNING:
         because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
         return _explained(job, held, because)
+    if held is reasons.EACH_WORKER:
+        away = f"; it also waits for {many(job.back, 'worker')} to come back" * bool(job.back)
+        return _explained(job, held, f"it has begun on {many(job.copies - job.back, 'worker')}{away}")
     if held is reasons.LATER_RELEASE:
         return _explained(job, held, later_words(engine.reader.later[job.num]))
     if held is not None:

@@ -85,8 +85,9 @@ from moorage.scheduler.core.outputs.fleet_events import fleet_events
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, InFlight, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.data_waits import DataWaits
+from moorage.scheduler.core.queue.each_worker import numbers_for
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import Queue, Waiting
+from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -695,6 +696,8 @@ class Engine:
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         copies = request.copies
         numbers = ONE if copies == 1 and request.indices is None else request.numbers
+        if request.each_worker:
+            numbers = numbers_for(self.state, self.fleet, shape, stands=request.stands)
         job = draft.accept(tenant, name, event.body, numbers, trace)
         job.shape, job.key = shape, event.key
         num = job.num
@@ -704,7 +707,7 @@ class Engine:
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if job.is_listed:
-                    draft.moved += copies
+                    draft.moved += job.size
                 for first, last in numbers:
                     draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
             return outcome
@@ -717,7 +720,7 @@ class Engine:
             flight.awaiting.append(num)
             return outcome
         if not shape.is_gang and (numbers is not ONE or request.scale is not None):
-            self.queue.waiting[num] = Waiting(job, most=most_of(job, request))
+            self.indexing.note(job, request, most_of(job, request))
         if self.indexing.why_unqueued(job) is None:
             self.queue.enter(num, (request.priority, shape, owner_of(job) if job.fair else tenant))
         return outcome
@@ -938,3 +941,4 @@ class Engine:
                     self.fleet.refresh(host)
         for group in self.queue.groups.values() if flight.joined else ():
             self.fleet.distinguish(group.shape)
+        self.indexing.follow_fleet()

@@ -187,6 +187,9 @@ class Term:
 
     def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
         """Return why a job waits, for the answer to its submit; None as in `Foresight.at_submit`."""
+        waiting = self.engine.queue.waiting.get(job.num)
+        if waiting is not None and waiting.rests:
+            return None  # it has begun wherever it can
         return self.questions.foresight.at_submit(job)
 
     def _explain_woken(self, job: Job) -> Explained | None:

@@ -129,6 +129,8 @@ def _undivided(request: Request) -> str:
     """Return what a job is of which no part is run again by itself; "" for other jobs."""
     if request.is_gang:
         return "a gang, whose ranks start together"
+    if request.each_worker:
+        return "for each worker"
     if request.service is not None and request.workload.items is None:
         return "a service, whose members may have moved to other numbers"
     return ""

@@ -262,7 +262,10 @@ class _Plan(Future):
             self.record()
         planned.preempts = self._preempts
         planned.places = _places(job, request)
+        waiting = engine.queue.waiting.get(job.num)
         planned.replicas_now, planned.replicas = len(planned.places), job.size
+        if job.stands:
+            planned.replicas = len(planned.places) + (0 if waiting is None else waiting.count)
         if not planned.places:
             self._later(planned, job)
             return

@@ -160,7 +160,7 @@ def test_an_attempt_that_holds_devices_beside_the_next_one_keeps_its_name() -> N
 
 #: fields that follow from others, and the digest of the row
 FOLLOW = {
-    Job: {"size", "live", "rows", "back", "held", "lingering", "row"},
+    Job: {"size", "live", "rows", "back", "held", "lingering", "row", "stands"},
     Replica: {"job", "attempt", "row"},
     Attempt: {"replica", "worker", "name", "row"},
     Worker: {"unwell_mask", "attempts", "inventory", "pool", "row"},

@@ -71,6 +71,7 @@ class Shape:
         "device_asked",
         "device_ids",
         "driver",
+        "each_worker",
         "gpu_kind",
         "gpus",
         "index",
@@ -194,6 +195,7 @@ class Shape:
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
         self.ranks = self.together  # the number of replicas that it places at once
         self.parts: tuple[Part, ...] = ()
+        self.each_worker = bool(request.each_worker)
 
     def of_rank(self, rank: int) -> Shape:
         """Return what this rank of a gang asks for."""
@@ -281,6 +283,7 @@ def shape_key(request: Request) -> ShapeKey:
         None
         if request.same is None and request.spread_over is None
         else (None if request.same is None else tuple(request.same), request.spread_over),
+        bool(request.each_worker),
     )
 
 

@@ -310,7 +310,7 @@ class Folding:
             state.extra += job.extra
             tenant.extra += job.extra
         tenant.live += 1
-        tenant.waits += job.size
+        tenant.waits += job.waits
         self.rows[tenant] = None
         self.out.accepted.append(job)
         state.next_num = num + 1
@@ -429,7 +429,7 @@ class Folding:
             del state.preempting[job.num]
             job.preempts = None
         tenant = state.tenants[job.tenant]
-        tenant.waits -= 1
+        tenant.waits -= not (job.stands and no == 1)
         if tenant.limits is not None or state.counters or state.used:
             self._count(tenant, attempt, 1)
         if state.half_life_ms:
@@ -629,7 +629,7 @@ class Folding:
         if not moved or to not in LEGAL[QUEUED] or not IS_TERMINAL[to]:
             raise FoldError(f"record {self.seq}: {job.tenant}/{job.name}: {index} to {b} cannot go to {STATES[to]}")
         job.fresh = without(job.fresh, moved)
-        self.state.tenants[job.tenant].waits -= count_of(moved)
+        self.state.tenants[job.tenant].waits -= 0 if job.stands else count_of(moved)
         for first, last in moved:
             self._end_replicas(job, first, last, to, code)
             if job.is_listed:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+import msgspec
 from msgspec.structs import astuple
 
 from moorage.scheduler.core.ledger import bits
@@ -27,6 +28,7 @@ from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import UNKNOWN, Capabilities
+from moorage.schemas.codec import is_json
 from moorage.schemas.frames import Device, Peaks
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
 from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, numbers_in, without
@@ -392,6 +394,7 @@ class Job:
     fair: str = ""  # soft: its fair key as its leader counts it, see `fairkeys`
     is_listed: bool = True  # soft: each transition of a replica is a row of its history, see `Ceilings.listed`
     derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
+    stands: bool = False  # soft: it runs on each worker that joins; what waits for one to come is not counted
 
     LASTING: ClassVar = Lasting(
         {
@@ -552,7 +555,10 @@ class Job:
         """How many replicas are in which state."""
         found = Counting(replica.state for replica in self.rows.values())
         found.update({state: bits.count(each) for state, each in (self.bad or {}).items()})
-        found.update({QUEUED: count_of(self.fresh), SUCCEEDED: self.well})
+        found.update({QUEUED: 0 if self.stands else count_of(self.fresh), SUCCEEDED: self.well})
+        for row in self.history if self.stands else ():
+            if row[WORKER] == RANGE:  # no worker came
+                found[row[STATE]] -= row[SLOTS] - row[REPLICA] + 1
         return {STATES[state]: count for state, count in sorted(found.items()) if count}
 
     @property
@@ -600,8 +606,13 @@ class Job:
 
     @property
     def waits(self) -> int:
-        """The number of QUEUED replicas."""
-        return count_of(self.fresh) + self.back
+        """The number of QUEUED replicas, without those for which no worker may ever come."""
+        return self.back if self.stands else count_of(self.fresh) + self.back
+
+    @property
+    def copies(self) -> int:
+        """The number of its replicas, of one that stands those that began."""
+        return sum(self.counts.values()) if self.stands else self.size
 
     @property
     def on_workers(self) -> int:
@@ -659,6 +670,21 @@ class Job:
             self.codes = {state: code} | (self.codes or {})
 
 
+class _EachWorker(msgspec.Struct, frozen=True, gc=False):
+    each_worker: bool | str = False
+
+
+def _stands(body: bytes) -> bool:
+    """Return whether a request is for each worker, also for those that join later."""
+    if b"each_worker" not in body:
+        return False
+    try:
+        decode = msgspec.json.decode if is_json(body) else msgspec.msgpack.decode
+        return decode(body, type=_EachWorker).each_worker is True
+    except msgspec.MsgspecError:
+        return False
+
+
 def _by_index(replica: Replica) -> int:
     return replica.index
 
@@ -669,6 +695,7 @@ def new_job(num: int, tenant: str, name: str, body: bytes, numbers: Ranges, trac
     job = Job(num, tenant, name, body, traceparent, ms, seq, numbers, size, size, numbers)
     if size >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
         job.extra = extra_of(size, len(body))
+        job.stands = _stands(body)
     return job
 
 

@@ -40,6 +40,8 @@ class Copies:
             return request
         if request.gpu is not None and request.gpu.effective_scheduling == "gang":
             return self._fixed(job, "the ranks of a gang start together, and know how many they are")
+        if request.each_worker:
+            return self._fixed(job, "it has one replica for each worker")
         if request.workload.items is not None:
             return self._fixed(job, "each of its replicas has an item, so its items say how many there are")
         if not draft.may(acts.Replicas):

@@ -386,7 +386,7 @@ def event_of(state: State, job: Job) -> Event:
     job.told = job.rev
     if not job.is_listed:
         simulated = were_simulated(state, job.history[-min(new, SIMULATED_LOOKS) :])
-        replicas = Replicas(job.size, job.counts, after if len(changes) == all_of_it else job.rev)
+        replicas = Replicas(job.copies, job.counts, after if len(changes) == all_of_it else job.rev)
         name = job.tenant, job.name, job.rev, job.state, state.seq
         return Event(*name, changes, _why(changes), simulated, replicas=replicas)
     simulated = were_simulated(state, job.history[-len(changes) :])

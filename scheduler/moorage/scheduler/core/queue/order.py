@@ -259,14 +259,17 @@ class QueueOrder:
         """Return the workers excluded for this job alone whatever becomes free there.
 
         They are drained before its time limit is over, jobs fail there that do well elsewhere, its job avoids them from
-        this record on, or it waits for hosts that have its data.
+        this record on, or it waits for hosts that have its data. Of a job for each worker, nothing waits for them.
         """
-        found = self.barred_by_failures(num)
+        if (waiting := self.queue.waiting.get(num)) is not None and waiting.pins:
+            found = waiting.others  # a replica that failed where it belongs can run nowhere else
+        else:
+            found = self.barred_by_failures(num)
         if draft.state.windows:
             found |= self.left_too_soon_of(num, draft.time_ms)
         if draft.avoided:
             found = found.union(draft.avoided.get(num, ()))
-        if shape.data:
+        if shape.data and not shape.each_worker:
             found |= self.data.kept_from(num, shape, found | self.failed_of(num), draft.time_ms)
         return found
 

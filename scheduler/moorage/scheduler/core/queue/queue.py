@@ -26,6 +26,8 @@ BACK_MAX: Final = 1_000
 SPARE: Final = 1_000
 PART: Final = 8_192
 
+_NOWHERE: Final[frozenset[int]] = frozenset()
+
 #: the sort key of queue groups, see `order`: smaller goes first
 Key = tuple[int, ...]
 #: what a group is known by: the priority, the shape, the owner: a tenant, or one of its fair keys
@@ -79,6 +81,8 @@ class Waiting:
 
     __slots__ = ("back", "is_full", "job", "most")
 
+    pins = False  # each replica runs on one worker alone
+
     def __init__(self, job: Job, back: Iterable[int] = (), most: int | None = None) -> None:
         self.job = job
         self.back = list(back)  # numbers of the replicas that came back, and whose pause is over; ascending
@@ -115,6 +119,16 @@ class Waiting:
         """The number of the replica that is placed next."""
         back, fresh = self.back, self.fresh
         return back[0] if back and (not fresh or back[0] < fresh[0][0]) else fresh[0][0]
+
+    @property
+    def rests(self) -> bool:
+        """Whether what is left waits for workers that are not here."""
+        return False
+
+    @property
+    def others(self) -> frozenset[int]:
+        """The workers on which the job is not to run, by number."""
+        return _NOWHERE
 
     def opens(self) -> bool:
         """Return whether the job may place replicas, and could place none when this was asked last."""
@@ -185,6 +199,8 @@ class Queue:
         priority, shape, owner = kind
         name = (-priority, shape.index, owner)
         group = self.groups.get(name)
+        if shape.each_worker and group is not None:
+            group.verdict = VOID  # that others found no room says nothing of other workers
         if group is None:
             group = self.groups[name] = Group(priority, shape, owner)
             if self._new_shape is not None:

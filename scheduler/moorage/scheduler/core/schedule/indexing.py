@@ -21,6 +21,7 @@ from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.unready import Unready
+from moorage.scheduler.core.queue.each_worker import EachWorker
 from moorage.scheduler.core.queue.queue import Kind, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
@@ -94,6 +95,7 @@ class Indexing:
         self._unmatched: set[int] = set()
         #: numbers of jobs that could not be indexed, or only in part
         self.left_out: set[int] = set()
+        self._inventory = -1  # of the fleet, at the last `follow_fleet`
         self.rejects: deque[int] = deque()  # jobs of `_unmatched` to reject, now that all workers were heard from
 
     def resume(self, mono_ms: int, *, again: bool = False) -> None:
@@ -199,7 +201,7 @@ class Indexing:
     def _enter(self, job: Job, request: Request) -> None:
         """Let a job wait in the queue, with what of it waits if that may be more than the replica number 0."""
         is_first = not job.fresh and job.rows.keys() == {0} if job.rows else job.fresh == ONE
-        is_plain = is_first and request.scale is None and job.scaled is None
+        is_plain = is_first and not request.each_worker and request.scale is None and job.scaled is None
         if not is_plain and not self.requests.shape_of(job).is_gang:
             self._note(job, request)
         self.look(job)
@@ -208,8 +210,21 @@ class Indexing:
         """Note for the queue what of a job waits."""
         rows = job.rows.values() if job.back else ()
         due = (row.index for row in rows if row.state == QUEUED and row.not_before <= self.state.time_ms)
-        waiting = self.queue.waiting[job.num] = Waiting(job, sorted(due), _most(job, request))
-        return waiting
+        return self.note(job, request, _most(job, request), sorted(due))
+
+    def note(self, job: Job, request: Request, most: int | None, due: Iterable[int] = ()) -> Waiting:
+        """Note for the queue what of a job waits: besides what was never placed, what came back (`due`)."""
+        shape = self.requests.shape_of(job)
+        own = EachWorker(job, self.state, self.fleet, shape, most) if request.each_worker else Waiting(job, due, most)
+        self.queue.waiting[job.num] = own
+        return own
+
+    def follow_fleet(self) -> None:
+        """Let jobs that run on each worker wait for those that are here now."""
+        if self._inventory != self.fleet.inventory:
+            for num in [num for num, waiting in self.queue.waiting.items() if waiting.pins]:
+                self.look(self.state.jobs[num])
+            self._inventory = self.fleet.inventory
 
     def why_unqueued(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
@@ -226,11 +241,11 @@ class Indexing:
             request = self.requests.request_of(job)
             gives_way = job.scaled is not None and job.scaled.wanted < request.copies
             return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
-        return None
+        return reasons.EACH_WORKER if waiting is not None and waiting.rests else None
 
     def unqueued(self) -> list[Job]:
         """Return the jobs for which `why_unqueued` has a reason, and some that wait no more; for questions."""
-        full = {num for num, waiting in self.queue.waiting.items() if waiting.room <= 0}
+        full = {num for num, waiting in self.queue.waiting.items() if waiting.room <= 0 or waiting.rests}
         out = self.state.on_hold.keys() | self._containment.jobs.keys() | self.requests.later.keys()
         nums = self.room.jobs.keys() | out | full
         return [job for num in sorted(nums) if (job := self.state.jobs.get(num)) is not None]

@@ -180,7 +180,7 @@ class Placing:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
                 self._count_peer(shape, avoid, choice.host.worker.num)
-            number = self._order.queue.first(num)
+            number = choice.host.worker.num if shape.each_worker else self._order.queue.first(num)
             draft.placed(num, number, choice.host.worker.num, choice.mask, self._mode(shape, num))
         return choice
 
@@ -218,6 +218,8 @@ class Placing:
             return 0, choice  # no ranker has put it there
         if shape.avoid or shape.data or shape.counts or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
+        if shape.each_worker:
+            return 0, choice  # each has one there
         if order.has_failed(host.worker.num):
             return 0, choice  # those that failed to start on it come there last
         masks = self._again(choice, shape, min(most, draft.steps_left))

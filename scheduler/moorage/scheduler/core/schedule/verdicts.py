@@ -453,7 +453,7 @@ class Verdicts:
 
         Does nothing if hosts are excluded for this group: another one may find room on them.
         """
-        if group.shape.data:
+        if group.shape.data or group.shape.each_worker:  # of the latter, jobs wait for workers of their own
             return
         if not self._state.windows and not self.excluded(group.priority, group.shape, group.owner):
             self._full.add(kind)
