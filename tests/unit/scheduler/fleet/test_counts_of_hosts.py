@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
 from tests.unit.scheduler.driving import Driving
@@ -15,8 +16,8 @@ from tests.unit.scheduler.driving import Driving
 CAMERA = {"host.camera": 1}
 
 
-def site(*counts: int, gpus: int = 4) -> Driving:
-    drive = Driving()
+def site(*counts: int, gpus: int = 4, ranker: str = "pack") -> Driving:
+    drive = Driving(Config(ranker=ranker))
     for number, count in enumerate(counts):
         drive.worker(f"w{number}", gpus, cpu_milli=32_000, memory_mib=65_536, counts={"camera": count} if count else {})
     return drive
@@ -55,8 +56,9 @@ def test_replicas_of_a_sweep_count_one_by_one(fields: dict[str, Any]) -> None:
     assert taken(drive) == {"w0": 3, "w1": 1}
 
 
-def test_ranks_of_a_gang_take_theirs_at_once_or_none() -> None:
-    drive = site(2, 1)
+@pytest.mark.parametrize("ranker", ["pack", "headroom", "fragments"])
+def test_ranks_of_a_gang_take_theirs_at_once_or_none(ranker: str) -> None:
+    drive = site(2, 1, ranker=ranker)
     drive.submit("g", uses=CAMERA, gpu={"scheduling": "gang"}, replicas=3)
     drive.submit("h", uses=CAMERA, gpu={})
     drive.settle()

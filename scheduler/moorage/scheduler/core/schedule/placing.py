@@ -290,7 +290,7 @@ class Placing:
                 taken.append((choice, part))
                 if part.spread:
                     self._count_peer(part, peers, choice.host.worker.num)
-                if part.on_host_max == 1 or (part.counts and not choice.host.times(part, choice.host.counts_free)):
+                if part.on_host_max == 1:
                     closed |= {choice.host.worker.num}
         return taken
 
