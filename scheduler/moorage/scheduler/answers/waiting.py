@@ -323,7 +323,11 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         data = engine.planner.order.data
         left_s = max(0, data.until_ms(job) - time_ms) // 1000
         is_bound = data.is_bound(job, shape, time_ms)
-        then = "those with room have not its paths of data_dirs" if is_bound else f"in {left_s + 1} s it waits no more"
+        then = (
+            "those with room have not its paths of data_dirs"
+            if is_bound
+            else f"in {left_s + 1} s any worker with room will do"
+        )
         told = replace(told, because=then)
     last = _last_why(job)
     if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):

@@ -170,7 +170,7 @@ def test_a_job_waits_for_a_host_with_its_data_and_no_longer_than_data_wait() -> 
     assert drive.placed_on("other") == ["w1"], "it reads nothing, and passes the one that waits"
     told = drive.explained("late")
     assert (told["state"], told["reason"]) == ("QUEUED", "data")
-    assert told["because"].endswith("s it waits no more")
+    assert told["because"].endswith("s any worker with room will do")
     assert told["held_by"] == ["job on-w0: 2 GPUs", "w0: 2 of 2 GPUs leased, has data d0"]
     goes_by(drive, 30_000)
     assert drive.placed_on("late") == ["-"]
