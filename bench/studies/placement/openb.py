@@ -22,9 +22,11 @@ from bench.studies.placement.draws import drawn
 from moorage.ranking.mix import UNIT
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
+from moorage.scheduler.core.ledger.inventory import Inventory
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
+from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
 from moorage.testing.simulate.openb import TraceHost, TraceTask
@@ -68,18 +70,15 @@ def worker_of(num: int, host: TraceHost) -> Worker:
     """A worker as the ledger knows it once such a host has joined."""
     worker = Worker(num, host.name, host.name)
     worker.session = "bench"
-    worker.hello = {
-        "gpu_pool": [
-            {"index": index, "vendor": "nvidia", "name": host.model, "memory_mib": DEVICE_MIB}
-            for index in range(host.gpus)
+    worker.inventory = Inventory(
+        gpu_pool=[
+            Device(index, "nvidia", host.model, f"GPU-{host.name}-{index}", DEVICE_MIB) for index in range(host.gpus)
         ],
-        "drivers": ["process"],
-        "modes": ["exclusive", "mps"],
-        "labels": {},
-        "sharers_max": {},
-        "cpu_milli": host.cpu_milli,
-        "memory_mib": host.memory_mib,
-    }
+        drivers=["process"],
+        modes=["exclusive", "mps"],
+        cpu_milli=host.cpu_milli,
+        memory_mib=host.memory_mib,
+    )
     return worker
 
 

@@ -23,6 +23,7 @@ def test_as_many_are_picked_as_there_are_rooms(seed: int) -> None:
     pool = [
         {
             "index": index,
+            "uuid": f"GPU-{index}",
             "vendor": "nvidia",
             "name": chance.choice(MODELS),
             "memory_mib": chance.choice((24_000, 40_000)),
