@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -108,8 +108,10 @@ class _Standing(NamedTuple):
 class Causes:
     """The hosts of a state as the ledger tells them; `look` after records, `judge` for the verdicts."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, guaranteed: Callable[[int], bool | None]) -> None:
+        """`guaranteed` returns whether a job was placed within its tenant's guarantee, None if it does not know."""
         self._state = state
+        self._guaranteed = guaranteed
         self._fleet = Fleet()
         self.reader = RequestReader(self._fleet, Shapes())
         self._seen: dict[int, tuple[Any, ...]] = {}  # by worker: what of it decides
@@ -331,7 +333,10 @@ class Causes:
             return Cause.PRIORITY
         if other.tenant == name:
             return Cause.OWN
-        return Cause.GUARANTEE if tenant.guaranteed and tenant.gpus <= tenant.guaranteed else Cause.SHARE
+        within = self._guaranteed(other.num)
+        if within is None:  # as it is by now
+            within = 0 < tenant.guaranteed >= tenant.gpus
+        return Cause.GUARANTEE if within else Cause.SHARE
 
 
 def _decides(worker: Worker) -> tuple[Any, ...]:

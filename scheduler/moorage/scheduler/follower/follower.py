@@ -191,6 +191,7 @@ class Follower:
         saved = saved or _nothing(self._state.ceilings)
         self._state, self._usage, self._waits, self._acts = saved.state, saved.usage, saved.waits, saved.acts
         self._series, self._past, self._placed = saved.series, saved.past, saved.placed
+        self._waits.placed = self._placed
         return saved.history
 
     async def finish(self) -> None:
@@ -226,11 +227,11 @@ class Follower:
     async def _fold_through(self, last: int) -> None:
         async for seq, record, folded in self._ledger.fold_range(self._state, last):
             self._usage.fold(folded)
+            self._placed.fold(record)
             self._waits.fold(folded, decides=bool(record.steps or record.acts or record.accepts))
             self._series.fold(folded, self._waits.waiting())
             self._acts.fold(self._state, record, folded)
             self._past.fold(self._state, record, folded)
-            self._placed.fold(record)
             if self._history.take(folded):
                 await self._history.write()
             if seq % FOLD_AT_ONCE == 0:

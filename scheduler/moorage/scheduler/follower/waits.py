@@ -126,6 +126,8 @@ _decode: Final = msgspec.msgpack.Decoder(_Saved).decode
 class Waits:
     """What has been counted up to the record at which `state` stands; `state` is folded by the caller."""
 
+    placed: Placements | None = None  # folded beside this, if it is
+
     def __init__(self, state: State) -> None:
         self.table = WaitedTable()
         self.from_ms = state.time_ms  # when counting began; 0: with the ledger
@@ -139,7 +141,7 @@ class Waits:
     def _begin(self, state: State) -> None:
         self._state = state
         self._epoch, self._time_ms = state.epoch, state.time_ms
-        self._causes = Causes(state)
+        self._causes = Causes(state, lambda num: self.placed.guaranteed(num) if self.placed is not None else None)
         self._rows: dict[int, _Row] = {}
         self._groups: dict[Kind, _Group] = {}
         self._steady: dict[tuple[str, str, int, str], Clock] = {}  # clocks of one cause each

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.records import DECIDED_MASK, GUARANTEED, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.waited import PlacedWhy
 
@@ -21,11 +21,21 @@ _decode: Final = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
 class Evidence(NamedTuple):
-    """Of a placement: how many replicas it placed, how many workers were known, how many GPUs stayed free there."""
+    """Of a placement: how many replicas it placed and by what right, how many workers were known, how many GPUs stayed
+    free there."""
 
-    together: int
+    decided: int
     known: int
     left: int
+
+    @property
+    def together(self) -> int:
+        return self.decided & DECIDED_MASK
+
+    @property
+    def guaranteed(self) -> bool | None:
+        """Whether it stayed within its tenant's guarantee; None below the feature level that tells it."""
+        return bool(self.decided & GUARANTEED) if self.decided > DECIDED_MASK else None
 
 
 def evidence_of(record: Record) -> dict[tuple[int, int], Evidence]:
@@ -61,6 +71,11 @@ class Placements:
         """Return the evidence of a job's newest placement; None if it is not remembered."""
         found = None if job is None else self._newest.get(job.num)
         return None if found is None else PlacedWhy(together=found.together, workers=found.known, free_left=found.left)
+
+    def guaranteed(self, num: int) -> bool | None:
+        """Return whether a job was placed within its tenant's guarantee; None if that is not known."""
+        found = self._newest.get(num)
+        return None if found is None else found.guaranteed
 
     def dump(self) -> bytes:
         return _encode([(num, *evidence) for num, evidence in self._newest.items()])

@@ -9,17 +9,19 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.follower.causes import _decides
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waited_table import OTHERS, WEEK_MS, WaitedTable, begin_of, week_of
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.scheduler.ledger.evidence import Placements
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Goodbye
 from moorage.schemas.job import STATES
 from moorage.schemas.waited import MEANS
-from tests.levels import know_next, raise_level
+from tests.levels import NEXT, know_next, raise_level
 from tests.turns import turns
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
@@ -45,6 +47,7 @@ class Waiting(Driving):
         self.parts: dict[int, int] = {}  # by job number: the sum of the parts, as last told
         self.read_ms = 0
         self.waits: Waits | None = None
+        self.placed = Placements()
         super().__init__(config)
 
     def on_folded(self, folded: Folded) -> None:
@@ -58,6 +61,8 @@ class Waiting(Driving):
         if self.waits is None:
             self.waits = Waits(state)
             self.waits.from_ms = 0
+            self.waits.placed = self.placed
+        self.placed.fold(decode_record(self.records[-1]))
         self.waits.fold(folded)
         for job in (*folded.ended, *state.jobs.values()):
             if job.num in state.jobs:
@@ -68,6 +73,7 @@ class Waiting(Driving):
         assert self.waits is not None
         state = snapshots.load(snapshots.dump(self.shadow))
         self.waits = Waits.load(self.waits.dump(), state)
+        self.waits.placed = self.placed
         self.usage, self.shadow = Usage.load(self.usage.dump(), state), state
 
     def check_waits(self) -> None:
@@ -258,6 +264,32 @@ def test_a_gang_that_stays_in_one_rack_waits_for_that_and_not_for_a_host_that_th
     assert drive.causes("waits")["full"] > 3000
     assert drive.causes("never")["no-host"] > 3000
     drive.check_waits()
+
+
+@pytest.mark.parametrize("level", [1, NEXT])
+def test_a_job_that_came_first_by_a_guarantee_did_so_though_its_tenant_borrows_by_now(
+    level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if level == NEXT:
+        know_next(monkeypatch)
+    drive = Waiting.with_hosts(2)
+    if level == NEXT:
+        raise_level(drive)
+    for name in ("first", "second"):
+        drive.submit(name, tenant="v", gpu={"count": 1})
+    drive.passes(2000)
+    drive.submit("older", gpu={"count": 2})
+    drive.order("share", tenant="u", gpus=1, weight=1)
+    for name, priority, gone in (("within", 50, "first"), ("beyond", 90, "second")):
+        drive.submit(name, gpu={"count": 1}, tenant="u", priority=priority)
+        drive.cancel(gone, tenant="v")
+        drive.passes(3000)
+    assert [drive.job(name, "u").state for name in ("within", "beyond")] == ["RUNNING", "RUNNING"]
+    drive.order("priority", tenant="t", job="older", priority=95)
+    before = drive.causes("older").get("overtaken-guarantee", 0)
+    drive.passes(4000)
+    after = drive.causes("older").get("overtaken-guarantee", 0)
+    assert (after - before >= 3000) == (level == NEXT), drive.causes("older")
 
 
 def test_time_without_a_leader_is_away() -> None:

@@ -26,7 +26,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
       were decided before all steps, the acts first.
     - `reports` is flat: worker number, and number of its last report frame that is folded with this record, after it.
     - `evidence` is flat, four numbers for each decision: the first job, the number of replicas placed, the hosts known,
-      and the free devices left on the last host.
+      and the free devices left on the last host. From feature level 2 on the second has `GUARANTEED` or `BORROWED` in
+      it: whether the first job stayed within its tenant's guarantee.
     - `actors` is flat: the first index and the end index of a range of `steps`, and the note that names their actor
       (see `records.actor`). Steps without an actor are the worker's if their op is in `REPORTED`, else the scheduler's.
     - `ways` says how requests and orders came (see `ways`). Releases that do not know it leave it out.

@@ -31,6 +31,12 @@ NO_JOB: Final = -1
 _BEGINS: Final = b'{"job":"'
 _BEGINS_WIDE: Final = b'{"job": "'
 
+#: evidence of a decision from feature level `RIGHT_LEVEL` on: by what right it came first, beside how many it placed
+RIGHT_LEVEL: Final = 2
+BORROWED: Final = 1 << 24
+GUARANTEED: Final = 1 << 25
+DECIDED_MASK: Final = BORROWED - 1
+
 
 class Op(IntEnum):
     """The kinds of steps. A step is (op, job number, replica, a, b, c)."""

@@ -19,6 +19,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairkeys import owner_of
+from moorage.scheduler.core.ledger.records import BORROWED, GUARANTEED, RIGHT_LEVEL
 from moorage.scheduler.core.ledger.state import Attempt
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue import limits, models
@@ -322,7 +323,7 @@ class Planner:
         order, placing = self.order, self.placing
         after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
         others = None if after is None else after[:2]
-        placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
+        placed, filled, first, right, end = 0, 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside = list[int]()
         room, key = order.room(group), order.key(group)
@@ -344,7 +345,7 @@ class Planner:
                 if filled:
                     self.verdicts.goes_on(group)
                 break
-            last, first = choice, first or num
+            last, first, right = choice, first or num, right or (BORROWED if key[0] else GUARANTEED)
             placed += group.shape.together
             room -= 1
             order.turns.count(group)
@@ -373,7 +374,8 @@ class Planner:
                 order.turns.count(group)
         if last is not None:
             # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
-            draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
+            right = right if draft.state.level >= RIGHT_LEVEL else 0
+            draft.evidence += (first, placed | right, len(self.fleet.hosts), last.left)
         if aside:
             group.jobs.extendleft(reversed(aside))
             filled += 0 if end is End.NO_ROOM else self.backfilling.backfill(draft, group, room)
