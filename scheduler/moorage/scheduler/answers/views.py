@@ -41,13 +41,11 @@ from moorage.scheduler.core.ledger.state import (
     NOT_READY,
     PLACED,
     QUEUED,
-    RANGE,
     READY,
     REPLICA,
     RESULT,
     REV,
     RUNNING,
-    SLOTS,
     STATE,
     WHY,
     WORKER,
@@ -507,7 +505,9 @@ def _is_simulated(engine: Engine, job: Job) -> bool:
 
 def replicas_of(job: Job) -> ReplicaCounts:
     """Return how many replicas are in which state, and which of them ended without success."""
-    ended = {STATES[state]: format_ranges(numbers, RANGES_SHOWN) for state, numbers in job.unsuccessful}
+    none = job.unreached
+    own = {STATES[state]: without(numbers, none) for state, numbers in job.unsuccessful}
+    ended = {state: format_ranges(numbers, RANGES_SHOWN) for state, numbers in own.items() if numbers}
     return ReplicaCounts(of=job.copies, states=job.counts, ended=ended)
 
 
@@ -575,8 +575,7 @@ def ended_row(
 
 def _on_each(engine: Engine, job: Job) -> list[ReplicaInfo]:
     """Return the rows of the replicas of a job for each worker, as far as they began or wait for one that is here."""
-    none = joined(sorted((row[REPLICA], row[SLOTS]) for row in job.history if row[WORKER] == RANGE))
-    begun = without(without(job.numbers, job.fresh), none)
+    begun = without(without(job.numbers, job.fresh), job.unreached)
     waiting = engine.queue.waiting.get(job.num)
     here = () if waiting is None else without(waiting.fresh, begun)
     return states_of(engine, job, joined(sorted((*begun, *here))))[0][:LISTED_MAX]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.views import replicas_of
 from tests.unit.scheduler.driving import Driving
 
 
@@ -45,6 +46,8 @@ def test_each_worker_that_fits_runs_it_once_and_so_does_one_that_joins_later() -
     drive.cancel("warm")
     drive.settle()
     assert (drive.job("warm").state, drive.job("warm").counts) == ("CANCELLED", {"SUCCEEDED": 2, "CANCELLED": 1})
+    number = drive.state.workers["new"].num
+    assert replicas_of(drive.job("warm")).ended == {"CANCELLED": str(number)}
 
 
 def test_once_is_for_the_workers_of_now_and_ends_with_the_last_of_them() -> None:

@@ -31,7 +31,7 @@ from moorage.schemas.capabilities import UNKNOWN, Capabilities
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import Device, Peaks
 from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
-from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, numbers_in, without
+from moorage.schemas.ranges import NOTHING, ONE, Ranges, count_of, is_in, joined, numbers_in, without
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
 PLACED: Final = STATE_NUMBER["PLACED"]
@@ -608,6 +608,12 @@ class Job:
     def waits(self) -> int:
         """The number of QUEUED replicas, without those for which no worker may ever come."""
         return self.back if self.stands else count_of(self.fresh) + self.back
+
+    @property
+    def unreached(self) -> Ranges:
+        """Of a job that stands: the numbers that ended before a worker came for them."""
+        rows = (row for row in self.history if row[WORKER] == RANGE) if self.stands else ()
+        return joined(sorted((row[REPLICA], row[SLOTS]) for row in rows))
 
     @property
     def copies(self) -> int:
