@@ -382,7 +382,7 @@ MAX_RUNNING: Final = add(
 EACH_WORKER: Final = add(
     "each-worker",
     "it has begun on each worker that fits and is here; its next replica starts on the next worker that joins",
-    "nothing: moorage show {job} tells of each worker; moorage cancel {job} ends it",
+    "wait for a worker; moorage show {job} tells how far each came, and moorage cancel {job} ends it",
     ends=Ends.BY_ACT,
 )
 AFTER: Final = add(

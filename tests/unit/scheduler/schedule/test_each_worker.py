@@ -140,7 +140,7 @@ def test_what_does_not_go_with_it_is_refused(fields: dict[str, Any]) -> None:
     assert "each_worker" in told["message"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_in_random_worlds_each_living_worker_that_fits_ran_it_once(seed: int) -> None:
     dice = random.Random(seed)
     drive = fleet(2, 2, 2)
