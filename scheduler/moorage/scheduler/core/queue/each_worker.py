@@ -55,7 +55,6 @@ class EachWorker(Waiting):
     def fresh(self) -> Ranges:
         job, now_ms = self.job, self._state.time_ms
         if self._inventory != self._fleet.inventory:
-            self._fleet.distinguish(self._shape)
             self._inventory, self._fits = self._fleet.inventory, fitting(self._fleet, self._shape)
         seen = job.rev, self._inventory, now_ms if job.back else 0
         if self._seen != seen:

@@ -223,7 +223,9 @@ class Indexing:
         """Let jobs that run on each worker wait for those that are here now."""
         if self._inventory != self.fleet.inventory:
             for num in [num for num, waiting in self.queue.waiting.items() if waiting.pins]:
-                self.look(self.state.jobs[num])
+                job = self.state.jobs[num]
+                self.fleet.distinguish(self.requests.shape_of(job))
+                self.look(job)
             self._inventory = self.fleet.inventory
 
     def why_unqueued(self, job: Job) -> Reason | None:
