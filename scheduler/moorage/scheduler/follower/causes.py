@@ -221,6 +221,7 @@ class Causes:
         """Return a worker's host as if nothing ran there; None if it does not count."""
         host, held = self._fleet.hosts.get(worker.num), self._held.pop(worker.num, None)
         if host is not None and held is not None and worker.session and host.labels is worker.inventory.labels:
+            host.closed = worker.flag != "open"
             self._fleet.give_all(host, held)
             return host
         named = len(self._fleet.named)

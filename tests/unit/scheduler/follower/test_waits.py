@@ -202,6 +202,18 @@ def test_enough_gpus_on_no_one_host_is_fragmented_and_a_cordoned_host_is_closed(
     drive.check_waits()
 
 
+def test_a_host_that_is_cordoned_while_a_job_waits_is_closed() -> None:
+    drive = Waiting.with_hosts(1)
+    hold_all(drive, tenant="u")
+    drive.submit("a", gpu={"count": 1})
+    drive.passes(3000)
+    drive.operate("cordon", "w0")
+    drive.cancel("holder", tenant="u")
+    drive.passes(5000)
+    assert drive.causes("a")["closed"] >= 3000, drive.causes("a")
+    assert "unexplained" not in drive.causes("a")
+
+
 @pytest.mark.parametrize("says_goodbye", [True, False])
 def test_a_host_that_left_is_no_closed_one_and_one_that_was_lost_is_for_an_hour(says_goodbye: bool) -> None:
     drive = Waiting.with_hosts(1, 1)
