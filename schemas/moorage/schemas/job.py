@@ -775,7 +775,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if not 0 <= self.fair_weight <= FAIR_WEIGHT_MAX:
             raise ValueError(f"fair_weight must be 0..{FAIR_WEIGHT_MAX}, found {self.fair_weight}")
         if self.fair_weight and not self.fair_key:
-            raise ValueError(f"fair_weight is the weight of a fair_key, found {self.fair_weight} without one")
+            raise ValueError(f"fair_weight must have a fair_key beside it, found {self.fair_weight} without one")
         if self.repair_s and not 0 < self.repair_s <= REPAIR_S_MAX:
             raise ValueError(f"repair_s must be 0..{REPAIR_S_MAX:.0f} seconds, found {self.repair_s}")
         if self.after:

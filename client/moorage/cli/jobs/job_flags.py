@@ -600,6 +600,9 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
     together = scheduling_of(flags) | ({"topology": "nvlink"} if flags.nvlink else {})
+    if "fair_weight" in fields and not fields.get("fair_key"):
+        message = "--fair-weight is the weight of a --fair-key"
+        raise rejected("invalid-argument", message, field="$.fair_weight", next="add --fair-key KEY")
     same = fields.pop("same", None)
     if same is not None and len(same) > 1 and ANY_PLACE in same:
         message = f"--same {ANY_PLACE} lets the ranks run in any places, so no label goes with it"

@@ -11,6 +11,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
+from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import Driving
 
 CAMERA = {"host.camera": 1}
@@ -65,6 +66,19 @@ def test_ranks_of_a_gang_take_theirs_at_once_or_none(ranker: str) -> None:
     assert taken(drive) == {"w0": 2, "w1": 1}
     assert drive.states("g") == ["RUNNING"] * 3
     assert drive.states("h") == ["QUEUED"]
+
+
+@pytest.mark.parametrize("ranker", ["pack", "headroom", "fragments"])
+def test_groups_of_a_gang_without_gpus_take_theirs_too(ranker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    know_next(monkeypatch)
+    drive = site(1, ranker=ranker)
+    raise_level(drive)
+    drive.submit("g", groups=[{"name": "a", "gpu": {}}, {"name": "b"}], gpu=None, uses=CAMERA, on_no_match="wait")
+    drive.settle()
+    assert drive.states("g") == ["QUEUED"] * 2
+    drive.worker("w9", 1, counts={"camera": 1})
+    drive.settle()
+    assert taken(drive) == {"w0": 1, "w9": 1}
 
 
 def test_what_no_host_has_is_refused_and_no_host_is_reserved_for_it() -> None:

@@ -275,6 +275,7 @@ class Placing:
         fleet, taken = self._fleet, list[tuple[Choice, Shape]]()
         for part in [each.shape for each in shape.parts] or [shape]:
             closed = excluded | part.refusing | fleet.keeping_from(part) if shape.parts else excluded
+            closed |= fleet.lacking(part)  # the groups before it have taken some
             peers = dict[int, int]() if part.spread else _NO_PEERS
             for rank in range(part.together if shape.parts else most):
                 choice = (self._choose_by_data if part.data else self._choose)(part, peers, closed)
@@ -290,7 +291,7 @@ class Placing:
                 taken.append((choice, part))
                 if part.spread:
                     self._count_peer(part, peers, choice.host.worker.num)
-                if part.on_host_max == 1:
+                if part.on_host_max == 1 or (part.counts and not choice.host.times(part, choice.host.counts_free)):
                     closed |= {choice.host.worker.num}
         return taken
 
