@@ -171,6 +171,7 @@ async def test_engines_that_sleep_by_a_request_take_turns_where_no_driver_freeze
                 assert row["attempt"] == 1, "it has not died of a call"
 
 
+@pytest.mark.long
 async def test_three_small_engines_share_a_gpu_by_memory_of_which_two_are_awake(nats_server: EmbeddedServer) -> None:
     names = ("small-a", "small-b", "small-c")
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
