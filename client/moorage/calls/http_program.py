@@ -293,7 +293,9 @@ class HttpProgram(Child):
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._process.wait()
                     return
-            why = f"the server broke off: {error or type(error).__name__}"
+            why = "the server broke its answer off"
+            if not isinstance(error, aiohttp.ClientPayloadError):  # whose words are of parsers, and name a status
+                why += f": {error or type(error).__name__}"
             self._on_failed(BROKE_OFF, why)
             self._on_frame(FromProgram(error=number, message=why, code=BROKE_OFF), b"")
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -152,7 +153,8 @@ async def test_a_caller_that_leaves_ends_its_call_and_one_that_waits_is_told_why
         ("/svc/../x", {}, 400),
         ("/nosuch", {}, 404),
         ("/svc/UPPER/x", {}, 404),
-        ("/v1/x", {"X-Large": "x" * 17_000}, 400),
+        ("/v1/x", {"X-Large": "x" * 17_000}, 431),
+        ("/v1/files", {}, 404),
     ],
 )
 async def test_what_a_door_without_keys_refuses(node: Node, path: str, headers: Mapping[str, str], status: int) -> None:
@@ -161,6 +163,27 @@ async def test_what_a_door_without_keys_refuses(node: Node, path: str, headers: 
 
         async with http.get(URL(url + path, encoded=True), headers=headers) as answer:
             assert answer.status == status
+            assert (await answer.json())["error"]["message"], "in the form of OpenAI's API"
+
+
+async def test_a_door_that_ends_says_which_calls_it_waits_for_and_the_same_signal_again_cuts_them_off(
+    node: Node, unique: str
+) -> None:
+    chat, model = f"c-{unique}"[:40], f"m-{unique}"
+    process = await start("door", "--listen", "0", env=node.env())
+    lines = Lines(process.stderr)
+    found = re.search(r"(http://\S+)/v1", await lines.until("door at"))
+    assert found is not None
+    async with served(node, chat, model), aiohttp.ClientSession(found[1]) as http:
+        answer = await http.post("/v1/chat/completions", json=_body(model, stream=True, max_tokens=100_000))
+        await answer.content.readany()
+        process.send_signal(signal.SIGINT)
+        assert "calls that run, which may end within a minute: 1" in await lines.until("calls that run")
+        await answer.content.readany()  # it goes on
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+        assert await process.wait() == -signal.SIGINT
 
 
 async def test_a_key_opens_what_it_names_until_it_is_taken_back(node: Node, unique: str, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ BEAT_S: Final = 10.0
 BODY_BYTES_MAX: Final = 64 << 20
 BODIES_BYTES_MAX: Final = 1 << 30
 HEAD_BYTES_MAX: Final = 16 * 1024
+#: half of the time that calls have to end with the door, in seconds: aiohttp waits so long twice before it cuts them off
+END_S: Final = 30.0
 REQUESTS_MAX: Final = 4096
 #: how long a body may take to come, in seconds
 BODY_S: Final = 600.0
@@ -99,7 +101,7 @@ class Door:
         self._origins = frozenset(origins)
         self.limits = limits or Limits()
         self.bodies_bytes = 0  # of all requests that are here
-        self._requests = 0
+        self.requests = 0  # calls that are here
         self._counts: Counter[tuple[str, str, int]] = Counter()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -190,17 +192,17 @@ class Door:
     @contextlib.contextmanager
     def _begun(self, key: Key | None) -> Any:
         """Count a call of this key while it is here. Raises DoorProblem if there are too many."""
-        if self._requests >= REQUESTS_MAX:
+        if self.requests >= REQUESTS_MAX:
             raise DoorProblem(429, "rate_limit_exceeded", f"{REQUESTS_MAX} calls are at this door", again=True)
         if key is not None and self._keyring is not None and (after_s := self._keyring.begin(key)):
             raise DoorProblem(
                 429, "key_limit", f"the key {key.name} may not have more calls now", again=True, after_s=after_s
             )
-        self._requests += 1
+        self.requests += 1
         try:
             yield
         finally:
-            self._requests -= 1
+            self.requests -= 1
             if key is not None and self._keyring is not None:
                 self._keyring.end(key)
 
@@ -239,6 +241,11 @@ class Door:
         if not target.startswith("/v1/"):
             raise DoorProblem(404, "not_found", "this door has /v1/…, /svc/NAME/…, /v1/models, /health and /metrics")
         body = await self._body(request, held)
+        if not body and request.method != "POST":
+            raise DoorProblem(
+                404, "not_found", f"{request.method} {request.path[:200]} names no model: a POST's body does; "
+                "/svc/NAME/… takes any method",
+            )  # fmt: skip
         named = await _read(request, body)
         if not named.model:
             raise DoorProblem(400, "invalid_request", "the body names no model")
@@ -320,7 +327,7 @@ class Door:
         lines = ["# TYPE moorage_door_requests_total counter"]
         for (service, key, status), count in sorted(self._counts.items()):
             lines.append(f'moorage_door_requests_total{{service="{service}",key="{key}",status="{status}"}} {count}')
-        lines += ["# TYPE moorage_door_requests gauge", f"moorage_door_requests {self._requests}"]
+        lines += ["# TYPE moorage_door_requests gauge", f"moorage_door_requests {self.requests}"]
         return "\n".join(lines) + "\n"
 
 
@@ -538,7 +545,12 @@ async def serving(door: Door, sockets: Collection[Any], tls: Any = None) -> Asyn
     app = web.Application(client_max_size=0)
     app.router.add_route("*", "/{path:.*}", door.answer)
     runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, max_line_size=HEAD_BYTES_MAX, max_field_size=HEAD_BYTES_MAX
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=END_S,
+        max_line_size=4 * HEAD_BYTES_MAX,  # the door itself refuses what is a little too large, in its own form
+        max_field_size=4 * HEAD_BYTES_MAX,
     )
     await runner.setup()
     keeping = [asyncio.create_task(each.keep()) for each in door._models.values()]

@@ -127,10 +127,13 @@ async def _serve(client: AsyncClient, options: Options, made: _Made, listener: s
             other = await stack.enter_async_context(client_of(replace(options, nats=where, tenant=tenant)))
             models[tenant] = Models(other)
         serve = until_ended()
-        async with serving(Door(models, made.keyring, made.origins, made.limits), [listener], made.tls):
+        opened = Door(models, made.keyring, made.origins, made.limits)
+        async with serving(opened, [listener], made.tls):
             if made.keyring is not None and not made.keyring.tenants:
                 print_err("warning: the file has no keys, so nobody may call: moorage door key add NAME")
             await serve(f"door at {shown}/v1")
+            if opened.requests:
+                print_err(f"calls that run, which may end within a minute: {opened.requests} (again ends them)")
 
 
 def _origin(url: str) -> str:

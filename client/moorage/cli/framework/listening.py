@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
@@ -69,10 +70,16 @@ def listening(host: str, port: int, opened: str = "") -> Iterator[socket.socket]
 
 def until_ended() -> Callable[[str], Awaitable[None]]:
     """Take the signals that end a server from here on. Return what says that it serves, to whoever started it too, and
-    waits for one of them."""
-    ended, ready = asyncio.Event(), asyncio.Event()
+    waits for one of them. The same signal again ends the process at once."""
+    loop, ended, ready = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def end(number: int) -> None:
+        ended.set()
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)  # else asyncio leaves Python's own for Ctrl-C, which raises
+
     for number in ENDING:
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, end, number)
 
     async def serve(said: str) -> None:
         print_err(f"{said} (until Ctrl-C)")
