@@ -226,10 +226,15 @@ class HttpProgram(Child):
             await self._answered(warm.path, warm.body.encode(), within_s=None)
 
     async def _answered(self, path: str, body: bytes = b"", within_s: float | None = HEALTH_S_MAX) -> None:
-        """Ask until the answer is 200 to 399."""
+        """Ask until the answer is 200 to 399. Another path is likely meant where it is 400 to 499: log that once."""
+        told = 0
         while True:
-            if await self._status(path, body, within_s) in range(200, 400):
+            status = await self._status(path, body, within_s)
+            if status in range(200, 400):
                 return
+            if status in range(400, 500) and status != told:
+                told = status
+                log.warning("the server answers %s with %d: it takes no calls until that is 200 to 399", path, status)
             await asyncio.sleep(HEALTH_S)
 
     async def _status(self, path: str, body: bytes, within_s: float | None) -> int:

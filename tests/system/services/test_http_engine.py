@@ -188,6 +188,21 @@ async def test_a_server_that_cannot_start_ends_the_member(nats_url: str, unique:
         assert "the server ended with code 3 before it was ready" in one.said
 
 
+async def test_a_health_path_that_the_server_does_not_have_is_logged_once(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    words = ("--http", "/nosuch", "--name", "chat", "--", *ENGINE, "{port}")
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    async with member(nats_url, tmp_path, *words, prefix=unique, env=env) as one:
+
+        async def is_told() -> bool:
+            return "answers /nosuch with 404: it takes no calls until that is 200 to 399" in one.said
+
+        await until(is_told, 60, "its log has it")
+        assert one.said.count("/nosuch") == 1
+
+
 async def test_calls_that_wait_in_an_engine_are_told_as_such(nats_url: str, unique: str, tmp_path: Path) -> None:
     """They ran, so that a service whose engines were full got no further member."""
     options, loads = ("--http", "/health", "--metrics", "vllm"), list[MemberLoad]()

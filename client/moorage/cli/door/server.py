@@ -40,7 +40,7 @@ BEAT_S: Final = 10.0
 BODY_BYTES_MAX: Final = 64 << 20
 BODIES_BYTES_MAX: Final = 1 << 30
 HEAD_BYTES_MAX: Final = 16 * 1024
-#: half of the time that calls have to end with the door, in seconds: aiohttp waits so long twice before it cuts them off
+#: half of the seconds that calls have to end with the door: aiohttp waits so long twice before it cuts them off
 END_S: Final = 30.0
 REQUESTS_MAX: Final = 4096
 #: how long a body may take to come, in seconds
