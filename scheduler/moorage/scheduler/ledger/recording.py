@@ -61,7 +61,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 #: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -138,7 +138,8 @@ class RecordedEngine(ContainedEngine):
         self._recorder = recorder
         state, config, subjects, leader, mono_ms, _ = begins
         said = {name: getattr(config, name) for name in Config.__struct_fields__}
-        recorder.put("reign", FORMAT, snapshot.dump(state, with_facts=True), said, subjects.prefix, leader, mono_ms)
+        known = snapshot.dump(state, with_facts=True), state.settings  # which are soft, and decide if they are told
+        recorder.put("reign", FORMAT, known, said, subjects.prefix, leader, mono_ms)
         super().__init__(*begins)
 
     def offer(self, event: Event) -> None:
@@ -418,9 +419,9 @@ class _ReplayedTerm:
 
 def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
     try:
-        format_, state, config, prefix, leader, mono_ms = rest
-        if format_ != FORMAT:
-            raise CannotReplay(f"{path.name} has format {format_}; this release reads {FORMAT}")
+        if rest[0] != FORMAT:
+            raise CannotReplay(f"{path.name} has format {rest[0]}; this release reads {FORMAT}")
+        _, (known, settings), config, prefix, leader, mono_ms = rest
         if is_own(ranker := config.get("ranker", "fragments")) and ranker.partition(":")[0] not in sys.modules:
             # a file must not decide which code is loaded
             raise CannotReplay(
@@ -428,8 +429,8 @@ def _begin(path: Path, rest: list[Any]) -> ContainedEngine:
                 " moorage.scheduler.ledger.recording.replay"
             )
         ranker_class(ranker)
-        return ContainedEngine(
-            snapshot.load(state, with_facts=True), Config(**config), Subjects(prefix), leader, mono_ms
-        )
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        state = snapshot.load(known, with_facts=True)
+        state.settings = msgspec.convert(settings, tuple[str, tuple[tuple[str, str], ...]])
+        return ContainedEngine(state, Config(**config), Subjects(prefix), leader, mono_ms)
+    except (LookupError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

@@ -16,6 +16,7 @@ from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.ledger.recording import CannotReplay, RecordedEngine, Recorder, replay
 from moorage.schemas.operate import act_of
+from tests.levels import know_next, raise_level
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.scheduled import offer_ask, offer_run
 
@@ -82,6 +83,22 @@ def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announce
     assert drive.answers["raise"]["changed"]
     [one] = replay(tmp_path / "leader.rec")
     assert (one.same, one.state.level) == (True, FORMAT + 1)
+
+
+def test_a_term_whose_settings_the_ledger_has_tells_them_no_more_when_it_is_replayed_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_next(monkeypatch)
+    drive, recorder = Driving(Config(reserve_after=60.0)), Recorder(tmp_path / "leader.rec")
+    raise_level(drive)
+    drive.pass_time(2_000)
+    assert drive.state.settings != ("", ())
+    drive.lead()
+    drive.engine = RecordedEngine(recorder, drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, None)
+    drive.submit("j", gpu={})
+    recorder.close()
+    found = list(replay(tmp_path / "leader.rec"))
+    assert [one.same for one in found] == [True] * len(found) != []
 
 
 def _epoch(drive: Driving) -> int:
