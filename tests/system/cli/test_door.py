@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from moorage.cli.door.models import Models
 from moorage.client import AsyncClient
-from tests.system.cli.node import Lines, Node, moorage, start
+from tests.system.cli.node import Lines, Node, environment, moorage, start
 from tests.waiting import until
 
 ENGINE = (sys.executable, "-m", "moorage.testing.fake_engine", "{port}")
@@ -121,6 +122,34 @@ async def test_openais_api_through_the_door(node: Node, unique: str) -> None:
         )
         assert taken.code != 0
         assert "served-elsewhere" in taken.err
+
+
+async def test_a_model_is_known_as_soon_as_its_job_is_accepted(node: Node, unique: str) -> None:
+    chat, model = f"c-{unique}"[:40], f"m-{unique}"
+    async with AsyncClient(node.url) as client:
+        models = Models(client)
+        assert await models.service_of(model) is None
+        request = {
+            "run": {"argv": ["true"]},
+            "service": {"name": chat, "models": [model]},
+            "replicas": {"min": 0, "max": 1},
+        }
+        job = await client.submit(request, job=f"j-{unique}")
+        assert await models.service_of(model) == chat
+        await job.cancel()
+
+
+async def test_while_no_scheduler_answers_a_model_may_be_there(nats_url: str, tmp_path: Path) -> None:
+    env = environment(MOORAGE_HOME=str(tmp_path), NATS_URL=nats_url)
+    process = await start("door", "--listen", "0", "--timeout", "500ms", env=env, cwd=tmp_path)
+    found = re.search(r"(http://\S+)/v1", await Lines(process.stderr).until("door at"))
+    assert found is not None
+    async with aiohttp.ClientSession(found[1]) as http, http.post("/v1/completions", json=_body("m")) as answer:
+        assert answer.status == 503
+        assert answer.headers["x-should-retry"] == "true"
+        assert "no scheduler answers" in (await answer.json())["error"]["message"]
+    process.terminate()
+    assert await process.wait() == 0
 
 
 async def test_a_caller_that_leaves_ends_its_call_and_one_that_waits_is_told_why(node: Node, unique: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: how often the scheduler is asked
 ASK_S: Final = 2.0
-#: a model that is not known is asked for at once, at most this often
+#: models that are not known are asked for at once, at most this often: callers wait for that, and are not refused
 MISSED_S: Final = 0.25
 
 log = logging.getLogger("moorage.door")
@@ -29,7 +29,7 @@ class Models:
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
         self._rows: dict[str, ServiceRow] = {}
-        self._is_warned = False
+        self.is_stale = False  # no scheduler answered the last question
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -41,10 +41,20 @@ class Models:
     async def service_of(self, model: str) -> str | None:
         """Return the service that serves a model; None if none does. One that has just been submitted is asked for."""
         row = self._rows.get(model)
-        if row is None and asyncio.get_running_loop().time() - self._asked_s > MISSED_S:
-            await self.ask()
+        if row is None:
+            await self._ask_since(asyncio.get_running_loop().time())
             row = self._rows.get(model)
         return None if row is None else row.service
+
+    async def _ask_since(self, since_s: float) -> None:
+        """Return with an answer to a question that was asked at this time or later. One that fails is not repeated."""
+        if self._asking is not None and not self._asking.done():
+            await asyncio.shield(self._asking)
+            if self.is_stale:
+                return
+        if self._asked_s < since_s:
+            await asyncio.sleep(max(0.0, self._asked_s + MISSED_S - asyncio.get_running_loop().time()))
+            await self.ask()
 
     async def keep(self) -> None:
         """Ask from time to time, until cancelled."""
@@ -59,15 +69,16 @@ class Models:
         await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
+        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(ASK_S * 5):
                 answer: Any = await self.client._wire.read("services", {})
             told = read_answer(answer, ServicesAnswer).services
         except (MoorageError, TimeoutError) as error:
-            if not self._is_warned:
-                log.warning("the models stay as they were: %s", error or "no scheduler answers")
-            self._is_warned = True
+            if not self.is_stale:
+                log.warning("the models stay as they were: %s", str(error) or "no scheduler answers")
+            self.is_stale = True
         else:
-            self._is_warned = False
+            self.is_stale = False
             self._rows = {model: row for row in told for model in row.models}
-        self._asked_s = asyncio.get_running_loop().time()
+        self._asked_s = began_s

@@ -250,6 +250,10 @@ class Door:
         if not named.model:
             raise DoorProblem(400, "invalid_request", "the body names no model")
         service = await models.service_of(named.model)
+        if service is None and models.is_stale:
+            raise DoorProblem(
+                503, "unreachable", f"no scheduler answers, and the model {named.model[:200]} is new here", again=True
+            )
         if service is None or (key is not None and not key.may_call(service)):
             known = ", ".join(
                 m for m, row in sorted(models.rows.items())[:20] if key is None or key.may_call(row.service)
