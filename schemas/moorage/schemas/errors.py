@@ -69,6 +69,8 @@ UPGRADED: Final = "upgraded"
 MPS_NOT_ASKED: Final = "mps-not-asked"
 #: stands there, too
 CHECKPOINT_NOT_STORED: Final = "checkpoint-not-stored"
+#: stands there, too, behind the failure of a job of its own
+NEIGHBOUR_OVER: Final = "neighbour-over-memory"
 #: stands in a start's report, behind where its ports are reached and a semicolon
 CHECKPOINT_REFUSED: Final = "checkpoint-refused"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
@@ -85,6 +87,8 @@ ENDS: Final[dict[str, str]] = {
     " If one of them computed, the jobs that share the daemon may fail",
     CHECKPOINT_NOT_STORED: "behind another reason: its checkpoint could not be stored, so the next attempt begins"
     " at an earlier one",
+    NEIGHBOUR_OVER: "behind another reason: within the minute before it failed, another job on a GPU that it shares"
+    " held more memory than its share. Its own allocations may have found none; the other job ends as over-memory",
     CHECKPOINT_REFUSED: "with RUNNING, and not an end: a stored checkpoint was damaged, or was not the one that its"
     " attempt had stored; the message says from which one the attempt began",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -158,7 +159,7 @@ async def scene(url: str, prefix: str, folder: Path, *boards: Board, **more: Any
 async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
         assert one.level() == "guarded"
-        await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
+        fits = await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
         await one.looked()
         await one.hold("greedy", 6000, 4000, "/bin/sh", "-c", "trap '' TERM; \"$@\" & wait; wait", "sh")
         exited = await one.leader.await_report("w1", "exited", name_of("greedy"))
@@ -167,6 +168,10 @@ async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_p
         await one.looked()
         assert one.exits() == {"greedy": exited.detail}
         assert one.agent.attempts.held[name_of("fits")].phase == "running"
+        os.kill(fits, signal.SIGKILL)
+        exited = await one.leader.await_report("w1", "exited", name_of("fits"))
+        told = "exit; neighbour-over-memory: another job on GPU 0 held more memory than its share"
+        assert exited.detail == told, "it may have failed of that, and its user sees whose fault that was"
 
 
 @pytest.mark.slow

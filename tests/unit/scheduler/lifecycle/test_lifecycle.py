@@ -60,6 +60,7 @@ def alone(stage: str = "PLACED", **fields: object) -> Driving:
         ("RUNNING", "exited", -9, "timeout; mps-not-asked: no answer within 1 s", "TIMED_OUT"),
         ("RUNNING", "exited", -9, "timeout; checkpoint-not-stored: files: no room", "TIMED_OUT"),
         ("RUNNING", "exited", 1, "exit; checkpoint-not-stored: files: no room", "FAILED"),
+        ("RUNNING", "exited", 1, "exit; neighbour-over-memory: another job on GPU 0 held too much", "FAILED"),
         ("RUNNING", "exited", -9, "lost", "QUEUED"),
         ("RUNNING", "exited", -15, "upgraded", "QUEUED"),
         ("RUNNING", "not-held", 0, "", "QUEUED"),
@@ -77,9 +78,10 @@ def test_a_report_moves_a_replica(stage: str, kind: ReportKind, code: int, detai
         assert drive.states("j") == [becomes]
 
 
-def test_that_a_checkpoint_was_not_stored_is_in_the_history_of_a_plain_exit() -> None:
+@pytest.mark.parametrize("behind", ["checkpoint-not-stored: files: no room", "neighbour-over-memory: on GPU 0"])
+def test_what_is_told_behind_a_plain_exit_is_in_its_history(behind: str) -> None:
     drive = alone("RUNNING")
-    told = "exit; checkpoint-not-stored: files: no room"
+    told = f"exit; {behind}"
     drive.report("exited", "j", code=1, detail=told)
     assert views.summary(drive.engine, drive.job("j")).why == told
 

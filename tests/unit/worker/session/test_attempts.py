@@ -22,6 +22,7 @@ from moorage.worker.session.attempt_messages import (
     Metered,
     NotFree,
     NotStarted,
+    OverSeen,
     ProbeFree,
     Quarantine,
     Release,
@@ -110,6 +111,32 @@ def test_what_it_had_at_most_is_told_once_its_devices_are_free(bench: Bench) -> 
     bench.do(SeenFree([name]))
     [freed] = [report for report in bench.reports() if report.kind == "freed"]
     assert freed.peaks == Peaks(50, -1, 900, 7)
+
+
+@pytest.mark.parametrize(
+    ("slots", "job", "code", "later_s", "is_told"),
+    [
+        ((0, 1), "b", 1, 60, True),
+        ((0, 1), "b", -9, 0, True),
+        ((0, 1), "b", 0, 0, False),  # it ended well
+        ((0, 1), "b", 1, 61, False),  # long ago
+        ((0,), "b", 1, 0, False),  # on another GPU
+        ((0, 1), "greedy", 1, 0, False),
+    ],
+)
+def test_a_job_that_fails_hears_that_a_sharer_of_its_gpu_held_too_much(
+    bench: Bench, slots: tuple[int, ...], job: str, code: int, later_s: float, is_told: bool
+) -> None:
+    for at, (each, where) in enumerate({"b": slots, "greedy": (1,)}.items()):
+        name = name_of(each, fence=10 + at)
+        bench.want(msgspec.structs.replace(place(name, where), mode="time-slice"))
+        bench.do(Started([name]))
+    names = {name[1]: name for name in bench.attempts.held}
+    bench.do(OverSeen([(names["greedy"], 1)]))
+    bench.now += later_s
+    bench.do(Ended([(names[job], code, "exit")]))
+    behind = "; neighbour-over-memory: another job on GPU 1 held more memory than its share"
+    assert bench.attempts.held[names[job]].why == f"exit{behind if is_told else ''}"
 
 
 def test_an_attempt_without_devices_is_freed_with_its_exit(bench: Bench) -> None:

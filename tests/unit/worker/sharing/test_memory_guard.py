@@ -21,7 +21,7 @@ from moorage.system.proctree import Process
 from moorage.testing.bus.bus import SimulatedClock
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory, SlotReading
 from moorage.worker.driver import Driver
-from moorage.worker.session.attempt_messages import Attempt, Event, HelloChanged, Log, OverGrant
+from moorage.worker.session.attempt_messages import Attempt, Event, HelloChanged, Log, OverGrant, OverSeen
 from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.memory_guard import FAILED_MAX, IDLE_LOOK_S, LOOK_S, WELL_MIN, MemoryGuard
 from tests.scenes import played_by
@@ -82,6 +82,7 @@ class Worker:
         self.board, self.driver = Board(), Told()
         self.held: dict[AttemptName, Attempt] = {}
         self.ended: list[tuple[float, str, str]] = []
+        self.seen: set[tuple[str, int]] = set()  # which jobs it has told to be over, and on which GPU
         self.said: list[str] = []
         self.hellos = 0
         modes = ("exclusive", "mps", "time-slice")
@@ -102,6 +103,9 @@ class Worker:
     def enqueue(self, event: Event) -> None:
         if isinstance(event, HelloChanged):
             self.hellos += 1
+            return
+        if isinstance(event, OverSeen):
+            self.seen |= {(name[1], slot) for name, slot in event.items}
             return
         assert isinstance(event, OverGrant)
         self.ended += [(self.now(), name[1], why) for name, why in event.items]
@@ -152,6 +156,14 @@ async def test_an_attempt_over_its_part_ends_after_its_grace_and_its_neighbour_n
     [(at_s, job, why)] = worker.ended  # once, however long it takes to end
     assert (job, why) == ("greedy", "over-memory: it holds 4001 MiB of GPU 0, 4000 are granted")
     assert GRACE_S <= at_s - since_s <= LOOK_S + GRACE_S
+
+
+@played_by(guarded)
+async def test_that_a_job_holds_too_much_is_told_before_it_ends(worker: Worker) -> None:
+    worker.runs("fits", FITS, 4000, 4000)
+    worker.runs("greedy", GREEDY, 4001, 4000, slot=1)
+    await asyncio.sleep(LOOK_S)
+    assert (worker.ended, worker.seen) == ([], {("greedy", 1)})
 
 
 @played_by(guarded)

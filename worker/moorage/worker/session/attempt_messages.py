@@ -118,6 +118,7 @@ class Attempt:
         "request",
         "resumes",
         "slots",
+        "squeezed",
         "start",
         "stuck",
         "tenant",
@@ -143,6 +144,7 @@ class Attempt:
         self.code = 0
         self.why = ""
         self.mps_not_asked = ""  # why its MPS daemon was not told of its end
+        self.squeezed: tuple[int, float] | None = None  # the device of which a sharer held too much last, and when
         self.began_s = now  # when its start was reported
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
@@ -319,6 +321,12 @@ class OverGrant(msgspec.Struct, frozen=True):
     items: list[tuple[AttemptName, str]]
 
 
+class OverSeen(msgspec.Struct, frozen=True):
+    """Report which attempts hold more than their part of which device now: (name, the device's position)."""
+
+    items: list[tuple[AttemptName, int]]
+
+
 class FreezeAnswered(msgspec.Struct, frozen=True):
     """Report the state of attempts that were to be frozen or resumed: (name, state, the reason in one line).
 
@@ -437,6 +445,7 @@ Event = (
     | HealthChanged
     | HelloChanged
     | OverGrant
+    | OverSeen
     | FreezeAnswered
     | LeaseAnswered
     | IdleSeen

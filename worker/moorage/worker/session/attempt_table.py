@@ -17,7 +17,14 @@ from msgspec.structs import replace
 
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, MPS_NOT_ASKED, Refused
+from moorage.schemas.errors import (
+    CHECKPOINT_NOT_STORED,
+    ENDED_AS_ASKED,
+    ENDED_FROZEN,
+    MPS_NOT_ASKED,
+    NEIGHBOUR_OVER,
+    Refused,
+)
 from moorage.schemas.frames import (
     SUSPECT_S,
     UNKNOWN_MS,
@@ -62,6 +69,7 @@ from moorage.worker.session.attempt_messages import (
     NotFree,
     NotStarted,
     OverGrant,
+    OverSeen,
     ProbeFree,
     Quarantine,
     Release,
@@ -95,7 +103,9 @@ DETAIL_CHARS_MAX: Final = 200
 OVER_GRANT_GRACE_S: Final = 0.5
 #: prefix of the reason of such an end
 OVER_GRANT: Final = "over-memory: "
-#: likewise, of the attempt whose process made the MPS server fail that it shares
+#: for so many seconds after a sharer of its device held too much, an attempt that fails is told so
+SQUEEZED_S: Final = 60.0
+#: prefix likewise, of the attempt whose process made the MPS server fail that it shares
 MPS_FAULT: Final = "mps-fault: "
 #: prefix of the reason for an attempt whose devices showed no use for too long
 IDLE: Final = "idle: "
@@ -349,6 +359,14 @@ class AttemptTable:
             if attempt is not None and attempt.phase in ("starting", "running", "ending"):
                 self._end_attempt(attempt, min(attempt.grace_s, OVER_GRANT_GRACE_S), why)
 
+    def on_over_seen(self, event: OverSeen) -> None:
+        """Note of the other attempts on these devices that a sharer holds too much there."""
+        over = {name for name, _ in event.items}
+        for slot in {slot for _, slot in event.items}:
+            for name, attempt in self.held.items():
+                if slot in attempt.slots and name not in over:
+                    attempt.squeezed = slot, self._now
+
     def on_idle(self, event: IdleSeen) -> None:
         """Report attempts that do not use their devices. End those past their limit."""
         for name, seconds, ends_s, ends in event.items:
@@ -600,12 +618,21 @@ class AttemptTable:
             reason = ENDED_FROZEN
         asked = f"; {MPS_NOT_ASKED}: {attempt.mps_not_asked}" if attempt.mps_not_asked and reason != "exit" else ""
         attempt.code = code
-        attempt.why = shortened(f"{shortened(reason, DETAIL_CHARS_MAX)}{asked}{behind}{unstored}", DETAIL_CHARS_MAX)
+        told = f"{self._squeezed(attempt, reason)}{asked}{behind}{unstored}"
+        attempt.why = shortened(f"{shortened(reason, DETAIL_CHARS_MAX)}{told}", DETAIL_CHARS_MAX)
         self._judge(name, reason)
         report = Report("exited", *name, code, attempt.why, checkpoint=checkpoint)
         self.outbox.exited(report, round(1000 * (self._now - attempt.began_s)))
         self._await_free(attempt)
         self._on_attempt_over()
+
+    def _squeezed(self, attempt: Attempt, reason: str) -> str:
+        """Return what is told behind the reason of a failure of its own: that a sharer held too much. Else ""."""
+        if attempt.squeezed is None or reason != "exit" or attempt.code == 0:
+            return ""
+        slot, seen_s = attempt.squeezed
+        told = f"; {NEIGHBOUR_OVER}: another job on GPU {slot} held more memory than its share"
+        return told if self._now <= seen_s + SQUEEZED_S else ""
 
     def on_mps_not_asked(self, event: MpsNotAsked) -> None:
         """Record why an MPS daemon was not asked: the reason of the end says so, unless it is that daemon's failure."""

@@ -21,7 +21,7 @@ from moorage.schemas.frames import Device
 from moorage.system.proctree import kill_process, read_process, sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.driver import Driver
-from moorage.worker.session.attempt_messages import Attempt, HelloChanged, Log, OverGrant
+from moorage.worker.session.attempt_messages import Attempt, HelloChanged, Log, OverGrant, OverSeen
 from moorage.worker.session.attempt_table import OVER_GRANT
 from moorage.worker.session.shell import Shell
 
@@ -156,7 +156,7 @@ class MemoryGuard:
         """
         granted = self._granted()
         failed: dict[str, str] = {}
-        over: dict[AttemptName, str] = {}
+        over: dict[AttemptName, tuple[int, str]] = {}
         hidden: set[_Hidden] = set()
         slots = list(granted or range(len(self._inventory.devices())))
         for slot, held in zip(slots, await asyncio.gather(*map(self._held_of, slots)), strict=True):
@@ -178,7 +178,7 @@ class MemoryGuard:
         slot: int,
         held: Mapping[int, int],
         attempts: list[Attempt],
-        over: dict[AttemptName, str],
+        over: dict[AttemptName, tuple[int, str]],
         hidden: set[_Hidden],
     ) -> str:
         """Add one device's findings to `over` and `hidden`. Return why its processes cannot be attributed, else ""."""
@@ -201,12 +201,11 @@ class MemoryGuard:
             limits = self._drivers[attempt.driver].limits
             spare_mib = limits.spare_mib(attempt.name, own) if limits is not None else 0
             if holds_mib > _grant_mib(attempt) + spare_mib:
-                over[attempt.name] = (
-                    f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(attempt)} are granted"
-                )
+                why = f"{OVER_GRANT}it holds {holds_mib} MiB of GPU {slot}, {_grant_mib(attempt)} are granted"
+                over[attempt.name] = slot, why
         return _absent(absent & left)
 
-    def _end(self, over: dict[AttemptName, str], hidden: set[_Hidden]) -> None:
+    def _end(self, over: dict[AttemptName, tuple[int, str]], hidden: set[_Hidden]) -> None:
         now = self._shell.now()
         self._over = {name: self._over.get(name, now) for name in over}
         self._hidden = {each: self._hidden.get(each, now) for each in hidden}
@@ -214,9 +213,11 @@ class MemoryGuard:
         ended = []
         for name, since_s in self._over.items():
             if since_s == now:
-                self._shell.say(Log("warning", "over-grant", f"{name}: {over[name]}"))
+                self._shell.say(Log("warning", "over-grant", f"{name}: {over[name][1]}"))
             if now >= since_s + self._grace_s and name not in self._asked:
-                ended.append((name, over[name]))
+                ended.append((name, over[name][1]))
+        if over:
+            self._shell.enqueue(OverSeen([(name, slot) for name, (slot, _) in over.items()]))
         if ended:
             self._asked.update(name for name, _ in ended)
             self._shell.enqueue(OverGrant(ended))

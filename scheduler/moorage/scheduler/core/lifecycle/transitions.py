@@ -70,6 +70,7 @@ from moorage.schemas.errors import (
     CHECKPOINT_REFUSED,
     ENDED_AS_ASKED,
     ENDED_FROZEN,
+    NEIGHBOUR_OVER,
     UPGRADED,
     is_as_asked,
     reason_of,
@@ -107,6 +108,8 @@ _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _AS_ASKED: Final = frozenset({ENDED_AS_ASKED, ENDED_FROZEN})
 #: what a report of an end has as its reason if it adds nothing to the exit code
 _WELL: Final = frozenset({"", "exit"})
+#: what is told behind such a reason too
+_TOLD_BEHIND: Final = (CHECKPOINT_NOT_STORED, NEIGHBOUR_OVER)
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -339,11 +342,12 @@ class Lifecycle:
 
     def _exited(self, draft: Draft, replica: Replica, attempt: Attempt, state: int, code: int, detail: str) -> None:
         job, result, told = replica.job, None, detail
-        detail = reason_of(detail)
+        # not in `reason_of`, by which ledgers are folded
+        detail = reason_of(detail).partition(f"; {NEIGHBOUR_OVER}: ")[0]
         if code == 0 and result_of(detail) is not None:
             detail, result = "exit", result_of(detail)
         well = code == 0 and detail in _WELL
-        why = "" if detail in _WELL and CHECKPOINT_NOT_STORED not in told else told
+        why = "" if detail in _WELL and not any(word in told for word in _TOLD_BEHIND) else told
         cause = self._cause(detail)
         if detail.startswith(START_FAILED):
             self.starts.failed(draft, attempt, detail)
