@@ -163,7 +163,7 @@ class ContainedEngine(Engine):
         """
         contained, planner = self.containment, self.planner
         new = self._in_flight.new if self._in_flight is not None else {}
-        group = planner.serving or _group_looked_at(raised)
+        group = _group_at_hand(raised, planner.serving)
         at_hand = [*(group.jobs if group is not None else ()), planner.placing.num]
         # an entry of the queue may outlive its job
         nums = {num: None for num in at_hand if num in new or num in self.state.jobs}
@@ -428,20 +428,23 @@ class ContainedEngine(Engine):
             out.answers = [answer for answer in out.answers if answer[0]]
 
 
-def _group_looked_at(raised: Exception) -> Group | None:
-    """Return the queue group that a pass only looked at as it failed: the innermost one in the frames of that.
+def _group_at_hand(raised: Exception, serving: Group | None) -> Group | None:
+    """Return the queue group that a pass was looking at as it failed: the innermost one in the frames of that.
 
-    None if it was looking at a host or at an attempt for it, which others would look at, too.
+    As a pass serves a group it looks at others, too. Of several in one frame it is `serving`, the group being served.
+    So it is where the pass was looking at a host or at an attempt for it; None without one, as others would look at
+    these, too.
     """
     for frame, _ in reversed(list(traceback.walk_tb(raised.__traceback__))):
-        for value in frame.f_locals.values():
+        values = list(frame.f_locals.values())
+        for value in values:
             if isinstance(value, Group) and hasattr(value, "jobs"):  # else it failed as it was made
-                return value
+                return serving if serving is not None and any(each is serving for each in values) else value
             if isinstance(value, Candidate | Claim):
                 return value.group
             if isinstance(value, Host | Attempt):
-                return None
-    return None
+                return serving
+    return serving
 
 
 def _host_at_hand(raised: Exception) -> Host | None:

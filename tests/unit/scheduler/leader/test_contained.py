@@ -1032,6 +1032,52 @@ def test_a_plan_that_fails_on_the_first_job_of_a_group_holds_the_jobs_of_that_gr
     assert drive.explained("good", "good")["reason"] != "scheduler-failed"
 
 
+def test_a_new_leader_that_fails_as_it_sorts_the_jobs_at_their_limits_holds_those_it_fails_on(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the group that it had read last were held, and then those of the next one, up to fifteen groups."""
+    from moorage.scheduler.core.queue.order import Turns
+
+    for name in ("runs-0", "runs-1"):
+        drive.submit(name, gpu={"count": 4})
+    tenants = ("bad", "good", "last")
+    for name in tenants:
+        drive.order("limit", tenant=name, gpus=4)
+        drive.submit(name, tenant=name, gpu={"count": 1})
+    drive.settle()
+    raises_for(monkeypatch, Turns, "key", lambda *given: given[1].tenant == "bad")
+    drive.lead()
+    drive.tick()
+    assert [name for name in tenants if drive.explained(name, name)["reason"] == "scheduler-failed"] == ["bad"]
+    assert drive.counts == {"job": 1}
+
+
+def test_a_pass_that_serves_one_group_and_fails_on_the_next_one_holds_the_jobs_of_that_one(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether both are alike is asked as the first one is served, whose jobs were held."""
+    from moorage.scheduler.core.schedule.verdicts import Verdicts
+
+    for name in ("runs-0", "runs-1"):
+        drive.submit(name, gpu={"count": 4})
+    for name in ("good", "bad"):
+        drive.submit(name, tenant=name, gpu={"count": 1})
+    drive.settle()
+    does = Verdicts.kind_of
+
+    def kind_of(group: Group) -> Any:
+        if group.tenant == "bad":
+            raise Poisoned
+        return does(group)
+
+    monkeypatch.setattr(Verdicts, "kind_of", staticmethod(kind_of))
+    drive.run_out("w0")
+    drive.settle()
+    assert state_of(drive, "good", "good") == "RUNNING"
+    assert drive.explained("bad", "bad")["reason"] == "scheduler-failed"
+    assert drive.counts == {"job": 1}
+
+
 @pytest.mark.parametrize("method", ["_note", "_enter", "arm"])
 def test_a_sweep_that_fails_as_a_term_begins_is_whole_again_once_it_is_released(
     method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
