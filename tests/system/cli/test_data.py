@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.system.cli.node import Node, moorage
+from tests.waiting import until
 
 NOWHERE = ("--requires", "zone=none", "--on-no-match", "wait")
 
@@ -55,6 +56,27 @@ async def test_what_a_job_has_kept_is_data_of_another_fetched_once_it_has_ended(
     absent = await moorage("run", "--data", "set=job:prep/none", "--", "true", env=env, cwd=tmp_path)
     assert absent.code != 0
     assert "data set: job prep has kept no none" in absent.err
+
+
+async def test_a_plan_knows_which_host_has_a_folder_of_this_machine(node: Node, unique: str, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.csv").write_text(unique)
+    env, plan = node.env(unique), ("plan", "--data", "set=./set", "--json", "--", "true")
+    first = await moorage(*plan, env=env, cwd=tmp_path)
+    (place,) = first.frame["data"]["places"]
+    other = "sim-0000" if place["worker"] == "sim-0001" else "sim-0001"
+    ran = await moorage("run", "--data", "set=./set", "--on", other, "--", "true", env=env, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+
+    async def planned() -> bool:
+        told = await moorage(*plan, env=env, cwd=tmp_path)
+        return [each["worker"] for each in told.frame["data"]["places"]] == [other]
+
+    await until(planned, what=f"{other} has told that it has the folder")
+    absent = await moorage("plan", "--data", "set=./none", "--", "true", env=env, cwd=tmp_path)
+    assert absent.code == 2, absent.err
+    kept = await moorage("plan", "--data", "set=job:none", "--", "true", env=env)
+    assert (kept.code != 0, "no job none of tenant" in kept.err) == (True, True), kept.err
 
 
 async def test_a_job_that_has_not_ended_or_keeps_nothing_is_refused_as_data(node: Node, unique: str) -> None:

@@ -42,11 +42,10 @@ async def with_files(
         name: _object(await send_files(client, [os.path.expanduser(path)], request.job or "", of_schedule=of_schedule))
         for name, path in _data_here(data)
     }
-    from moorage.client.files_of import divided, files_of, source_of
+    from moorage.client.files_of import divided, files_of
 
-    after = [each if isinstance(each, str) else each.job for each in request.after]
-    kept = {name: await source_of(client._wire, path, after) for name, path in _data_kept(data)}
-    request = _with_data(request, sent | kept)
+    kept = await kept_data(client, request, data)
+    request = with_data(request, sent | kept)
     plain, jobs = divided(with_ or ())
     if jobs and of_schedule:
         await client.schedules.send_files(list(with_ or ()))  # which refuses them
@@ -84,7 +83,21 @@ def _object(address: str) -> str:
     return f"{DATA_OBJECT}{address}"
 
 
-def _with_data(request: Request, sources: Mapping[str, str]) -> Request:
+def packed_data(data: Sequence[str] | None) -> dict[str, str]:
+    """Return the sources that files of --data here will have once they are sent, by name. Raises `Rejected`."""
+    return {name: _object(packed_address([os.path.expanduser(at)])) for name, at in _data_here(data)}
+
+
+async def kept_data(client: AsyncClient, request: Request, data: Sequence[str] | None) -> dict[str, str]:
+    """Return the sources of --data that jobs have kept as a request has them, by name. Raises `Rejected`."""
+    from moorage.client.files_of import source_of
+
+    after = [each if isinstance(each, str) else each.job for each in request.after]
+    return {name: await source_of(client._wire, path, after) for name, path in _data_kept(data)}
+
+
+def with_data(request: Request, sources: Mapping[str, str]) -> Request:
+    """Return a request that reads these sources, by name, beside or instead of its own."""
     from moorage.client.request_builder import build_request
 
     return build_request(request, fields={"data": {**request.workload.data, **sources}}) if sources else request
@@ -98,9 +111,8 @@ def with_packed(
     data: Sequence[str] | None = None,
 ) -> Request:
     """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
-    packed = {name: _object(packed_address([os.path.expanduser(at)])) for name, at in _data_here(data)}
     refuse_jobs([source.removeprefix(DATA_JOB) for _, source in _data_kept(data)])
-    request = _with_data(request, packed)
+    request = with_data(request, packed_data(data))
     from moorage.client.files_of import divided
 
     plain, jobs = divided(with_ or ())

@@ -14,6 +14,7 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_N
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, waits
 from moorage.cli.jobs.acceptance import print_warning
+from moorage.cli.jobs.bringing import kept_data, packed_data, with_data
 from moorage.cli.jobs.explain import explained_rows, fix_lines, foreseen
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
@@ -84,6 +85,7 @@ def plan(
         sweep = sweep_of(flags, words)
         request = request_of(with_any(flags), words, sweep) if command or flags != NO_FLAGS else None
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
+        packed = packed_data(flags.data) if request is not None else {}
 
         async def work(client: AsyncClient) -> int | None:
             supposed = functools.partial(client.plan, drain=drain or (), add=add, quota=quotas, share=shares)
@@ -91,6 +93,7 @@ def plan(
             if asked is not None:
                 wanted, asked = await with_newest(client, flags, words, asked, sweep)
                 asked = await offered(supposed, wanted, words, asked, sweep)
+                asked = with_data(asked, packed | await kept_data(client, asked, flags.data))
             return await _plan(client, asked, drain or (), add, quotas, shares, options)
 
         return with_client(options, work)

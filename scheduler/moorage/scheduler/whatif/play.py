@@ -98,6 +98,9 @@ class Play:
         timer = self.engine.next_timer_ms
         if timer != math.inf:
             times.append(max(self.time_ms, int(timer)))
+        data_ms = self.engine.planner.order.data.next_ms()
+        if self.time_ms < data_ms < math.inf:  # until when a job waits for a host with its data
+            times.append(int(data_ms))
         return min([*times, *self._windows_ms()], default=None)
 
     def _windows_ms(self) -> list[int]:

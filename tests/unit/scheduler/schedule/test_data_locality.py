@@ -12,6 +12,7 @@ from moorage.scheduler.core.config import Config
 from moorage.schemas.frames import NOT_HERE, Load
 from moorage.schemas.held_data import HELD_MAX, held_key, keys_below
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.queries.test_plan_verb import planned
 
 SET = "https://example.org/set.csv"
 MODEL = "hf:org/name@main"
@@ -179,6 +180,18 @@ def test_a_job_waits_for_a_host_with_its_data_and_no_longer_than_data_wait() -> 
     assert drive.engine.planner.moment_ms() == drive.job("late").accepted_ms + 60_000
     drive.tick()
     assert drive.placed_on("late") == ["w1"], "by time alone, at the moment for which the leader wakes"
+
+
+def test_a_plan_says_that_a_job_would_wait_for_its_data_and_until_when() -> None:
+    drive = waiting_site(2, 2)
+    fills(drive, "w0")
+    run = {"argv": ["true"], "data": {"d0": SET}}
+    told = planned(drive, {"gpu": {}, "run": run})
+    assert told.waiting is not None
+    assert (told.starts, told.waiting.reason, told.on) == ("later", "data", "w1")
+    assert told.in_ms is not None
+    assert told.in_ms.p50_ms == 60_000
+    assert planned(drive, {"gpu": {}, "run": run | {"data": {"d0": MODEL}}}).starts == "now", "no host has it"
 
 
 def test_a_host_with_the_data_that_becomes_free_ends_the_wait() -> None:
