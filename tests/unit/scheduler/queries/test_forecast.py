@@ -12,7 +12,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.leader.outgoing import messages_of
 from moorage.scheduler.ledger.invariants import validate
-from moorage.scheduler.whatif import child
+from moorage.scheduler.whatif import child, future
 from moorage.scheduler.whatif import forecast as forecasting
 from moorage.scheduler.whatif.forecast import EARLIER, LATER, RUNS_SURE, Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.future import Future
@@ -40,7 +40,10 @@ def submit(drive: Driving, name: str, workload: str = "train", tenant: str = "t"
 
 
 def look_ahead(drive: Driving) -> Forecast:
-    answer = child.ask(lambda: forecast(drive.engine, drive.now))
+    """Return the forecast, with so much time that a busy machine ends no look of it early."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(future, "CPU_S_MAX", future.CPU_S_MAX and 15.0)
+        answer = child.ask(lambda: forecast(drive.engine, drive.now, limit_s=60.0), limit_s=60.0)
     assert answer is not None
     return decode_forecast(answer)
 
