@@ -43,6 +43,7 @@ ACTS: Final = (
     ("hold", operate.HoldAct(tenant="vision", job="train-42", by="ana", why="bad data")),
     ("release", operate.ReleaseAct(tenant="vision", job="train-42", by="ana")),
     ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
+    ("place", operate.PlaceAct(tenant="vision", job="check-n07", on="node-7", by="ana")),
     ("freeze", operate.FreezeAct(tenant="vision", job="train-42", by="ana", why="room for an hour")),
     ("resume", operate.ResumeAct(tenant="vision", job="train-42", by="ana")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),

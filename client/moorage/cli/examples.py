@@ -210,6 +210,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin requeue train-42 --why 'wrong host'",
         "moorage admin requeue train-42,train-43",
     ),
+    "admin place": ("moorage admin place check-n07 --on n07",),
     "admin resize": (
         "moorage admin resize eval-7 --compute 40% --memory 8G",
         "moorage admin resize eval-7 --compute 100%",
@@ -234,7 +235,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --cores 512 --running 200 --time-limit 2d",
         "moorage admin limit --tenant vision --gpus-of H100=32",
-        "moorage admin limit --tenant vision --gpu-hours 5000/month --gpu-weights L4=0.2",
+        "moorage admin limit --tenant lab --gpu-hours 5000/month --gpu-weights L4=0.2",
         "moorage admin limit --tenant vision --gpus none --jobs none",
     ),
     "admin feature-level": (

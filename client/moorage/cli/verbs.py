@@ -65,6 +65,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         ),
         Verb("admin mig", "moorage.cli.fleet.mig:mig", "Divide a GPU of this host into other MIG slices."),
         Verb("admin requeue", "moorage.cli.fleet.admin:requeue", "End running jobs and queue them again."),
+        Verb("admin place", "moorage.cli.fleet.admin:place", "Start waiting jobs on a worker, also a cordoned one."),
         Verb("admin freeze", "moorage.cli.fleet.admin:freeze", "Suspend running jobs, their GPU memory in RAM."),
         Verb("admin resume", "moorage.cli.fleet.admin:resume", "Undo freeze."),
         Verb("admin time-limit", "moorage.cli.fleet.admin:time_limit", "Change the time limit of what runs of jobs."),

@@ -61,6 +61,13 @@ class AsyncAdmin:
         """
         return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **field_of(replica))
 
+    async def place(self, job: str, on: str, *, tenant: str | None = None) -> Done:
+        """Start what waits of a job on this worker now, also on a cordoned one, before jobs that come earlier.
+
+        `Done.members` is how many replicas had room there; the others wait as before. Raises `Rejected` for none.
+        """
+        return await self._act("place", tenant=self._tenant(tenant), job=job, on=on)
+
     async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas.
 

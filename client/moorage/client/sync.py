@@ -677,6 +677,10 @@ class Admin(Handle["AsyncAdmin"]):
         """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry."""
         return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant, replica=replica))
 
+    def place(self, job: str, on: str, *, tenant: str | None = None) -> Done:
+        """Start what waits of a job on this worker now, also on a cordoned one, before jobs that come earlier."""
+        return self._thread.call(self._twin.place(job, on, tenant=tenant))
+
     def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas."""
         return self._thread.call(self._twin.freeze(job, why=why, tenant=tenant))

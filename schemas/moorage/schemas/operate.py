@@ -242,6 +242,24 @@ class RequeueAct(_JobAct, frozen=True, kw_only=True):
         check_replicas(self.replicas)
 
 
+class PlaceAct(_JobAct, frozen=True, kw_only=True):
+    """`place`: start what waits of a job on this worker now, also on a cordoned one, before jobs that come earlier.
+
+    As many replicas as have room there, or a whole gang; the others wait as before. Its tenant's limits and what the
+    job asks for hold. Refused with `not-found`, and with `failed-precondition` where nothing of it can start there now.
+    A placement has no place for `why` in the ledger, so this order takes none.
+    """
+
+    on: str  # the worker
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_worker(self.on):
+            raise ValueError(f"on must match {WORKER.pattern}, found {self.on[:80]!r}")
+        if self.why:
+            raise ValueError(f"why must be empty: a placement has no place for it, found {self.why[:80]!r}")
+
+
 class FreezeAct(_JobAct, frozen=True, kw_only=True):
     """`freeze`: have the workers freeze what runs of a job, until `resume`; it keeps its devices and is then FROZEN.
 
@@ -438,6 +456,7 @@ Act = (
     HoldAct
     | ReleaseAct
     | RequeueAct
+    | PlaceAct
     | FreezeAct
     | ResumeAct
     | PriorityAct
@@ -458,6 +477,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
     "requeue": RequeueAct,
+    "place": PlaceAct,
     "freeze": FreezeAct,
     "resume": ResumeAct,
     "priority": PriorityAct,

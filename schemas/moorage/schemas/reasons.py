@@ -236,7 +236,8 @@ REFUSED: Final = add(
 CLOSED: Final = add(
     "closed",
     "the workers that could run it are cordoned, draining, stopped, stale, lost or kept for local claims",
-    "wait, or ask those who run this fleet: moorage uncordon WORKER opens one that is cordoned or draining",
+    "wait, or ask those who run this fleet: moorage uncordon WORKER opens one that is cordoned or draining, and moorage"
+    " admin place JOB --on WORKER starts one job alone on a cordoned one",
     ends=Ends.BY_ACT,
     cures=_REQUEST,
 )

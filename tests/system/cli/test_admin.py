@@ -60,6 +60,29 @@ async def _is(job: object, state: str, attempt: int = 0) -> bool:
     return bool(shown.state == state and shown.attempt >= attempt)
 
 
+async def test_a_job_is_started_on_a_cordoned_worker_by_name_and_no_other_is(node: Node, unique: str) -> None:
+    flags = ("--on", "sim-0001", "--gpu", "1xH100")
+    try:
+        assert (await node.run("cordon", "sim-0001", "--why", "new fan")).code == 0
+        for name in ("first", "check"):
+            submitted = await node.run("submit", *flags, "--job", name, "--", "true", tenant=unique)
+            assert (submitted.code, "closed" in submitted.err) == (0, True), submitted.err
+        explained = await node.run("explain", "check", tenant=unique)
+        assert f"moorage admin place check --on WORKER --tenant {unique}" in explained.err
+        placed = await node.run("admin", "place", "check", "--on", "sim-0001", tenant=unique)
+        assert placed.rows == [["check", "1 replica placed on sim-0001, the job was QUEUED"]], placed.err
+        async with AsyncClient(node.url, tenant=unique) as client:
+            assert (await client.job("check").result("60s")).state == "SUCCEEDED"
+            told = [(change.state, change.by) for change in (await client.job("check").show()).changes]
+            assert ("PLACED", "operator") in told
+            assert (await client.job("first").show()).state == "QUEUED"
+        acts = (await node.run("admin", "acts", "--since", "1h", "--verb", "place", "--json")).frame["data"]["acts"]
+        assert next(row for row in acts if row["tenant"] == unique)["worker"] == "sim-0001"
+    finally:
+        await node.run("cancel", "all", tenant=unique)
+        await node.run("uncordon", "sim-0001")
+
+
 @pytest.mark.slow
 async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> None:
     limited = await node.run("admin", "limit", "--gpus", "1", "--jobs", "2", "--why", "trial", tenant=unique)

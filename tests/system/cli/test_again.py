@@ -98,6 +98,16 @@ async def test_what_cannot_be_run_again_is_told_with_what_to_do(node: Node, uniq
         assert (await client.job(ran.out.strip()).show()).data["request"]["labels"] == {"a": "b"}
 
 
+async def test_a_job_for_each_worker_is_run_again_on_all_of_them(node: Node, unique: str) -> None:
+    await node.run("submit", "--each-worker", "--once", "--job", "check", "--", "false", tenant=unique)
+    await node.run("wait", "check", tenant=unique)
+    refused = await node.run("again", "check", "--failed", tenant=unique)
+    assert (refused.code, "it is run again on all of them" in refused.err) == (1, True), refused.err
+    ran = await node.run("again", "check", tenant=unique)
+    assert (ran.out, "accepted: each worker of check" in ran.err) == ("check-again-1\n", True), ran.err
+    await node.run("wait", "check-again-1", tenant=unique)
+
+
 async def test_a_job_behind_one_that_has_failed_is_told_to_be_cancelled_at_once_and_what_to_do(
     node: Node, unique: str
 ) -> None:

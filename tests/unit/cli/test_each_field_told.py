@@ -54,6 +54,8 @@ def unlike(drive: Driving, asked: Drawn, request: Request, job: str) -> list[str
         ("explain waiting", why.waiting_replicas, request.copies),
         ("explain priority", why.priority if why.priority is not None else request.priority, request.priority),
     ):
+        if request.each_worker and what in ("ls replicas", "explain waiting"):
+            continue  # of such a job as many wait as workers are here that fit
         if found != wanted:
             wrong.append(f"{what}: {wanted!r} is told as {found!r}")
     if request.start_after_s:

@@ -147,6 +147,28 @@ def _requeued(done: Done) -> str:
     return f"{did}, the job was {done.state}"
 
 
+def place(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    on: Annotated[str, Parameter(help="The worker, also a cordoned one.", value="WORKER")],
+    options: RowOptions = ROWS,
+) -> int:
+    """Start waiting jobs on this worker now, although it is cordoned, before jobs that come earlier.
+
+    As many replicas as have room there start, or a whole gang; the others wait as before. What the job asks for and its
+    tenant's limits hold. So a host that is cordoned can be tried before it is opened, and no other job gets there.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.place(name, on), options, _placed)
+        return None
+
+    return with_client(options, work)
+
+
+def _placed(done: Done) -> str:
+    return f"{many(done.members or 0, 'replica')} placed on {done.worker}, the job was {done.state}"
+
+
 def freeze(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     why: Annotated[str, Parameter(help=WHY)] = "",

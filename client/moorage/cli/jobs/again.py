@@ -202,7 +202,8 @@ async def _submit(client: AsyncClient, answer: AgainAnswer, request: Request, op
         return
     print_out(submitted.job)
     which = "" if request.indices is None else f": {_cut(request.indices)}"
-    print_err(f"accepted: {many(answer.of, 'replica')} of {answer.again_of}{which}")
+    what = "each worker" if request.each_worker else many(answer.of, "replica")
+    print_err(f"accepted: {what} of {answer.again_of}{which}")
     print_warnings(submitted.accepted)
     print_failure_limit(request)
 

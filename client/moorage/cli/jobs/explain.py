@@ -29,7 +29,7 @@ from moorage.schemas.exit_words import was_killed
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.names import word_of
-from moorage.schemas.reasons import HELD, REASONS, SCALED
+from moorage.schemas.reasons import CLOSED, HELD, REASONS, SCALED
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -277,6 +277,9 @@ def fix_lines(why: Explained, *, apart: bool = False, operates: bool = False) ->
         return [f"fix: {(fix_of_end(why.why) or look).format(job=word)}"]
     tried = [_fix_line(fix, why, of, apart=apart) for fix in why.fixes]
     fix = fix_of(why.reason)
+    if tried and why.reason == CLOSED.name and why.tenant:
+        by_name = f"moorage admin place {word_of(why.job)} --on WORKER --tenant {why.tenant}"
+        return [*tried, f"fix: or ask an operator to start it on a cordoned worker: {by_name}"]
     if tried or not fix:
         return tried
     if why.reason == HELD.name and why.tenant:

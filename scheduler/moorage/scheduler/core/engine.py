@@ -77,6 +77,7 @@ from moorage.scheduler.core.operate.changing import Changing
 from moorage.scheduler.core.operate.copies import Copies
 from moorage.scheduler.core.operate.executing import execute, send_signal
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.operate.placing_by_name import PlacingByName
 from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
@@ -219,7 +220,8 @@ class Engine:
         )  # fmt: skip
         resizing = Resizing(state, reader, self.fleet, order)
         relimiting = Relimiting(state, reader, self.planner.verdicts, int(config.reserve_after * 1000))
-        self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing, relimiting)
+        by_name = PlacingByName(self.fleet, order, reader, self.indexing, self._may_place)
+        self.orders = Orders(state, self.indexing, self.lifecycle, reader, resizing, relimiting, by_name)
         copies = Copies(state, self.lifecycle, reader, self.scaling, config.jobs_max)
         self._changing = Changing(state, self.indexing, reader, copies, relimiting)
         explain = self._explain_waiting
@@ -235,6 +237,9 @@ class Engine:
     def _knows_fleet(self) -> bool:
         """Return whether every worker was heard from in this term, or had time to renew."""
         return self.admission.all_reported() or self.stale_ledger.waited(self._built_ms)
+
+    def _may_place(self, draft: Draft) -> bool:
+        return self.stale_ledger.may_place(draft.time_ms, self._built_ms)
 
     def _order(self) -> QueueOrder:
         ages, overdue, starts = self.config.ages, self.timers.overdue, self.lifecycle.starts
@@ -429,11 +434,7 @@ class Engine:
             self.sleeping.pass_time(draft, mono_ms)
             self._settle_frozen(draft)
         self._replan = False
-        if (
-            self.stale_ledger.may_place(draft.time_ms, mono_ms)
-            and not self.timers.more_are_due()
-            and self._begins(PLACING, draft)
-        ):
+        if self._may_place(draft) and not self.timers.more_are_due() and self._begins(PLACING, draft):
             self.indexing.let_follow(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)

@@ -21,7 +21,20 @@ from moorage.scheduler.core.ledger import acts, limits
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH
-from moorage.scheduler.core.ledger.state import ADMITTED, AT_MS, BY, FORGOTTEN, FREEZE, REPLICA, WHY, State, told_flag
+from moorage.scheduler.core.ledger.state import (
+    ADMITTED,
+    AT_MS,
+    BY,
+    FORGOTTEN,
+    FREEZE,
+    PLACED,
+    REPLICA,
+    STATE,
+    WHY,
+    WORKER,
+    State,
+    told_flag,
+)
 from moorage.scheduler.core.ledger.ways import ACTS as ACTS_AT
 from moorage.scheduler.core.ledger.ways import STEPS, way_of
 from moorage.scheduler.core.lifecycle.health import CORDONED
@@ -194,7 +207,7 @@ def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
             nums = dict.fromkeys(record.steps[first + 1 : end : STEP_WIDTH])
             for num in nums:
                 came = way_of(record.ways, record.notes, STEPS, first)
-                yield from _requeued(state, num, actor, came)
+                yield from _of_steps(state, folded, num, actor, came)
 
 
 def _is_operator(actor: str) -> bool:
@@ -249,11 +262,20 @@ def _verb_of(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.
     return {"verb": act.tag, **_job(state, getattr(act, "job", 0))} if act.tag in ACTS else {}
 
 
-def _requeued(state: State, num: int, actor: str, came: str) -> Iterator[ActRow]:
+def _of_steps(state: State, folded: Folded, num: int, actor: str, came: str) -> Iterator[ActRow]:
+    """Yield the order of which a job's steps are all that a record has: to requeue it, or to place it."""
     job = state.jobs.get(num)
     rows = [row for row in job.history if row[AT_MS] == state.time_ms and row[BY] == actor] if job is not None else []
     if rows:
         by, said = actors.split(actor)
+        placed = [row for row in rows if row[STATE] == PLACED]
+        if placed:
+            worker, what = _worker(state, folded, placed[0][WORKER]), many(len(placed), "replica")
+            place: dict[str, Any] = {"verb": "place", "worker": worker, "what": what, "came": came, **_job(state, num)}
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, **place)
+        rows = [row for row in rows if row[STATE] != PLACED]
+        if not rows:
+            return
         why = rows[0][WHY].removeprefix(_REQUEUED).removeprefix(": ")
         what = many(len({row[REPLICA] for row in rows}), "replica")
         told: dict[str, Any] = {"verb": "requeue", "what": what, "came": came, **_job(state, num)}

@@ -91,6 +91,12 @@ class Agains:
         if asked.failed:
             if state == SUCCEEDED or not (bad or state in TERMINAL):
                 return _none_failed(asked.job, state)
+            if request.each_worker:
+                return problem(
+                    "failed-precondition", f"job {asked.job} is {undivided}: it is run again on all of them, not only"
+                    " where it failed", job=asked.job, field="$.failed", found="true",
+                    next="leave out failed (--failed), or name one worker in a new job (--on WORKER)",
+                )  # fmt: skip
             if request.copies > 1 and not undivided:
                 numbers = joined(sorted(pair for ranges in bad.values() for pair in ranges))
         if asked.replicas is not None:

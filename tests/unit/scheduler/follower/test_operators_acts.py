@@ -82,6 +82,18 @@ def test_each_order_is_listed_with_what_it_is_about_and_nobody_elses_acts() -> N
     ]  # fmt: skip
 
 
+def test_an_order_to_place_a_job_is_listed_with_its_worker() -> None:
+    drive = Ordering()
+    drive.worker("w0", 4)
+    drive.said("cordon", worker="w0")
+    drive.submit("j", replicas=2, gpu={})
+    drive.said("place", tenant="t", job="j", on="w0")
+    drive.settle()
+    drive.said("requeue", tenant="t", job="j", why="stuck")
+    assert drive.told() == ["cordon w0", "place t j w0 2 replicas", "requeue t j 2 replicas stuck"]
+    assert [row["by"] for row in drive.asked(verb="place")["acts"]] == ["operator:ana"]
+
+
 def test_a_drain_is_one_order_and_what_its_window_does_none() -> None:
     drive = Ordering()
     drive.worker("w0", 1)

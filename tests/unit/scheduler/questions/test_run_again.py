@@ -291,3 +291,15 @@ def test_a_misspelt_question_names_its_field(arguments: dict[str, Any], field: s
     with pytest.raises(Refused) as refused:
         again_asked(arguments)
     assert refused.value.problem.field == field
+
+
+@scene(Config())
+async def test_a_job_for_each_worker_is_run_again_on_all_or_not(drive: Writing) -> None:
+    drive.worker("w0", 1, auto=False)
+    asked(drive, "check", each_worker="once")
+    run_all(drive, "check", dict.fromkeys(drive.job("check").rows, 3))
+    refused = await again(drive, "check", failed=True)
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.field) == ("failed-precondition", "$.failed")
+    assert "again on all of them" in refused.message
+    assert (await again(drive, "check"))["request"]["each_worker"] == "once"

@@ -96,6 +96,16 @@ def _of_counters(drive: Driving, count: int) -> Iterator[str]:
         yield f"c{number}"
 
 
+def _of_waiting(drive: Driving, count: int) -> Iterator[str]:
+    list(_of_workers("cordon")(drive, len(drive.workers)))
+    drive.tick()
+    for number in range(count):
+        drive.offer_submit(f"p{number}", gpu=None)
+    drive.tick()
+    for number in range(count):
+        yield drive.offer_order("place", job=f"p{number}", on=f"w{number}")
+
+
 #: by case: the verb, what comes before it, and how it is offered so often, each time for another job, tenant or worker
 ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "hold a job": ("hold", "", _of_jobs("hold")),
@@ -106,6 +116,7 @@ ORDERS: dict[str, tuple[str, str, Callable[[Driving, int], Iterator[str]]]] = {
     "release a worker": ("release", "", _of_workers("release")),
     "requeue": ("requeue", "", _of_jobs("requeue")),
     "requeue what is frozen": ("requeue", "freeze", _of_jobs("requeue")),
+    "place": ("place", "", _of_waiting),
     "freeze": ("freeze", "", _of_jobs("freeze")),
     "resume": ("resume", "freeze", _of_jobs("resume")),
     "priority": ("priority", "", _of_jobs("priority", priority=60)),

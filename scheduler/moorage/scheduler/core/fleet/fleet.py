@@ -538,6 +538,22 @@ class Fleet:
                     bucket.clear()
                     bucket.update(rows)
 
+    @contextlib.contextmanager
+    def uncordoned(self, host: Host) -> Iterator[None]:
+        """Let a host take jobs inside the block although its worker is cordoned; it does not count as a change."""
+        changes, closed = self.changes, host.closed
+        if not closed:
+            yield
+            return
+        host.closed = False
+        self.refresh(host)
+        try:
+            yield
+        finally:
+            host.closed = True
+            self.refresh(host)
+            self.unchanged_since(changes)
+
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """Yield the classes that a shape fits, with how; their hosts may still lend too little, or be too small."""
         for cls in self.classes.values() if shape.place is None else self._places.classes(shape.place):

@@ -1,5 +1,5 @@
-"""Operators' orders on jobs and tenants: hold, release, requeue, priority, resize, time-limit, freeze, resume,
-limit, share.
+"""Operators' orders on jobs and tenants: hold, release, requeue, place, priority, resize, time-limit, freeze,
+resume, limit, share.
 
 What an order changes is in the record, and the queue follows at once, so that the record that answers a hold places
 nothing held. Orders are carried out after the backoffs that are due have put their replicas back into the queue: then
@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.freezing import can_freeze
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.operate.placing_by_name import PlacingByName
 from moorage.scheduler.core.operate.relimiting import Relimiting
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.request_reader import RequestReader
@@ -56,6 +57,7 @@ from moorage.schemas.operate import (
     HoldAct,
     Limit,
     LimitAct,
+    PlaceAct,
     PriorityAct,
     ReleaseAct,
     RequeueAct,
@@ -88,6 +90,7 @@ class Orders:
         reader: RequestReader,
         resizing: Resizing,
         relimiting: Relimiting,
+        by_name: PlacingByName,
     ) -> None:
         self.state = state
         self.indexing = indexing
@@ -95,6 +98,7 @@ class Orders:
         self.reader = reader
         self.resizing = resizing
         self._relimiting = relimiting
+        self._by_name = by_name
 
     def act(self, draft: Draft, event: Order) -> Done | Problem:
         """Carry out an order that is not about a worker, in the draft. Return the answer or a problem.
@@ -122,6 +126,8 @@ class Orders:
             return self._no_job(event.verb, asked.tenant, asked.job, job)
         if isinstance(asked, RequeueAct):
             return self._requeue(draft, job, asked, by)
+        if isinstance(asked, PlaceAct):
+            return self._by_name.place(draft, job, asked, by)
         if isinstance(asked, FreezeAct | ResumeAct):
             return self._freeze(draft, job, asked, by)
         if isinstance(asked, PriorityAct):
