@@ -218,9 +218,9 @@ async def _left(found: Hosts, name: str) -> bool:
 
 
 async def _moved(found: Hosts, name: str) -> bool:
-    """Whether each member has moved to this worker, and its former number is gone."""
+    """Whether all members are on this worker, and nothing is left of those that they replace."""
     rows = (await found.one.show("s-noted"))["replica_states"]
-    return [(row["replica"], row.get("worker")) for row in rows] == [(HOSTS + each, name) for each in range(HOSTS)]
+    return [row.get("worker") for row in rows] == [name] * HOSTS
 
 
 async def _a_member(found: Hosts, dice: random.Random) -> int:
