@@ -77,7 +77,7 @@ async def test_a_job_is_started_on_a_cordoned_worker_by_name_and_no_other_is(nod
             assert ("PLACED", "operator") in told
             assert (await client.job("first").show()).state == "QUEUED"
         acts = (await node.run("admin", "acts", "--since", "1h", "--verb", "place", "--json")).frame["data"]["acts"]
-        assert next(row for row in acts if row["tenant"] == unique)["worker"] == "sim-0001"
+        assert next(row for row in acts if row["tenant"] == unique)["what"] == "1 replica on sim-0001"
     finally:
         await node.run("cancel", "all", tenant=unique)
         await node.run("uncordon", "sim-0001")

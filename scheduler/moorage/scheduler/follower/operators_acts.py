@@ -270,8 +270,8 @@ def _of_steps(state: State, folded: Folded, num: int, actor: str, came: str) -> 
         by, said = actors.split(actor)
         placed = [row for row in rows if row[STATE] == PLACED]
         if placed:
-            worker, what = _worker(state, folded, placed[0][WORKER]), many(len(placed), "replica")
-            place: dict[str, Any] = {"verb": "place", "worker": worker, "what": what, "came": came, **_job(state, num)}
+            what = f"{many(len(placed), 'replica')} on {_worker(state, folded, placed[0][WORKER])}"
+            place: dict[str, Any] = {"verb": "place", "what": what, "came": came, **_job(state, num)}
             yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, **place)
         rows = [row for row in rows if row[STATE] != PLACED]
         if not rows:

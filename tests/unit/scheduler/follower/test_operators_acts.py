@@ -90,7 +90,7 @@ def test_an_order_to_place_a_job_is_listed_with_its_worker() -> None:
     drive.said("place", tenant="t", job="j", on="w0")
     drive.settle()
     drive.said("requeue", tenant="t", job="j", why="stuck")
-    assert drive.told() == ["cordon w0", "place t j w0 2 replicas", "requeue t j 2 replicas stuck"]
+    assert drive.told() == ["cordon w0", "place t j 2 replicas on w0", "requeue t j 2 replicas stuck"]
     assert [row["by"] for row in drive.asked(verb="place")["acts"]] == ["operator:ana"]
 
 
