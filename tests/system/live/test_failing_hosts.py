@@ -88,6 +88,34 @@ async def test_a_job_leaves_a_failing_gpu_and_then_a_drained_worker_with_notice(
 
 
 @pytest.mark.slow
+async def test_a_gpu_whose_check_fails_is_closed_for_all_to_see_until_it_is_released(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler(config=QUICK)
+        await acme.leader()
+        check = ["/bin/sh", "-c", "echo the product differs; test $MOORAGE_GPU_INDICES != 1"]
+        more = {"check_command": check, "check_after_fault": False, "drivers": ["process"]}
+        await made.agent("a", "2xH100", worker="a", load_s=0.2, **more)
+        await acme.workers_up("a")
+
+        async def closed() -> list[tuple[int, str, str, bool]]:
+            keys = ("slot", "kind", "detail", "recorded")
+            return [tuple(trouble[key] for key in keys) for trouble in await troubles(acme, "a")]
+
+        async def is_closed() -> bool:
+            return await closed() == [(1, "check", "the product differs", True)]
+
+        await until(is_closed, 90, "GPU 1 is closed, and GPU 0 is not")
+        await acme.submit("both", "true", gpu={"count": 2})
+        assert (await acme.api("explain", {"job": "both"}))["data"]["reason"] == "sick"
+        answer = await acme.admin("release", {"worker": "a", "by": "ana"})
+        assert answer["slots"] == [1]
+        await acme.reaches("both", "SUCCEEDED")
+        assert await closed() == []
+
+
+@pytest.mark.slow
 async def test_a_gang_that_hangs_is_ended_and_the_rank_that_differs_is_named(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ SECTION: Final = "worker"
 LABELS_MAX: Final = 64
 GUARD_GRACE_S: Final = 1.0
 IDLE_WARN_S: Final = 1800.0
+CHECK_EVERY_S: Final = 3600.0
+CHECK_TIMEOUT_S: Final = 120.0
 IDLE_RECLAIM_S_MAX: Final = 366 * 86400
 #: seconds without use of its GPUs after which a job is frozen where the settings say no other number; 0 is never
 AUTO_FREEZE_S: Final[dict[Qos, int]] = {"low": 300, "medium": 300, "high": 300, "critical": 0}
@@ -61,6 +63,8 @@ CHECKPOINT_RATE_DEFAULT: Final = 100 * _MIB
 SETUP_BYTES_DEFAULT: Final = 64 * _GIB
 DATA_BYTES_DEFAULT: Final = 256 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
+#: drivers that take a GPU from its host: a check could not open it there
+_GPUS_ELSEWHERE: Final = ("kubernetes", "vm")
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
@@ -198,6 +202,23 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=86400,
         ),
     ] = PROBATION_S
+    check_command: Annotated[
+        tuple[str, ...],
+        setting(
+            "Program that checks one GPU, and its arguments: it runs on idle GPUs, as the user of jobs; exit code 0 is"
+            " well, another one closes the GPU. Empty: none."
+        ),
+    ] = ()
+    check_every: Annotated[
+        float, setting("How often each GPU is checked while it is idle; 0: never.", unit="s", ge=0, le=30 * 86400)
+    ] = CHECK_EVERY_S
+    check_on_join: Annotated[bool, setting("Check idle GPUs at the worker's start, before jobs come.")] = True
+    check_after_fault: Annotated[
+        bool, setting("Check a GPU that is in use again: after a fault, or released by an operator.")
+    ] = True
+    check_timeout: Annotated[
+        float, setting("How long a check may take; then it is killed, and has failed.", unit="s", ge=0.1, le=86400)
+    ] = CHECK_TIMEOUT_S
     guard: Annotated[
         bool, setting("End jobs that use more of a shared GPU's memory than their share, where that can be measured.")
     ] = True
@@ -503,6 +524,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 " GPUs again; set limiter = true, or take auto_freeze out"
             )
         check_notice(self.notice)
+        if self.check_command and (elsewhere := [each for each in self.drivers if each in _GPUS_ELSEWHERE]):
+            raise ValueError(
+                f"check_command runs on the host, and the driver {elsewhere[0]} has the GPUs elsewhere: remove one"
+            )
         for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:

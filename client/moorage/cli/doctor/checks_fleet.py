@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: what to do about a device, by the kind of its fault
 DEVICE_FIXES: Final = {
     "fabric": "start nvidia-fabricmanager on the host; the GPU is open again once its fabric is ready",
+    "check": "mend the GPU, then moorage admin release --worker WORKER --gpu N, which has it checked again",
     "cdi": "run the command that the line names as root on the host; the worker sees the new spec within seconds",
     "cut-off": "run the job again: moorage admin requeue JOB; to prevent it, have the engine use CDI, or the"
     " cgroup driver cgroupfs",

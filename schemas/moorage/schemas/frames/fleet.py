@@ -126,7 +126,7 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     power_w: int | None = None
     memory_used_mib: int = 0
     temperature_c: int | None = None
-    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, fabric, probation, mig, quarantined
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, fabric, probation, mig, check, quarantined
     health: str = "ok"
     foreign: str = ""  # the foreign process on the device, as "pid 8812 python (user bob)"; empty without one
     #: the cause of its health, as "Xid 79: the GPU has fallen off the bus"; or that a VM has the device

@@ -182,6 +182,23 @@ def test_an_operators_word_is_news_once_and_readings_judge_on() -> None:
     assert book.well([0], 13) == [0]
 
 
+def test_a_failed_check_closes_a_device_until_an_operator_says_that_it_is_well_over_restarts_and_boots() -> None:
+    book = health()
+    book.check_failed(1, "row 7 differs")
+    book.read(1, WELL, 1.0)
+    assert kind(book, 1, 1.0) == ("check", False), "closed, and what runs goes on, though its readings are clean"
+    booted = health(boot="b2", now=2.0, past=book.records(), past_boot="b1")
+    booted.happened(1, Fault("xid", Gravity.FAILED, "an event"), 3.0)
+    assert kind(booted, 1, 3.0) == ("xid", True)
+    booted.read(1, WELL, 4.0)
+    booted.read(1, WELL, 4.0 + FORGET_S)
+    assert [(each.slot, each.kind, each.detail) for each in booted.unwell(4.0 + FORGET_S)] == [
+        (1, "check", "row 7 differs")
+    ]
+    assert booted.well([1], 1) == [1]
+    assert booted.unwell(5.0 + FORGET_S) == []
+
+
 # ------------------------------------------------------------------------------------------ in the pool, in the file
 
 

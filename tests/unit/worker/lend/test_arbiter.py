@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -29,9 +29,9 @@ class WatchedPool(GpuPool):
         super().__init__(devices, on_change=on_change)
         self.tried = 0
 
-    def try_claim(self) -> GpuLease | None:
+    def try_claim(self, slots: Collection[int] | None = None) -> GpuLease | None:
         self.tried += 1
-        return super().try_claim()
+        return super().try_claim(slots)
 
     def held(self) -> list[int]:
         return [state.slot for state in self.slot_states() if state.sharers]

@@ -35,6 +35,7 @@ from moorage.system.build import build
 from moorage.worker.agent.attempt_claims import AttemptClaims
 from moorage.worker.agent.command_streams import CommandStreams
 from moorage.worker.agent.device_access_lost import CutOffWatch
+from moorage.worker.agent.gpu_checks import GpuChecks
 from moorage.worker.agent.item_starts import ItemStarts
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
@@ -207,7 +208,7 @@ class Agent:
             self.devices,
             sharers_max=settings.sharers_max,
             lent=settings.lent_slots,
-            on_change=lambda: self.reporter.pool_changed(),
+            on_change=self._pool_changed,
         )
         self.attempts = Attempts(
             worker,
@@ -235,6 +236,9 @@ class Agent:
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
             self.attempts.held, self.lost, self.lender, disk,
         )  # fmt: skip
+        self.checks = GpuChecks(
+            self, settings, self.pool, self.watch, self.reporter.health_changed, simulated=inventory.simulated
+        )
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         self.guard.announce = None if mps is None else mps.announce
         is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
@@ -328,6 +332,7 @@ class Agent:
         await self.clients.open()
         await self.guard.open()
         await self.reporter.open()
+        self.checks.open()
         self._is_open = True
         self.spawn(self.guard.run())
         self.spawn(self.lost.run())
@@ -338,6 +343,7 @@ class Agent:
 
     async def close(self) -> None:
         """Release everything. Jobs run on if their driver can outlive this process."""
+        self.checks.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -354,6 +360,7 @@ class Agent:
         Members of services go on for at most `within_s`, until others serve in their place. Then all that is left is
         ended, each with its grace or `grace_s_max`, whichever is shorter. Call it again for an earlier end.
         """
+        self.checks.stop()
         self.enqueue(Leave(within_s, grace_s_max))
 
     @property
@@ -368,6 +375,7 @@ class Agent:
         or lease, a last renewal says that nothing starts here until the next agent has joined.
         """
         if self._is_open:
+            self.checks.stop()
             self.run()
             idle = not self.attempts.held and not self.pool.busy_slots()  # a lease of a local process counts as well
             if self.attempts.session.phase == "live":
@@ -520,6 +528,10 @@ class Agent:
 
     def now(self) -> float:
         return self.host.now()
+
+    def _pool_changed(self) -> None:
+        self.reporter.pool_changed()
+        self.checks.woken()
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         self.host.post(subject, payload, reply)

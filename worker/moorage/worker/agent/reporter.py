@@ -306,7 +306,7 @@ class Reporter:
     def _seen(self, readings: list[SlotReading]) -> None:
         self._readings = readings
         if self.watch.seen(readings, self._shell.now()):
-            self._health_changed()
+            self.health_changed()
         if self.inventory.simulated:  # what it shows of use is not charged, and ends no job
             self.usage.measure(readings, self._shell.now())
         for meter in () if self.inventory.simulated else self._meters:
@@ -318,9 +318,10 @@ class Reporter:
         level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
         self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
         if self.watch.happened(slot, fault, self._shell.now()):
-            self._health_changed()
+            self.health_changed()
 
-    def _health_changed(self) -> None:
+    def health_changed(self) -> None:
+        """Log and tell the devices that are out of use."""
         for each in self.watch.told:
             self._shell.say(Log("error", "device-unwell", f"GPU {each.slot} is out of use: {each.kind}: {each.detail}"))
         self._shell.enqueue(HealthChanged())

@@ -29,6 +29,7 @@ from moorage.system.simulated_hosts import SimulatedHost, named_hosts
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
+from moorage.worker.agent.gpu_checks import check_startable
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.agent.report_watch import watch_reports
 from moorage.worker.agent.state_disk import StateDisk
@@ -201,6 +202,7 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
     hosts = simulated_of(settings)
     policy = Policy.of(settings)
     policy.check_host()
+    check_startable(settings)
     if hosts is None and policy.leaves_root_open:
         log.warning("%s; %s", ROOT_OPEN, ROOT_FIX)
     drivers = find(settings.drivers, file, simulated=hosts is not None)

@@ -44,6 +44,7 @@ class DeviceRecord(msgspec.Struct, omit_defaults=True):
     clean_s: float = -1.0  # since when it has no fault; -1: it has one
     failures: int = 0
     errors: int = 0  # uncorrected memory errors that are already counted
+    check: str = ""  # why its check failed: it stays closed until an operator declares it well
 
 
 class Verdict(NamedTuple):
@@ -156,13 +157,18 @@ class DeviceHealth:
         record.clean_s = -1.0
         record.needs_reset |= fault.gravity == Gravity.RESET
 
+    def check_failed(self, slot: int, why: str) -> None:
+        """Close a device whose check failed, until an operator declares it well; its readings show nothing of it."""
+        self._records[slot].check = shortened(why, DETAIL_CHARS_MAX)
+        self.changed = True
+
     def _forget(self, slot: int, now: float) -> None:
         record = self._records[slot]
         if record.failed_s < 0:
             return
         over_s = record.clean_s + self.probation_of(slot)
         if record.clean_s >= 0 and not record.needs_reset and now >= max(over_s, record.failed_s + FORGET_S):
-            self._records[slot] = DeviceRecord(errors=record.errors)
+            self._records[slot] = DeviceRecord(errors=record.errors, check=record.check)
             self.changed = True
 
     # --------------------------------------------------------------------------------------------------- the verdict
@@ -181,6 +187,8 @@ class DeviceHealth:
                 return Verdict("probation", shortened(f"after {record.detail}", DETAIL_CHARS_MAX), recorded=True)
         if self._divided[slot]:
             return DIVIDED
+        if self._records[slot].check:
+            return Verdict("check", self._records[slot].check, recorded=True)
         if fault is None or fault.gravity < Gravity.CLOSED:
             return OK
         return Verdict(fault.kind, fault.detail, recorded=fault.kind in ("reset-needed", "fabric"))

@@ -95,6 +95,11 @@ class DeviceWatch:
         self.health.happened(slot, fault, now)
         return self._settle(now)
 
+    def check_failed(self, slot: int, why: str, now: float) -> bool:
+        """Close a device whose check failed, until `well`; return whether `told` has changed."""
+        self.health.check_failed(slot, why)
+        return self._settle(now)
+
     def well(self, slots: Sequence[int], n: int, now: float) -> list[int]:
         """Apply an operator's order, numbered `n`, that devices are well, and return the slots.
 

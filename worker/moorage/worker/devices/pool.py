@@ -102,10 +102,10 @@ class GpuPool:
         self._reap()
         return sum(not _is_dead(waiter) for waiter in self._waiters)
 
-    def try_claim(self) -> GpuLease | None:
-        """Return a lease of the first free slot in slot order; None if no slot is free or a claim waits."""
+    def try_claim(self, slots: Collection[int] | None = None) -> GpuLease | None:
+        """Return a lease of the first free one of `slots` (None: any); None if none is free or a claim waits."""
         self._reap()
-        return self._try(_Want(0, None, "exclusive"))
+        return self._try(_Want(0, None if slots is None else frozenset(slots), "exclusive"))
 
     async def claim(self, slots: Collection[int] | None = None, mode: Sharing = "exclusive") -> GpuLease | None:
         """Wait for a slot, first come, first served, and return its lease; None at once if the pool has no slots.

@@ -24,6 +24,7 @@ Health = Literal[
     "probation",
     "mig",
     "cdi",
+    "check",
 ]
 
 DETAIL_CHARS_MAX: Final = 120
