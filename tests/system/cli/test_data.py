@@ -101,3 +101,4 @@ async def test_a_job_that_has_not_ended_or_keeps_nothing_is_refused_as_data(node
     assert cron.code, cron.out
     dry = await moorage("submit", "--dry-run", "--data", "m=job:later", "--", "true", env=env)
     assert "which files job later keeps, the scheduler knows" in dry.err
+    await node.run("cancel", "all", tenant=unique)  # they would wait for ever
