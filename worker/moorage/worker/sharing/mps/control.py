@@ -110,7 +110,7 @@ class MpsControl:
                     process.kill()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_KILLED_S):
-                        await process.wait()
+                        await process.communicate()  # to its end: an unread pipe would stay open
         lines = said.decode(errors="replace").splitlines()
         if process.returncode != 0:
             raise MpsFault(f"{word} failed: {_cut(lines) or f'exit status {process.returncode}'}")
