@@ -16,6 +16,7 @@ from moorage.schemas.frames import ExecAsked, LogsAsked, UseAsked
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import is_in
 from tests.levels import know_next, raise_level
+from tests.unit.scheduler.honest_worker import HeldAttempt
 from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WATCHED_S, Site
 from tests.unit.scheduler.picture import picture
 
@@ -55,6 +56,17 @@ def moving(members: int = 1, **fields: Any) -> Site:
     return site
 
 
+def leave_in_quarantine(site: Site) -> HeldAttempt:
+    """The member that moves ends, and its GPU on `w0`, which says nothing by itself any more, cannot be used."""
+    w0 = site.workers["w0"]
+    w0.auto = False
+    site.watch(WATCHED_S, lambda: state(site, 0) == "CANCELLING")
+    [held] = [held for held in w0.held.values() if held.place.replica == 0]
+    w0.finish(held.name, -15, "end", freed=False)
+    w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
+    return held
+
+
 def test_the_end_of_a_moved_member_may_come_in_a_record_that_looks() -> None:
     site = moving(**RUNS)
     tick_until(site, 0, "CANCELLING")
@@ -88,12 +100,8 @@ def test_what_ends_a_service_in_the_record_that_would_move_it_ends_all_of_it(how
 
 def test_a_gpu_in_quarantine_holds_up_no_other_move_and_no_next_version() -> None:
     site = moving(2)
+    leave_in_quarantine(site)
     w0 = site.workers["w0"]
-    w0.auto = False
-    site.watch(WATCHED_S, lambda: state(site, 0) == "CANCELLING")
-    [held] = [held for held in w0.held.values() if held.place.replica == 0]
-    w0.finish(held.name, -15, "end", freed=False)
-    w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
     site.watch(3)
     assert (site.state.workers["w0"].quarantined.bit_count(), is_in(site.job("a").numbers, 0)) == (1, False)
     site.lead_from_snapshot()
@@ -218,12 +226,8 @@ def test_a_number_whose_devices_are_in_quarantine_is_used_again_only_once_they_a
     know_next(monkeypatch)
     site = moving(2, **RUNS)
     raise_level(site)
+    held = leave_in_quarantine(site)
     w0 = site.workers["w0"]
-    w0.auto = False
-    site.watch(WATCHED_S, lambda: state(site, 0) == "CANCELLING")
-    [held] = [held for held in w0.held.values() if held.place.replica == 0]
-    w0.finish(held.name, -15, "end", freed=False)
-    w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
     site.watch(3)
     w0.auto = True
     site.watch(WATCHED_S)
