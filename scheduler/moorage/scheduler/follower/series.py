@@ -152,15 +152,15 @@ class AllSeries:
         """Put the sums of the fleet and of each pool, and each minute those of each host. A pool is a model of GPUs, or
         the hosts with one label `pool=NAME`, which is its name here."""
         there, granted = Counter[str](), Counter[str]()
-        labelled = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])
+        pools = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])
         used = 0.0
         nothing = (UNKNOWN,) * len(HOST_NUMBERS)
         for worker in self._state.worker_by_num.values():
             leased = 0
             for attempt in worker.attempts.values():
                 leased |= attempt.mask
-            pool = worker.inventory.gpu_pool
-            for slot, device in enumerate(pool):
+            devices = worker.inventory.gpu_pool
+            for slot, device in enumerate(devices):
                 model = device.name
                 there[model] += bool(worker.session)
                 granted[model] += leased >> slot & 1
@@ -168,8 +168,8 @@ class AllSeries:
             at_work = numbers[0] or 0 if worker.id in told.hosts else 0
             used += at_work
             if label := worker.inventory.labels.get(POOL):
-                sums = labelled[f"{POOL}={label}"]
-                sums[0] += len(pool) * bool(worker.session)
+                sums = pools[f"{POOL}={label}"]
+                sums[0] += len(devices) * bool(worker.session)
                 sums[1] += leased.bit_count()
                 sums[2] += at_work
             if at_ms % WIDE.fine_ms == 0 and worker.session:
@@ -180,13 +180,11 @@ class AllSeries:
         self._put(("fleet", "", "granted"), at_ms, granted.total())
         self._put(("fleet", "", "used"), at_ms, used if known else UNKNOWN)
         for model in there:
-            self._put(("pool", model, "gpus"), at_ms, there[model])
-            self._put(("pool", model, "granted"), at_ms, granted[model])
-            self._put(("pool", model, "used"), at_ms, told.pools.get(model, 0.0) if known else UNKNOWN)
-        for name, (gpus, leases, busy) in labelled.items():
+            pools[model] = [there[model], granted[model], told.pools.get(model, 0.0)]
+        for name, (gpus, leases, at_work) in pools.items():
             self._put(("pool", name, "gpus"), at_ms, gpus)
             self._put(("pool", name, "granted"), at_ms, leases)
-            self._put(("pool", name, "used"), at_ms, busy if known else UNKNOWN)
+            self._put(("pool", name, "used"), at_ms, at_work if known else UNKNOWN)
 
     def _sample_waits(self, from_ms: int) -> None:
         """Put the quantiles of the waits that ended in five minutes into the steps of these, in seconds."""

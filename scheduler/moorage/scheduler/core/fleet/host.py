@@ -482,7 +482,7 @@ class Host:
             slots |= sum(
                 1 << slot
                 for slot, device in self.shared.items()
-                if beside >> slot & 1 and self._room_on(slot, device, shape, (0, 0)) > 0
+                if beside >> slot & 1 and self._room_on(slot, device, shape) > 0
             )
         return slots
 
@@ -494,9 +494,7 @@ class Host:
         if shape.mode <= EXCLUSIVE or not shared:
             return not home & ~self.free
         rest = home & ~sum(1 << slot for slot in shared)
-        return not rest & ~self.free and all(
-            self._room_on(slot, device, shape, (0, 0)) > 0 for slot, device in shared.items()
-        )
+        return not rest & ~self.free and all(self._room_on(slot, device, shape) > 0 for slot, device in shared.items())
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
         """Return how many more sharers of this shape's mode, user and share fit on this shared device, beside the
@@ -505,7 +503,7 @@ class Host:
         if self.waiting or self.shut >> slot & 1 or self.needed >> slot & 1:
             return 0
         if not self.awaited >> slot & 1:
-            return self._room_on(slot, device, shape, (0, 0))
+            return self._room_on(slot, device, shape)
         kept = self.kept.get(slot)
         return 0 if kept is None else self._room_on(slot, device, shape, kept, kept_users=1)
 
@@ -520,7 +518,7 @@ class Host:
         return device.users + 1 - self.cls.sharers(shape.mode), mib, percent
 
     def _room_on(
-        self, slot: int, device: SharedDevice, shape: Shape, kept: tuple[int, int], kept_users: int = 0
+        self, slot: int, device: SharedDevice, shape: Shape, kept: tuple[int, int] = (0, 0), kept_users: int = 0
     ) -> int:
         if not self.may_share(device, shape):
             return 0
