@@ -27,7 +27,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log says of the default settings at start."""
     with caplog.at_level(logging.INFO, logger="moorage.scheduler"):
         log_settings(scheduler_settings({}, env={})[1])
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    said = [record for record in caplog.records if record.name.startswith("moorage.scheduler")]
+    return [record.getMessage() for record in said if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.usefixtures("missing")

@@ -49,6 +49,9 @@ class Engine:
         self.leftover = asyncio.get_running_loop().create_task(write_on())
         return reader, None
 
+    async def resize_command(self, command: str, rows: int, columns: int) -> None:
+        pass
+
     async def command_state(self, command: str) -> tuple[int, int]:
         return 0, self._code
 
