@@ -55,6 +55,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 metafunc.parametrize(name, KINDS, indirect=True)
 
 
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log of this test alone: what earlier tests left may speak when it is collected, so that is done first."""
+    gc.collect()
+    caplog.clear()
+    return caplog
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test with its layer: the folder below `tests`."""
     item.add_marker(item.nodeid.split("/")[1])
