@@ -291,6 +291,41 @@ async def test_a_fault_of_the_page_itself_is_logged_once_and_shown_and_it_asks_a
     assert [(record.levelname, record.exc_info is not None) for record in caplog.records] == [("ERROR", True)]
 
 
+async def test_after_a_while_unwatched_what_was_listed_before_is_drawn_at_once_and_says_from_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moorage.cli.page.source.ROUND_S", 0)
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace())), {})
+    may_answer, asked = asyncio.Event(), asyncio.Event()
+    may_answer.set()
+
+    async def ask() -> None:
+        asked.set()
+        await may_answer.wait()
+        source.feed.listed, source.feed.listed_s = source.feed.listed + 1, time.monotonic()
+        source.feed.heard.set()
+
+    monkeypatch.setattr(source.feed, "ask", ask)
+    source.feed.model.sees_fleet = False  # no frame is waited for
+    asking = asyncio.create_task(source.keep_asking())
+    async with asyncio.timeout(60):
+        async with source.watching():
+            assert source.feed.listed
+            assert not source.told()
+        await until(lambda: not source._watched.is_set())
+        asked.clear()
+        may_answer.clear()
+        source.feed.listed_s -= 60
+        async with source.watching():
+            await asked.wait()
+            day = time.gmtime(source.view().at_ms / 1000 - 60)
+            assert source.told().startswith(f"jobs and hosts are as of {time.strftime('%H:%M', day)}:")
+            may_answer.set()
+            assert await source.feed.until(lambda: not source.told(), 60)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
 async def test_a_fault_at_one_question_is_shown_there(caplog: pytest.LogCaptureFixture) -> None:
     async def operate(verb: str, asked: Any) -> Answer:
         raise KeyError("cells")

@@ -207,7 +207,7 @@ class Page:
             parts = [draw.trouble("the leader has not answered so far")]
         if parts is None:
             return None
-        parts = [draw.head(view, self._source.trouble), *parts]
+        parts = [draw.head(view, self._source.told()), *parts]
         self._drawn = {each: found for each, found in self._drawn.items() if now_s - found[0] < 1}
         self._drawn[key] = now_s, parts
         return parts

@@ -21,6 +21,7 @@ from moorage.cli.page.draw_service import ServiceDetail
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
 from moorage.client.answers import JobInfo, JobList
+from moorage.client.durations import utc
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.failures import failed_replicas
 from moorage.client.reading import as_struct
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 PICTURE_S: Final = 0.25
 #: how long a page waits for an answer before it is drawn with what is there, and how many answers are kept
 FIRST_S: Final = 2.0
+#: how long it waits for the first round of questions after a while in which nobody looked: then what was listed before
+#: is drawn, with the words from when it is once that is longer ago than `OLD_S`, and the stream brings what changed
+AGAIN_S: Final = 0.2
+OLD_S: Final = 10.0
 KEPT_MAX: Final = 512
 #: histories of running jobs that are asked for in one round, because their beginning was not heard
 HISTORIES_MAX: Final = 16
@@ -146,7 +151,8 @@ class Source:
         if not self._watched.is_set():
             self._watched.set()
             rounds, listed = self._rounds, self.feed.listed
-            await self.feed.until(lambda: self._rounds > rounds or self.feed.listed > listed, FIRST_S)
+            limit_s = AGAIN_S if listed else FIRST_S
+            await self.feed.until(lambda: self._rounds > rounds or self.feed.listed > listed, limit_s)
         model = self.feed.model
         if model.sees_fleet and model.frame is None:
             await self.feed.until(lambda: model.frame is not None, FIRST_S)
@@ -174,6 +180,13 @@ class Source:
             await asyncio.sleep(ROUND_S)
             if not self._watchers:
                 self._watched.clear()
+
+    def told(self) -> str:
+        """Return what is wrong with what is shown: a question failed, or the answers are from before; "" if nothing."""
+        ago_s = time.monotonic() - self.feed.listed_s
+        if self.trouble or not self.feed.listed or ago_s < OLD_S:
+            return self.trouble
+        return f"jobs and hosts are as of {utc(self.view().at_ms - round(1000 * ago_s))[11:19]} UTC"
 
     def view(self) -> View:
         """Return this moment: the same one for all who ask within a quarter of a second."""

@@ -78,6 +78,7 @@ class Feed:
         self._hour_s = float("-inf")
         #: how often jobs and workers were listed: what is worth a picture before numbers and explanations have come
         self.listed = 0
+        self.listed_s = float("-inf")  # when that was last, on the monotonic clock
 
     async def open(self) -> None:
         """Subscribe to the frames that this key may hear: an operator's all, a tenant's none."""
@@ -171,6 +172,7 @@ class Feed:
         model.unseen = self._unseen()
         model.own = self._client.tenant if self.lists and not self.operates else ""
         self.listed += 1
+        self.listed_s = time.monotonic()
         self.heard.set()
         await self._hour()
         if whys and (self.operates or self.lists):
