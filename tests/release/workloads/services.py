@@ -21,6 +21,7 @@ from moorage.scheduler.core.ledger.state import MAY_END, Job
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.service import MemberLoad, Scale
 from tests.levels import NEXT, raise_level
+from tests.unit.scheduler.driving import H100
 from tests.unit.scheduler.honest_worker import HeldAttempt
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WARM_MS, Site
 
@@ -55,11 +56,9 @@ class Services(Site):
         self.manners: dict[str, tuple[int, str]] = {}  # by job
         self.jobs = ["a"]
         self.seen = 0
+        self.grows = records.FORMAT >= NEXT  # numbers of replicas change, too
         super().__init__(1, None if self.calm else PREEMPTS)
         self.before: dict[str, int] = {}  # by the first job of each service: how many serve at least
-        self.grows = records.FORMAT >= NEXT  # numbers of replicas change, too
-        if self.grows:
-            raise_level(self)
         self.hosts = ["w0"]
         for number in range(1, dice.randint(2, 4)):
             self.join_host(f"w{number}", dice.randint(1, 3))
@@ -74,6 +73,12 @@ class Services(Site):
             self.jobs.append(f"s{number}")
         for number in range(dice.randint(0, 4)):
             self.submit(f"batch{number}", gpu={}, priority=dice.choice([10, 50, 90]))
+
+    def join_host(self, name: str, gpus: int, model: str = H100) -> None:
+        """A raised ledger fills its facts from the history once, so the level is raised before there is any."""
+        if self.grows and not self.workers:
+            raise_level(self)
+        super().join_host(name, gpus, model)
 
     def run(self) -> None:
         self.pass_seconds(10)
