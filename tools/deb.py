@@ -24,7 +24,7 @@ from tools.dist import FOLDER_DEFAULT, ROOT, run
 from tools.reference_pages import help_of
 from tools.release import write_sums
 
-EXTRAS: Final = "server,metrics,page,nats-config"
+EXTRAS: Final = "server,metrics,page,http,nats-config"
 #: of Debian 12 and 13
 PYTHONS: Final = ("3.11", "3.13")
 #: that pip takes a wheel for: all that Debian 12's C library can load
@@ -51,9 +51,20 @@ def version_of(build: str) -> str:
     return build.replace(".dev", "~dev")
 
 
+def wheel_of(dist: Path) -> Path:
+    """Return the wheel with the programs in a folder. Raises SystemExit unless it is there and of this tree's build."""
+    wheels = sorted(dist.glob("moorage-*-manylinux*.whl"))
+    for wheel in wheels:
+        if (named := wheel.name.split("-")[1]) != build():
+            raise SystemExit(f"{wheel} is of {named}, this tree is {build()}: make dist")
+    if len(wheels) != 1:
+        raise SystemExit(f"{dist} has {len(wheels)} wheels with the programs: make dist")
+    return wheels[0]
+
+
 def bring_wheels(dist: Path, into: Path) -> None:
     """Put the wheel with the programs, and the wheels of all that it needs, into a folder."""
-    [wheel] = dist.glob("moorage-*-manylinux*.whl")
+    wheel = wheel_of(dist)
     shutil.copy(wheel, into)
     pip = (sys.executable, "-m", "pip")
     constraints = ("--quiet", "-c", ROOT / "constraints.txt")
@@ -80,6 +91,11 @@ def _as_it_is(text: str) -> str:
     return "\n".join([".nf", *(f"\\&{line}" if line[:1] in (".", "'") else line for line in lines), ".fi", ""])
 
 
+def filled(script: str) -> str:
+    """Return a script of the package with this build and the extras that the package has wheels for."""
+    return script.replace("@EXTRAS@", EXTRAS).replace("@BUILD@", build())
+
+
 def tree_of(dist: Path, tree: Path) -> None:
     """Lay out the package's files in a folder."""
     wheels, units, page = tree / "usr/lib/moorage/wheels", tree / "usr/lib/systemd/system", tree / "usr/share/man/man1"
@@ -93,7 +109,7 @@ def tree_of(dist: Path, tree: Path) -> None:
     shutil.copy(ROOT / "LICENSE", doc / "copyright")
     (tree / "usr/bin/moorage").symlink_to("/opt/moorage/bin/moorage")
     for script in SCRIPTS.iterdir():
-        (control / script.name).write_text(script.read_text().replace("@BUILD@", build()))
+        (control / script.name).write_text(filled(script.read_text()))
         (control / script.name).chmod(0o755)
     files = sorted(file for file in (tree / "usr").rglob("*") if file.is_file() and not file.is_symlink())
     sums = (f"{hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()}  {file.relative_to(tree)}\n"
@@ -119,7 +135,11 @@ def _made_s() -> int:
 
 
 def make(dist: Path) -> list[Path]:
-    """Make the package and its list of parts from the wheels in a folder, and return them."""
+    """Make the package and its list of parts from the wheels in a folder, and return them.
+
+    Raises SystemExit, and leaves the folder as it is, if the wheel is of another build.
+    """
+    wheel_of(dist)
     package, parts = dist / f"moorage_{version_of(build())}_amd64.deb", dist / f"moorage-{build()}.cdx.json"
     for older in (*dist.glob("moorage_*.deb"), *dist.glob("moorage-*.cdx.json")):
         older.unlink()

@@ -10,7 +10,7 @@ import pytest
 
 from moorage.schemas.release import RELEASE
 from moorage.system.build import build
-from tools import release
+from tools import deb, release
 from tools.dist import PLACEHOLDER, ROOT, with_whole_links
 
 
@@ -92,3 +92,25 @@ def test_an_image_of_others_without_a_digest_stands_against_it(tmp_path: Path, m
         "deploy/compose.yml names two/two:2",
         "deploy/compose.yml names three:3",
     ]
+
+
+def test_a_package_is_made_of_this_build_alone(tmp_path: Path) -> None:
+    older = tmp_path / "moorage_0.0.1_amd64.deb"
+    older.touch()
+    with pytest.raises(SystemExit, match=r"has 0 wheels with the programs: make dist"):
+        deb.make(tmp_path)
+    stale = tmp_path / "moorage-0.0.1-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
+    stale.touch()
+    with pytest.raises(SystemExit) as refused:
+        deb.make(tmp_path)
+    assert str(refused.value) == f"{stale} is of 0.0.1, this tree is {build()}: make dist"
+    assert older.exists(), "what was made before stays"
+    ours = stale.rename(tmp_path / stale.name.replace("0.0.1", build()))
+    assert deb.wheel_of(tmp_path) == ours
+
+
+def test_a_package_installs_what_its_commands_need() -> None:
+    script = deb.filled((deb.SCRIPTS / "postinst").read_text())
+    assert f"'moorage[{deb.EXTRAS}]=={build()}'" in script
+    assert "@" not in script
+    assert {"server", "page", "http"} <= set(deb.EXTRAS.split(",")), "http is what the door needs"
