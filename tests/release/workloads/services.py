@@ -188,11 +188,13 @@ class Services(Site):
         request = self.engine.reader.request_of(self.job(old))
         if request.service is not None and self.state.job("t", f"{old}x") is None:
             replicas = request.copies if self.rolls else 2
-            fields = {"gpu": {}, "service": {"name": request.service.name}, "replicas": replicas, "run": READY}
+            # a program of its own: that one version fails where the other does well says nothing of the host
+            run = {**READY, "argv": ["serve", f"{old}x"]}
+            fields = {"gpu": {}, "service": {"name": request.service.name}, "replicas": replicas, "run": run}
             if self.dice.random() < 0.3:
                 fields["max_running"] = self.dice.randint(1, replicas)
             if self.dice.random() < 0.3:
-                fields["run"] = {**READY, "max_restarts": 2}
+                fields["run"] = {**run, "max_restarts": 2}
             manners = self.dice.choice(sorted(MANNERS))
             if self.submit(f"{old}x", instead_of=old, **fields)["kind"] == "accepted":
                 self.jobs.append(f"{old}x")

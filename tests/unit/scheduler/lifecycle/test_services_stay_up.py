@@ -61,8 +61,11 @@ class Site(Driving):
         answer = self.submit(job, **{"gpu": {}, "service": {"name": "embed"}, "run": READY, **fields})
         assert answer["kind"] == "accepted", answer
 
-    def watch(self, seconds: int, until: Callable[[], bool] = lambda: False) -> bool:
-        """Let seconds pass, until something is so; return whether it came to that."""
+    def watch(self, seconds: int, until: Callable[[], bool] = lambda: False, look_ms: int = 0) -> bool:
+        """Let seconds pass, until something is so; return whether it came to that.
+
+        With `look_ms` what happens is recorded only so much later, by a record that looks at all services again.
+        """
         for _ in range(seconds):
             if until():
                 return True
@@ -70,6 +73,9 @@ class Site(Driving):
             for worker in self.workers.values():
                 for held in [held for held in worker.held.values() if held.phase == "running"]:
                     self._go_on(worker.id, held)
+            if look_ms:
+                self.offer_reports()
+                self.tick(look_ms)
             self.settle()
             self.leave()
         return until()
@@ -597,6 +603,16 @@ def test_a_next_version_that_is_ready_and_ends_after_seconds_takes_no_place(room
     assert site.fewest >= (3 if room else 2), "with room none; without, one may give way first"
     assert site.serving("a") == 3
     assert "CANCELLED" not in site.states("a")
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_next_version_waits_for_no_place_while_its_own_max_running_keeps_it(most: int) -> None:
+    """Its other members have waited for longer than any place takes, as one ends for good while there is room."""
+    site = beside(3, 8, replicas=6, max_running=most, run={**READY, "argv": ["next"], "max_restarts": 1})
+    site.does["b"] = (6_000, "exit")  # ready for less long than counts
+    assert site.watch(WATCHED_S, lambda: "FAILED" in site.states("b"), look_ms=1_000)
+    site.watch(2 * WATCHED_S, look_ms=1_000)
+    assert (site.fewest, site.serving("a")) == (3, 3)
 
 
 def test_a_next_version_that_fails_gives_back_what_it_took() -> None:

@@ -348,6 +348,30 @@ def test_one_that_needs_all_of_a_gpu_takes_turns_with_those_that_share_it() -> N
     assert not models.calls["alone"]
 
 
+@pytest.mark.parametrize(("gib", "turns"), [(20, 1), (50, 2)])
+def test_those_that_share_a_gpu_beside_each_other_take_one_turn_for_who_waits_behind_them(gib: int, turns: int) -> None:
+    models = Models()
+    for name in ("a", "b"):
+        models.submit(name, gpu=shares(gib))
+        models.serve(12)
+    for name in ("x", "y"):
+        models.submit(name)
+        models.serve(12)
+    models.call("x")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "FROZEN", "RUNNING", "FROZEN"]
+    for name in ("a", "b", "y"):
+        models.call(name)
+    models.serve(1)
+    told_s = models.drive.turns["y/0"].in_ms / 1000
+    waited_s = 0
+    while models.state("y") != "RUNNING":
+        models.serve_called(1, "a", "b", "x")
+        waited_s += 1
+    assert told_s / 30 == pytest.approx(1 + turns, abs=0.6), "x has its turn first, each for 30 s"
+    assert abs(waited_s - told_s) <= 10 * (1 + turns)
+
+
 @pytest.mark.parametrize("gpu", [{"sharing": "time-slice"}, {"sharing": "mps", "share": {"memory_mib": 1024}}])
 def test_one_that_shares_without_an_amount_or_by_mps_does_not_sleep(gpu: dict[str, Any]) -> None:
     answer = Models().submit("a", gpu=gpu)

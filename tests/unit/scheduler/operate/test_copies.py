@@ -192,6 +192,21 @@ def test_a_service_that_its_next_version_replaces_is_replaced_with_as_many_as_ar
     assert found.watch(WATCHED_S, lambda: found.serving("a") == 4)
 
 
+def test_a_service_that_has_lent_more_places_than_it_is_to_have_has_as_many_in_the_end() -> None:
+    found = site(4)
+    found.join_host("w1", 6)
+    found.serve("b", replicas=4, max_running=3, instead_of="a")
+    found.watch(20)
+    assert (found.serving("a"), found.serving("b")) == (1, 3)
+    assert change(found, 1)["kind"] == "answer"
+    found.watch(20)
+    assert (found.serving("a") + found.serving("b")) >= 3
+    found.cancel("b")
+    assert found.watch(WATCHED_S, lambda: found.serving("b") == 0)
+    assert found.watch(WATCHED_S, lambda: found.serving("a") == 1)
+    assert found.job("a").live == 1
+
+
 @pytest.mark.parametrize("when", ["its replacement begins", "it has moved"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_change_while_a_member_moves_counts_the_one_that_goes_no_more(count: int, when: str) -> None:

@@ -56,6 +56,7 @@ class Services:
         self._replacing = replacing
         self._jobs: dict[tuple[str, str], list[Job]] = {}
         self._by_model: dict[tuple[str, str], list[tuple[Job, str]]] = {}  # with the service of each
+        self._full_ms: dict[int, int] = {}  # by next version: when as many of it were on workers as may be, last
 
     def add(self, job: Job, request: Request) -> None:
         """Take note of a live job."""
@@ -198,6 +199,7 @@ class Services:
             if not draft.bulk_full and self._replace(draft, scaling, *pair) in ("goes on", "whole"):
                 replaced.add(pair[0].num)
         scaling.replaced = replaced
+        self._full_ms = {num: at_ms for num, at_ms in self._full_ms.items() if num in self._state.jobs}
 
     def _replace(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> str:
         """Let the old version lend as many places as `members.reconcile` says; return the phase.
@@ -213,7 +215,7 @@ class Services:
         if may_begin and scaling.begin_with(draft, new, lender.full, why):
             return "goes on"
         now = self._next(new, next_request, lender, draft.time_ms)
-        finds_no_place = self._finds_no_place(draft, new, now.settled)
+        finds_no_place = self._finds_no_place(draft, new, next_request, now.settled)
         if finds_no_place:  # nor do those of the old one that wait: who has no place lends none
             lender = lender._replace(full=min(lender.full, lender.lent + scaling.count(old)))
         if lender.lent and not any(old.lent):  # a snapshot of level 1 does not say for which of them none serves
@@ -280,16 +282,21 @@ class Services:
         """Return whether a replica was asked to end, and its place comes free by itself."""
         return replica.attempt is not None and replica.state in LEAVING and not self._lifecycle.lingers(replica.attempt)
 
-    @staticmethod
-    def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
-        """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
+    def _finds_no_place(self, draft: Draft, job: Job, request: Request, ready: int) -> bool:
+        """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready.
+
+        One of which as many run as may at once waits for none.
+        """
+        most = most_of(job, request)
+        if job.num not in self._full_ms or (most is not None and job.on_workers >= most):
+            self._full_ms[job.num] = draft.time_ms if most is not None else 0
         now = [each.state for each in job.rows.values()]
         if ENDING in now or sum(each in HAS_DEVICES for each in now) > ready:
             return False
         since_ms = [each.not_before for each in job.rows.values() if each.state == QUEUED]
         if job.fresh:
             since_ms.append(max(job.ready_ms, job.accepted_ms, job.placed_ms))
-        wanted_ms = job.scaled.since_ms if job.scaled is not None else 0
+        wanted_ms = max(job.scaled.since_ms if job.scaled is not None else 0, self._full_ms[job.num])
         return any(draft.time_ms - max(each, wanted_ms) >= ROOM_MS for each in since_ms)
 
 

@@ -156,14 +156,15 @@ class Sleeping:
         host = self._fleet.hosts.get(member.worker.num)
         if host is None or (member.home & host.shut and not mask):  # no end of another one gives it all of its GPUs
             return Wait(None, "waits until its worker gives its GPUs")
-        before_ms = (self._out_ms(member) if mask else 0) + sum(
-            self._turn_ms(other)
+        before = [
+            other
             for other in host.frozen.values()
             if other.home & member.home
             and not (other.freeze or other.mask)
             and (mask or since(other) < since(member))
-            and not self._fit(host, member, other)
-        )
+            and not self._fit(host, [member, other])
+        ]
+        before_ms = (self._out_ms(member) if mask else 0) + self._turns_ms(host, before)
         holders = [] if mask else in_the_way(host, member, self._lifecycle)
         if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
             return Wait(None, "waits for the end of the job on its GPUs")
@@ -183,12 +184,29 @@ class Sleeping:
         first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
         return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
 
-    def _fit(self, host: Host, member: Attempt, other: Attempt) -> bool:
-        """Return whether two members may be awake beside each other on the devices that they share."""
-        if EXCLUSIVE in (member.mode, other.mode):
-            return False
-        share_mib = sum(self._lifecycle.shape_of(each.replica.job).share_mib for each in (member, other))
-        return all(share_mib <= host.cls.devices[slot][3] for slot in slots_of(member.home & other.home))
+    def _turns_ms(self, host: Host, members: list[Attempt]) -> int:
+        """Return how long the turns of frozen members take: those that fit beside each other have theirs at once."""
+        turns = list[list[Attempt]]()
+        for member in sorted(members, key=since):
+            beside = next((turn for turn in turns if self._fit(host, [*turn, member])), None)
+            if beside is None:
+                turns.append([member])
+            else:
+                beside.append(member)
+        return sum(max(map(self._turn_ms, turn)) for turn in turns)
+
+    def _fit(self, host: Host, members: list[Attempt]) -> bool:
+        """Return whether members may be awake beside each other on the devices that they share."""
+        held = dict[int, list[Attempt]]()
+        for member in members:
+            for slot in slots_of(member.home):
+                held.setdefault(slot, []).append(member)
+        for slot, sharers in held.items():
+            share_mib = sum(self._lifecycle.shape_of(each.replica.job).share_mib for each in sharers)
+            holds_all = EXCLUSIVE in [each.mode for each in sharers]
+            if len(sharers) > 1 and (holds_all or share_mib > host.cls.devices[slot][3]):
+                return False
+        return True
 
     def _left_ms(self, member: Attempt) -> int:
         """Return for how long a member keeps its GPUs from another one that sleeps and is called; 0 if unknown.

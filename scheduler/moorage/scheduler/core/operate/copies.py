@@ -101,8 +101,8 @@ class Copies:
         if wanted.scale is not None:
             self._scaling.want(draft, job, min(max(before, wanted.scale.min), wanted.scale.max), why)
         elif job.scaled is not None:
-            lent = job.lent[0]
-            self._scaling.want(draft, job, wanted.copies - lent, why)
+            lent = job.lent[0]  # it may have lent more than it is to have
+            self._scaling.want(draft, job, max(0, wanted.copies - lent), why)
 
     def _leaving(self, job: Job, count: int) -> Ranges:
         """Return the numbers of so many replicas that go: those that wait, the last ones first, then others."""
