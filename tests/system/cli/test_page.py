@@ -320,11 +320,43 @@ async def test_after_a_while_unwatched_what_was_listed_before_is_drawn_at_once_a
             await asked.wait()
             listed_s = source.view().at_ms / 1000 - 60  # a minute may end between this view and the next one
             minutes = {time.strftime("%H:%M", time.gmtime(listed_s + off_s)) for off_s in (-1, 1)}
-            assert source.told()[:-7] in {f"jobs and hosts are as of {minute}" for minute in minutes}, source.told()
+            assert source.told()[:-7] in {f"some of this page is as of {minute}" for minute in minutes}, source.told()
+            assert not source.told(past=True), "a moment of the past is as it was"
+            source.trouble = "no leader"
+            assert source.told().startswith("no leader; some of this page is as of ")
+            source.trouble = ""
             may_answer.set()
             assert await source.feed.until(lambda: not source.told(), 60)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_page_says_from_when_an_old_answer_is_and_draws_it_until_the_next_one_comes() -> None:
+    may_answer = asyncio.Event()
+    may_answer.set()
+
+    async def operate(verb: str, asked: Any) -> Answer:
+        await may_answer.wait()
+        return Answer(verb, 0, {"jobs": []})
+
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
+    source.feed.operates = True
+    with source.ages() as ages:
+        await source.ended("", "")
+    assert not ages
+    may_answer.clear()
+    kept = source._kept["ended", "", ""]
+    kept.at_s, kept.came_s = kept.at_s - 3600, kept.came_s - 3600
+    with source.ages() as ages:
+        await asyncio.gather(source.ended("", ""), source.ended("", ""))
+    assert ages == [kept.came_s] * 2
+    assert source.told(ages, past=True).startswith("some of this page is as of ")
+    may_answer.set()
+    assert kept.task is not None
+    await kept.task
+    with source.ages() as ages:
+        await source.ended("", "")
+    assert not ages
 
 
 async def test_a_fault_at_one_question_is_shown_there(caplog: pytest.LogCaptureFixture) -> None:

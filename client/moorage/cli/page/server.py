@@ -193,21 +193,22 @@ class Page:
         if kept is not None and now_s - kept[0] < PICTURE_S * 0.9:
             return kept[1]
         view = self._source.view()
+        ages: list[float] = []
+        parts: list[Part] | None
         try:
-            if (moment := request.query_params.get("at")) and self._source.private:
-                view = await self._source.past(moment)
-                parts = await self._draw(at, request, view)
-            elif moment:
+            if (moment := request.query_params.get("at")) and not self._source.private:
                 parts = [draw.trouble("the past is not shown: that takes an operator's key, or a tenant's")]
             else:
-                parts = await self._draw(at, request, view)
+                with self._source.ages() as ages:
+                    view = await self._source.past(moment) if moment else view
+                    parts = await self._draw(at, request, view)
         except MoorageError as error:
             parts = [draw.trouble(error_line(error))]
         except TimeoutError:
             parts = [draw.trouble("the leader has not answered so far")]
         if parts is None:
             return None
-        parts = [draw.head(view, self._source.told()), *parts]
+        parts = [draw.head(view, self._source.told(ages, past=view.past)), *parts]
         self._drawn = {each: found for each, found in self._drawn.items() if now_s - found[0] < 1}
         self._drawn[key] = now_s, parts
         return parts

@@ -8,7 +8,8 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -50,9 +51,10 @@ PICTURE_S: Final = 0.25
 #: how long a page waits for an answer before it is drawn with what is there, and how many answers are kept
 FIRST_S: Final = 2.0
 #: how long it waits for the first round of questions after a while in which nobody looked: then what was listed before
-#: is drawn, with the words from when it is once that is longer ago than `OLD_S`, and the stream brings what changed
+#: is drawn, and the stream brings what changed
 AGAIN_S: Final = 0.2
-OLD_S: Final = 10.0
+#: how much older than it should be an answer is before the page says from when it is
+OLD_S: Final = 5.0
 KEPT_MAX: Final = 512
 #: histories of running jobs that are asked for in one round, because their beginning was not heard
 HISTORIES_MAX: Final = 16
@@ -71,6 +73,8 @@ DAY_S: Final = 24 * HOUR_S
 DEVICES_S: Final = 60.0
 
 _decode: Final[Decoder[Events | Event]] = Decoder(Events | Event)
+#: when the old answers came with which a page is drawn, by the monotonic clock; see `Source.ages`
+_ages: Final[ContextVar[list[float] | None]] = ContextVar("_ages", default=None)
 
 log = logging.getLogger("moorage.page")
 
@@ -82,12 +86,13 @@ def _fault(at: str, error: Exception) -> MoorageError:
 
 
 class _Kept:
-    """An answer, and when it came; `error` is what its last question ended with."""
+    """An answer, and when it came; `error` is what its last question ended with, and `at_s` when."""
 
-    __slots__ = ("at_s", "error", "task", "value")
+    __slots__ = ("at_s", "came_s", "error", "task", "value")
 
     def __init__(self) -> None:
         self.value: Any = None
+        self.came_s = float("-inf")
         self.error: MoorageError | None = None
         self.at_s = float("-inf")
         self.task: asyncio.Task[None] | None = None
@@ -181,12 +186,28 @@ class Source:
             if not self._watchers:
                 self._watched.clear()
 
-    def told(self) -> str:
-        """Return what is wrong with what is shown: a question failed, or the answers are from before; "" if nothing."""
-        ago_s = time.monotonic() - self.feed.listed_s
-        if self.trouble or not self.feed.listed or ago_s < OLD_S:
+    @staticmethod
+    @contextlib.contextmanager
+    def ages() -> Iterator[list[float]]:
+        """Gather when the old answers came, by the monotonic clock, with which a page is drawn meanwhile."""
+        found: list[float] = []
+        token = _ages.set(found)
+        try:
+            yield found
+        finally:
+            _ages.reset(token)
+
+    def told(self, ages: Sequence[float] = (), *, past: bool = False) -> str:
+        """Return what is wrong with what is shown: a question failed, or answers are from before (`ages`, and those
+        about jobs and hosts, but for a moment of the past); "" if nothing is."""
+        now_s, old_s = time.monotonic(), [*ages]
+        if not past and self.feed.listed and now_s - self.feed.listed_s >= ROUND_S + OLD_S:
+            old_s.append(self.feed.listed_s)
+        if not old_s:
             return self.trouble
-        return f"jobs and hosts are as of {utc(self.view().at_ms - round(1000 * ago_s))[11:19]} UTC"
+        at = utc(time.time_ns() // 1_000_000 - round(1000 * (now_s - min(old_s))))
+        at = at[11:19] if now_s - min(old_s) < DAY_S / 2 else at[:19]
+        return "; ".join(filter(None, (self.trouble, f"some of this page is as of {at} UTC")))
 
     def view(self) -> View:
         """Return this moment: the same one for all who ask within a quarter of a second."""
@@ -224,8 +245,8 @@ class Source:
     async def kept(self, key: object, fresh_s: float, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return the answer to a question that was asked less than `fresh_s` seconds ago, or ask it.
 
-        An older answer is returned while the next one is on its way, and while nobody answers. Raises what the question
-        ended with, and TimeoutError if there is no answer so far.
+        An older answer is returned while the next one is on its way, and while nobody answers: `ages` says so. Raises
+        what the question ended with, and TimeoutError if there is no answer so far.
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
@@ -241,11 +262,15 @@ class Source:
             raise kept.error
         if kept.value is None:
             raise TimeoutError
+        ages = _ages.get()
+        if ages is not None and time.monotonic() - kept.came_s >= fresh_s + OLD_S:
+            ages.append(kept.came_s)
         return kept.value
 
     async def _asked(self, kept: _Kept, ask: Callable[[], Awaitable[Any]]) -> None:
         try:
             kept.value, kept.error = await ask(), None
+            kept.came_s = time.monotonic()
         except MoorageError as error:
             kept.error = error
         except Exception as error:

@@ -48,8 +48,16 @@ class Ring:
         self.values[step % size] = value
         self.last = step
 
-    def at(self, step: int) -> float:
-        return self.values[step % len(self.values)] if self.last - len(self.values) < step <= self.last else UNKNOWN
+    def between(self, first: int, end: int) -> array[float]:
+        """Return the numbers of the steps from `first` on, up to `end`; what is not kept is unknown."""
+        size = len(self.values)
+        kept = range(max(first, self.last - size + 1), min(end, self.last + 1))
+        if not kept:
+            return array("f", (UNKNOWN,)) * (end - first)
+        begin, stop = kept[0] % size, kept[-1] % size + 1
+        found = self.values[begin:stop] if begin < stop else self.values[begin:] + self.values[:stop]
+        before, behind = (array("f", (UNKNOWN,)) * count for count in (kept[0] - first, end - kept[-1] - 1))
+        return before + found + behind
 
 
 class Series:
@@ -81,9 +89,12 @@ class Series:
         """
         ring = self.fine if until_ms - from_ms <= DAY_MS else self.coarse
         found: list[float | None] = []
+        first = from_ms // each_ms * each_ms // ring.step_ms
+        values = ring.between(first, until_ms // ring.step_ms + 1)
         for at_ms in range(from_ms // each_ms * each_ms, until_ms // each_ms * each_ms, each_ms):
-            steps = range(at_ms // ring.step_ms, max(at_ms // ring.step_ms + 1, (at_ms + each_ms) // ring.step_ms))
-            known = [value for step in steps if not math.isnan(value := ring.at(step))]
+            begin = at_ms // ring.step_ms - first
+            step = values[begin : max(begin + 1, (at_ms + each_ms) // ring.step_ms - first)]
+            known = [value for value in step if value == value]  # unknown is NaN, which equals nothing
             found.append(round(sum(known) / len(known), 3) if known else None)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +224,26 @@ def test_a_coarse_step_is_the_mean_and_older_steps_go() -> None:
     assert series.step_ms(3 * DAY_MS) == CLOSE.coarse_ms
     assert set(series.over(0, 3 * DAY_MS, 3 * CLOSE.coarse_ms)) == {14.5}
     assert series.over(0, DAY_MS, 300_000)[0] is None, "of the day before yesterday the means alone are kept"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_are_the_means_of_what_was_put_wherever_a_question_begins_and_ends(seed: int) -> None:
+    dice, series, put, now_ms = random.Random(seed), Series(CLOSE), dict[int, float](), 40 * DAY_MS
+    for _ in range(400):
+        now_ms += dice.choice([10_000, 10_000, 10_000, 70_000, 3 * 3_600_000])
+        put[now_ms // 10_000] = value = float(dice.randint(0, 9))
+        series.put(now_ms, value)
+    for _ in range(60):
+        until_ms = now_ms - dice.randint(-DAY_MS // 2, DAY_MS // 2)
+        from_ms, each_ms = until_ms - dice.randint(60_000, DAY_MS), 10_000 * dice.choice([1, 6, 30])
+        first_kept = now_ms // 10_000 - DAY_MS // 10_000 + 1
+        told = series.over(from_ms, until_ms, each_ms)
+        for at, value in enumerate(told):
+            begin = (from_ms // each_ms + at) * each_ms // 10_000
+            steps = [
+                put[step] for step in range(begin, begin + each_ms // 10_000) if step in put and step >= first_kept
+            ]
+            assert value == (pytest.approx(sum(steps) / len(steps), abs=0.001) if steps else None)
 
 
 def test_what_is_kept_of_200_hosts_has_a_bound_of_64_mib_and_what_is_left_out_is_told() -> None:
