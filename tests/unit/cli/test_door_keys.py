@@ -47,12 +47,15 @@ def test_a_key_has_its_time_its_services_and_its_bounds(tmp_path: Path) -> None:
     _, key = made(path, services=("chat", "embed*"), at_once=2, per_minute=3)
     assert [key.may_call(name) for name in ("chat", "chat2", "embed-1", "x")] == [True, False, True, False]
     ring = Keyring(path)
-    assert [ring.begin(key) for _ in range(2)] == [0.0, 0.0]
-    assert ring.begin(key) > 0, "two at once"
+    assert [ring.begin(key) for _ in range(2)] == [None, None]
+    assert ring.begin(key) == ("has at most 2 calls at once", 1.0)
     ring.end(key)
-    assert ring.begin(key) == 0.0
+    assert ring.begin(key) is None
     ring.end(key)
-    assert 0 < ring.begin(key) <= 60, "three in a minute"
+    bound = ring.begin(key)
+    assert bound is not None
+    assert bound.words == "begins at most 3 calls in a minute"
+    assert 0 < bound.after_s <= 60
 
 
 def test_an_error_says_whether_it_may_be_sent_again() -> None:

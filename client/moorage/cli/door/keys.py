@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from moorage.client.errors import rejected
 from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.units import many
 from moorage.schemas.unreadable import UNREADABLE
 
 #: what each key begins with, so that who finds one knows what it is
@@ -81,6 +82,13 @@ def write_keys(path: Path, keys: Iterable[Key]) -> None:
         raise rejected("failed-precondition", f"{path} cannot be written: {error.strerror}", found=str(path)) from None
 
 
+class Bound(NamedTuple):
+    """The bound of a key that a call would exceed, and after how many seconds it may not any more."""
+
+    words: str
+    after_s: float
+
+
 class Keyring:
     """The keys of a file, read again when it changes, and how much each is used."""
 
@@ -123,20 +131,21 @@ class Keyring:
         found = self._keys.get(hash_of(key)) if key else None
         return None if found is None or 0 < found.expires_s <= time.time() else found
 
-    def begin(self, key: Key) -> float:
-        """Take note of a call; return 0 if it may begin, else after how many seconds it may."""
+    def begin(self, key: Key) -> Bound | None:
+        """Take note of a call; return what keeps it from beginning, if anything does."""
         now_s = time.monotonic()
         begun = self._begun.setdefault(key.hash, deque())
         while begun and now_s - begun[0] >= RATE_S:
             begun.popleft()
         if key.per_minute and len(begun) >= key.per_minute:
-            return max(0.001, RATE_S - (now_s - begun[0]))
+            after_s = max(0.001, RATE_S - (now_s - begun[0]))
+            return Bound(f"begins at most {many(key.per_minute, 'call')} in a minute", after_s)
         if key.at_once and self._at_once.get(key.hash, 0) >= key.at_once:
-            return 1.0
+            return Bound(f"has at most {many(key.at_once, 'call')} at once", 1.0)
         if key.per_minute:
             begun.append(now_s)
         self._at_once[key.hash] = self._at_once.get(key.hash, 0) + 1
-        return 0.0
+        return None
 
     def end(self, key: Key) -> None:
         """Take note that a call of this key is over."""

@@ -194,10 +194,9 @@ class Door:
         """Count a call of this key while it is here. Raises DoorProblem if there are too many."""
         if self.requests >= REQUESTS_MAX:
             raise DoorProblem(429, "rate_limit_exceeded", f"{REQUESTS_MAX} calls are at this door", again=True)
-        if key is not None and self._keyring is not None and (after_s := self._keyring.begin(key)):
-            raise DoorProblem(
-                429, "key_limit", f"the key {key.name} may not have more calls now", again=True, after_s=after_s
-            )
+        if key is not None and self._keyring is not None and (bound := self._keyring.begin(key)) is not None:
+            told = f"the key {key.name} {bound.words}"
+            raise DoorProblem(429, "key_limit", told, again=True, after_s=bound.after_s)
         self.requests += 1
         try:
             yield

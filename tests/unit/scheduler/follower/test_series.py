@@ -238,12 +238,12 @@ def test_steps_are_the_means_of_what_was_put_wherever_a_question_begins_and_ends
         from_ms, each_ms = until_ms - dice.randint(60_000, DAY_MS), 10_000 * dice.choice([1, 6, 30])
         first_kept = now_ms // 10_000 - DAY_MS // 10_000 + 1
         told = series.over(from_ms, until_ms, each_ms)
-        for at, value in enumerate(told):
+        for at, mean in enumerate(told):
             begin = (from_ms // each_ms + at) * each_ms // 10_000
             steps = [
                 put[step] for step in range(begin, begin + each_ms // 10_000) if step in put and step >= first_kept
             ]
-            assert value == (pytest.approx(sum(steps) / len(steps), abs=0.001) if steps else None)
+            assert mean == (pytest.approx(sum(steps) / len(steps), abs=0.001) if steps else None)
 
 
 def test_what_is_kept_of_200_hosts_has_a_bound_of_64_mib_and_what_is_left_out_is_told() -> None:
