@@ -30,6 +30,9 @@ VIEWS: Final = (
     "/", "/queue", "/queue?tenant=t001", "/lanes", "/past", "/past?span=7d", "/past?tenant=t001", "/usage",
     "/worker/sim-0000", "/job/t001/runs",
 )  # fmt: skip
+#: what stands in the place of numbers that the stream brings
+TO_COME: Final = b"The numbers are on their way."
+CHARTS: Final = b"charts"
 MEASURED_S: Final = 20.0
 #: until frames of all hosts have come, and the first picture is drawn
 WARM_S: Final = 8.0
@@ -83,8 +86,20 @@ async def _tab(port: int, cookie: str, sent: list[int], view: str) -> None:
         writer.close()
 
 
-async def _timed(port: int, cookie: str, view: str) -> tuple[float, int]:
-    """Return the seconds until a view has come, and its bytes."""
+async def _numbers_s(port: int, cookie: str, view: str) -> float:
+    """Return the seconds until the stream of a view has brought the numbers that its first answer left to come."""
+    began_s = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    writer.write(f"GET /live{view} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
+    while line := await reader.readline():
+        if line.startswith(b"data: ") and CHARTS in line:
+            break
+    writer.close()
+    return time.monotonic() - began_s
+
+
+async def _timed(port: int, cookie: str, view: str) -> tuple[float, bytes]:
+    """Return the seconds until a view has come, and what came."""
     began_s = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     head = f"GET {view} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
@@ -93,7 +108,7 @@ async def _timed(port: int, cookie: str, view: str) -> tuple[float, int]:
     writer.close()
     if not answer.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"{view}: {answer[:200]!r}")
-    return time.monotonic() - began_s, len(answer)
+    return time.monotonic() - began_s, answer
 
 
 JOINED: Final = """
@@ -173,8 +188,11 @@ async def run(hosts: int, tenants: int, views: Sequence[str]) -> dict[int, tuple
             cookie = await _enter(int(port), key)
             await asyncio.sleep(CALM_S if len(views) > 1 else 0)
             for view in views if len(views) > 1 else ():
-                (first_s, size), (second_s, _) = [await _timed(int(port), cookie, view) for _ in range(2)]
-                print(f"{view:20} first {first_s:.3f} s, then {second_s:.3f} s, {size // 1000} kB", flush=True)
+                first_s, answer = await _timed(int(port), cookie, view)
+                came = f", numbers {await _numbers_s(int(port), cookie, view):.3f} s later" if TO_COME in answer else ""
+                second_s, answer = await _timed(int(port), cookie, view)
+                size = len(answer) // 1000
+                print(f"{view:20} first {first_s:.3f} s{came}, then {second_s:.3f} s, {size} kB", flush=True)
             for tabs in TABS:
                 sent: list[int] = []
                 reading = [

@@ -662,6 +662,9 @@ async def test_an_address_may_name_a_moment_of_the_past(node: Node, unique: str)
         assert "sim: all GPUs are simulated" in text
         wrong = (await page.get("/?at=nonsense", Cookie=cookie)).text
         assert "error[invalid-argument]" in wrong
+        for path in (f"/job/{unique}/was", "/worker/sim-0001", "/usage"):  # they show what is now
+            text = (await page.get(f"{path}?{urlencode({'at': then})}", Cookie=cookie)).text
+            assert ("shown at / and /queue alone" in text, "as it was at" in text) == (True, False), path
 
 
 @pytest.mark.slow
@@ -732,7 +735,10 @@ async def test_while_nobody_leads_the_page_says_so_and_keeps_what_it_had(tmp_pat
         try:
             await until(is_told, 60, "each page says that nobody answers")
             after = await texts()
+            assert "The numbers are on their way." in (await page.get("/past", Cookie=cookie)).text
+            assert "on their way" not in (await page.get("/past?print", Cookie=cookie)).text
         finally:
             os.kill(leader, signal.SIGCONT)
+        await asyncio.to_thread(read_until, page, "/live/past", cookie, 'class="charts"')
         assert [path for path in kept if kept[path] not in after[path]] == [], after
         assert 'class="old"' in after["/"]

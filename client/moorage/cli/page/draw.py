@@ -122,6 +122,11 @@ def trouble(words: str) -> Part:
     return part("every", "trouble", words=words)
 
 
+def to_come() -> Part:
+    """Return what stands in the place of numbers that have not come so far."""
+    return part("every", "to_come")
+
+
 # ------------------------------------------------------------------------------------------------------- the fleet
 
 

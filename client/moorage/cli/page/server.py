@@ -47,6 +47,10 @@ from moorage.schemas.waited import SeriesAnswer
 STREAMS_MAX: Final = 128
 #: a stream that has nothing to tell says so, and a page that hears nothing dims itself
 BEAT_S: Final = 5.0
+#: how long the first picture of numbers over time waits for them: the stream brings what takes longer
+AT_ONCE_S: Final = 0.2
+#: pages that have a past: others show what is now
+OF_A_MOMENT: Final = ("/", "/queue")
 SINCE_DEFAULT: Final = "7d"
 #: waits are shown over four weeks at least
 WAITS_S_MIN: Final = 28 * 86_400
@@ -135,7 +139,8 @@ class Page:
             return await self._document(at, request)
 
     async def _document(self, at: str, request: Request) -> Response:
-        parts = await self._parts(at, request)
+        is_soon = at == "/past" and "print" not in request.query_params  # a report is printed as it is drawn first
+        parts = await self._parts(at, request, AT_ONCE_S if is_soon else None)
         if parts is None:
             return PlainTextResponse("no such page\n", 404)
         fixed = self._fixed(at, request)
@@ -185,9 +190,9 @@ class Page:
         finally:
             self._streams -= 1
 
-    async def _parts(self, at: str, request: Request) -> list[Part] | None:
+    async def _parts(self, at: str, request: Request, limit_s: float | None = None) -> list[Part] | None:
         """Return the parts of a page: the same ones for all who ask within a quarter of a second; None if there is no
-        such page."""
+        such page. What is not there within `limit_s` is told to come."""
         key, now_s = f"{at}?{request.url.query}", time.monotonic()
         kept = self._drawn.get(key)
         if kept is not None and now_s - kept[0] < PICTURE_S * 0.9:
@@ -196,16 +201,19 @@ class Page:
         ages: list[float] = []
         parts: list[Part] | None
         try:
-            if (moment := request.query_params.get("at")) and not self._source.private:
+            if (moment := request.query_params.get("at")) and at not in OF_A_MOMENT:
+                parts = [draw.trouble(f"a moment of the past is shown at {' and '.join(OF_A_MOMENT)} alone")]
+            elif moment and not self._source.private:
                 parts = [draw.trouble("the past is not shown: that takes an operator's key, or a tenant's")]
             else:
                 with self._source.ages() as ages:
-                    view = await self._source.past(moment) if moment else view
-                    parts = await self._draw(at, request, view)
+                    async with asyncio.timeout(limit_s):
+                        view = await self._source.past(moment) if moment else view
+                        parts = await self._draw(at, request, view)
         except MoorageError as error:
             parts = [draw.trouble(error_line(error))]
         except TimeoutError:
-            parts = [draw.trouble("the leader has not answered so far")]
+            parts = [draw.trouble("the leader has not answered so far") if limit_s is None else draw.to_come()]
         if parts is None:
             return None
         parts = [draw.head(view, self._source.told(ages, past=view.past)), *parts]
