@@ -41,13 +41,13 @@ def signed(body: bytes, person: str) -> bytes:
 
 def unsigned(body: bytes) -> bytes:
     """Return a request's body without the person that `signed` wrote."""
-    found = _found(body) if body.endswith(_LAST) else None
+    found = _found(body) if body[-2:] == _LAST else None
     return body if found is None else body[: found.start()] + b"}"
 
 
 def person_in(body: bytes) -> str:
     """Return the person who submitted a request, as `signed` wrote it; "" if it is not known."""
-    found = _found(body) if body.endswith(_LAST) else None
+    found = _found(body) if body[-2:] == _LAST else None
     return "" if found is None else found[1].decode()
 
 

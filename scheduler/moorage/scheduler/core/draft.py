@@ -85,10 +85,13 @@ class Draft:
     __slots__ = (
         "_actor",
         "_bulk",
+        "_bytes_max",
         "_ceilings",
         "_first",
         "_folding",
+        "_next_max",
         "_note_numbers",
+        "_steps_max",
         "_undo",
         "accepts",
         "actors",
@@ -110,6 +113,7 @@ class Draft:
         "preempting",
         "reports",
         "rescaled",
+        "seq",
         "stalls",
         "started",
         "state",
@@ -123,6 +127,7 @@ class Draft:
 
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
+        self.seq = state.seq + 1  # the place in the ledger for which the record is folded
         self.time_ms = time_ms
         self.is_short = False  # something that was to end had no room
         self.turned = False  # an attempt was frozen, or runs on
@@ -161,6 +166,9 @@ class Draft:
         self._note_numbers: dict[str, int] = {}
         self._actor = ""
         self._ceilings = ceilings = state.ceilings
+        #: what the record may have before it is `full`
+        self._bytes_max, self._steps_max = ceilings.full_bytes, ceilings.steps * STEP_WIDTH
+        self._next_max = state.next_num + ceilings.accepts
         #: the steps and bytes at which `bulk_full` becomes true
         self._bulk = ceilings.bulk_steps * STEP_WIDTH, ceilings.bulk_bytes
 
@@ -168,16 +176,11 @@ class Draft:
         """Begin a record: from now on all that is written here changes the state, and can be taken back."""
         state = self.state
         self._undo = Undo(state, self.time_ms)
-        self._folding = Folding(state, state.seq + 1, self.time_ms, state.epoch, state.level, self.notes)
+        self._folding = Folding(state, self.seq, self.time_ms, state.epoch, state.level, self.notes)
 
     def pass_time(self) -> None:
         """Let the state's time be that of the record; this comes before all that is written."""
         self._folding.open()
-
-    @property
-    def seq(self) -> int:
-        """The place in the ledger for which the record is folded."""
-        return self._folding.seq
 
     def take_back(self) -> None:
         """Set the state back to what it was before this record."""
@@ -208,11 +211,10 @@ class Draft:
     @property
     def full(self) -> bool:
         """Whether the record takes no more events: it is near its size limit (ledger-rules H5), or slow to fold."""
-        ceilings = self._ceilings
         return (
-            self.bytes > ceilings.full_bytes
-            or len(self.steps) + self.moved * STEP_WIDTH > ceilings.steps * STEP_WIDTH
-            or self.state.next_num - self._first > ceilings.accepts
+            self.bytes > self._bytes_max
+            or len(self.steps) + self.moved * STEP_WIDTH > self._steps_max
+            or self.state.next_num > self._next_max
         )
 
     @property

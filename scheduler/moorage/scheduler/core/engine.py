@@ -106,7 +106,7 @@ from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, Goodbye, Join, Load, Renew, Renewed, ReportFrame
 from moorage.schemas.ranges import ONE
 from moorage.schemas.release import RELEASE
-from moorage.schemas.service import MemberLoad
+from moorage.schemas.service import MemberLoad, Scale
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.ways import person_of
 
@@ -720,7 +720,7 @@ class Engine:
                 draft.step(Op.AWAIT, num, 0, other, which)
             flight.awaiting.append(num)
             return outcome
-        if not shape.is_gang and (numbers is not ONE or request.scale is not None):
+        if not shape.is_gang and (numbers is not ONE or isinstance(request.replicas, Scale)):
             self.indexing.note(job, request, most_of(job, request))
         if self.indexing.why_unqueued(job) is None:
             self.queue.enter(num, (request.priority, shape, owner_of(job) if job.fair else tenant))

@@ -152,7 +152,7 @@ class Relay:
                 del self.rescues[next(iter(self.rescues))]
         try:
             subject = self._subjects.worker(kept.worker.id, "logs")
-            answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
+            answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.inventory.json), RELAY_S)
             page = _decode_page(answer.data)
         except (BusError, Refused) as error:
             if isinstance(error, NoResponders) and not keeps_output(kept.worker):

@@ -37,7 +37,7 @@ def test_a_hello_of_a_later_release_is_read_and_kept_whole() -> None:
     assert worker.hello == hello
     has = worker.inventory
     assert (has.drivers, has.modes, has.labels, has.cpu_milli) == (["noop"], ["mps"], {"a": "b"}, 8_000)
-    assert (has.load_s, has.lost_ms, worker.lost_ms, worker.in_json) == (120.0, 21_000, 21_000, True)
+    assert (has.load_s, has.lost_ms, worker.lost_ms, worker.inventory.json) == (120.0, 21_000, 21_000, True)
     assert worker.pool_at(3).devices == [Device(3, "nvidia", "T4", "GPU-a", 16)]
     assert worker.can("noop") == Capabilities(freezes=True)
     assert worker.can("other") == Capabilities()

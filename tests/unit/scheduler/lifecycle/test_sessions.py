@@ -58,7 +58,7 @@ def test_the_form_of_a_join_holds_for_the_session_and_for_the_next_leader(json: 
         assert is_json(drive.wanted[0].place[0].body) == json
         drive.lead_from_snapshot()
         drive.renew()
-    assert drive.state.workers["w0"].in_json == json
+    assert drive.state.workers["w0"].inventory.json == json
 
 
 @pytest.mark.parametrize(

@@ -417,7 +417,7 @@ class Host:
     @property
     def stays(self) -> bool:
         """Whether its agent goes on: it was neither told to end, nor stopped."""
-        return self.leaves_ms is None and not self.agent_stopped
+        return self.leaves_ms is None and not (self.down and self.agent_stopped)
 
     def keep(self, mask: int) -> None:
         """Count slots on which the worker refused something as busy, until a renewal reports what keeps them (H41)."""

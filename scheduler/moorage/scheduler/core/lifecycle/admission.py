@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from moorage.scheduler.core.config import Config
@@ -86,24 +87,19 @@ def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
 NEW_TENANTS: Final = "new-tenants"
 
 
-class NewJob:
+class NewJob(msgspec.Struct, eq=False):
     """A job that this draft accepts, with what is needed once the record is folded.
 
     `stillborn` is the terminal state that the accepting record gives it at once, None for a job that is queued; `why`
-    and `by` are the reason and the actor.
+    and `by` are the reason and the actor. `awaits` is what it waits for before it is queued.
     """
 
-    __slots__ = ("awaits", "by", "stillborn", "submit", "warnings", "why")
-
-    def __init__(
-        self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
-    ) -> None:
-        self.submit = submit
-        self.warnings = warnings
-        self.stillborn = stillborn
-        self.why = why
-        self.by = by
-        self.awaits: Awaits = ()  # what it waits for before it is queued
+    submit: Submit
+    warnings: list[str]
+    stillborn: int | None = None
+    why: str = ""
+    by: str = ""
+    awaits: Awaits = ()
 
 
 def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
@@ -227,8 +223,7 @@ class Admission:
                 return NewJob(event, [*warnings, why], CANCELLED, why)
         if request.start_after_s:
             awaits = (*awaits, (TIME, draft.time_ms + int(request.start_after_s * 1000)))
-        made = NewJob(event, warnings)
-        made.awaits = awaits
+        made = NewJob(event, warnings, awaits=awaits)
         if (shape.most or shape.parts) and not draft.may(Replicas):
             early = self._below_level(event)
             return early if answered else _refused(event, early, early.message)
@@ -375,7 +370,7 @@ class Admission:
 
     def _finished_lately(self, key: bytes) -> tuple[bytes, int, int, int] | None:
         """Return the row of a job that left memory; None if its id is free: older rows are only for the history."""
-        row = self.state.finished.find(key) if len(self.state.finished) else None
+        row = self.state.finished.find(key)
         is_free = row is None or self.state.time_ms - row[1] * 1000 >= self.config.finished_keep_ms
         return None if is_free else row
 

@@ -331,7 +331,8 @@ class Lifecycle:
             draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "", told)
 
     def _ran(self, draft: Draft, replica: Replica, attempt: Attempt, state: int, report: Report) -> None:
-        job, ran_ms, result = replica.job, min(max(report.ran_ms, 0), RAN_MS_MAX), result_of(report.detail)
+        job, ran_ms = replica.job, min(max(report.ran_ms, 0), RAN_MS_MAX)
+        result = None if report.detail in _WELL else result_of(report.detail)
         well = report.code == 0 and (report.detail in _WELL or result is not None)
         if well and state == PLACED and not job.gang and not self._always(job):
             draft.ran(replica, ran_ms, result)

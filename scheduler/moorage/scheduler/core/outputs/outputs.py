@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.state import (
     ON_WORKER,
     PLACED,
     RANGE,
+    RESULT,
     RUNNING,
     STATE,
     SUCCEEDED,
@@ -145,14 +146,18 @@ class WantedFrames:
         replica = attempt.replica
         job = replica.job
         return Place(
-            *attempt.name,
+            job.tenant,
+            job.name,
+            replica.index,
+            attempt.no,
+            attempt.fence,
             slots_of(attempt.mask),
             MODE_NAMES[attempt.mode],
             job.gang == GangPhase.HOLDING,
             body,
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-            job.changed_seq,
+            job.changed_seq if job.resizes or job.relimit is not None else 0,
             job.accepted_ms,
             set_of(replica, attempt.begun) if job.gang else list(replica.stored),
             (None if attempt.begun is None else 0) if job.gang else replica.untold,
@@ -222,7 +227,7 @@ class WantedFrames:
 
 def wanted_message(subjects: Subjects, worker: Worker, frame: Wanted) -> Message:
     """Return the message with this frame, in the encoding of the worker's join."""
-    return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.in_json), ""
+    return subjects.worker(worker.id, "wanted"), encode(frame, json=worker.inventory.json), ""
 
 
 def takes_parts(attempt: Attempt) -> str:
@@ -262,9 +267,9 @@ def _body_for(attempt: Attempt) -> bytes:
         request = decode_request(unsigned(job.body)).with_part(job.part)
         request = request.with_ranks(job.wants.most) if job.gang and job.wants is not None else request
         request = request.of_rank(attempt.replica.index)
-        return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.in_json)
+        return encode(request.with_bounds(*job.bounds_at(attempt.fence)), json=worker.inventory.json)
     body = unsigned(job.body)
-    return json_body(body) if worker.in_json else body
+    return json_body(body) if worker.inventory.json else body
 
 
 def json_body(body: bytes) -> bytes:
@@ -333,7 +338,8 @@ def changes_since(
         rows = list(filter(of_many, rows))
     changes = [accepted(job.tenant, job.accepted_ms, job.body)] if rev < 1 else []
     workers = state.worker_by_num
-    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
+    for row in rows:
+        number, time, index, attempt, to, worker_num, mask, code, why, fence, actor = row[:RESULT]
         by, said = actors.split(actor) if " " in actor else (actor, "")
         if worker_num >= 0:
             worker = workers[worker_num]
@@ -352,7 +358,7 @@ def changes_since(
                     fence,
                     by,
                     said,
-                    result[0] if result else None,
+                    row[RESULT:][0] if len(row) > RESULT else None,
                     address=address,
                 )
             )
@@ -399,8 +405,13 @@ def event_of(state: State, job: Job) -> Event:
 
 def were_simulated(state: State, rows: Iterable[Transition]) -> bool:
     """Return whether any of these transitions was on simulated devices."""
-    workers = state.worker_by_num
-    return any(row[WORKER] >= 0 and workers[row[WORKER]].pool_at(row[FENCE]).simulated for row in rows)
+    workers, last, fence = state.worker_by_num, -1, 0
+    for row in rows:
+        if row[WORKER] >= 0 and (row[WORKER] != last or row[FENCE] != fence):  # most rows are of one attempt
+            last, fence = row[WORKER], row[FENCE]
+            if workers[last].pool_at(fence).simulated:
+                return True
+    return False
 
 
 def _why(changes: list[Change]) -> str:

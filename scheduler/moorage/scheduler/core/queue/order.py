@@ -132,9 +132,9 @@ class Turns:
         `others` is the key and first job of the group that is next; with None, `UNBOUNDED` is returned. 0 or less
         stands for none.
         """
-        borrows, priority, mine = self.key(group)[:3]
         if others is None:
             return UNBOUNDED
+        borrows, priority, mine = self.key(group)[:3]
         tenant, shape = self._state.read_tenant(group.tenant), group.shape
         theirs = others[0]
         if (borrows, priority) < theirs[:2]:

@@ -120,7 +120,8 @@ class Pack(Ranker):
             for free in range(count, len(cls.buckets)):
                 if best is not None and (-fit.rank, free - count, fit.least_mib * count) >= best_key:
                     break
-                choice = self._first_in(cls.buckets[free], shape, fit, excluded)
+                bucket = cls.buckets[free]
+                choice = self._first_in(bucket, shape, fit, excluded) if bucket else None
                 if choice is not None:
                     key = (-fit.rank, choice.left, cls.memory_of(choice.mask))
                     if best is None or key < best_key:

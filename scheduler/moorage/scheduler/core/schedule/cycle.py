@@ -326,7 +326,7 @@ class Planner:
         placed, filled, first, right, end = 0, 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside = list[int]()
-        room, key = order.room(group), order.key(group)
+        room, key = order.room(group), ready[0][0]
         while order.prune(group) and not self.is_done(draft):
             num, key = group.jobs[0], order.key(group)
             if others is not None and not aside and (key, num) > others:

@@ -246,7 +246,7 @@ class Resize(OfJob, tag="resize"):
         for attempt in job.attempts:
             before, attempt.rate_milli = fairshare.rate_of(attempt), self.rate_milli
             if state.half_life_ms:
-                fairshare.use(state, folding.tenant(job.tenant), fairshare.rate_of(attempt) - before)
+                folding.use(state.tenants[job.tenant], fairshare.rate_of(attempt) - before)
             if (tenant := state.tenants[job.tenant]).keys is not None:
                 fairkeys.use(state, tenant, job, fairshare.rate_of(attempt) - before, 0)
             folding.attempts[attempt] = None
