@@ -453,6 +453,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "counts": "{ camera = 2 }",
     "sharers_max": "{ mps = 8 }",
     "slot_modes": '{ 0 = "exclusive", 1 = "mps time-slice" }',
+    "slot_labels": '{ 0 = "tier=fast wall=a" }',
     "idle_reclaim_s": "{ vision = 7200 }",
     "auto_freeze_s": "{ low = 60, critical = 3600 }",
     "time_slice": '"short"',

@@ -47,6 +47,12 @@ class Condition(NamedTuple):
     sign: str
     value: str | None  # None, with "=": no such label. No request has it
 
+    @property
+    def is_of_place(self) -> bool:
+        """Whether it says in which place a gang is: it is asked of workers, and of no GPU's own labels. None of
+        `Request.where` does."""
+        return self.sign in ("=", ANY)
+
     def __str__(self) -> str:
         return f"{self.label}{self.sign}{self.value}" if self.sign != ANY else f"a label {self.label}"
 

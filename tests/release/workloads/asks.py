@@ -9,6 +9,8 @@ import random
 from collections import Counter
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from moorage.scheduler.core.events import ChangeOrder, Order
 from moorage.scheduler.core.ledger.holding import spent_at
 from moorage.scheduler.core.ledger.state import Job
@@ -19,6 +21,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import ChangeAsked, act_of
 from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.honest_worker import devices
 from tests.unit.scheduler.lifecycle.gang_worlds import is_whole
 
 ASKS_FROM: Final = 9_100_000
@@ -57,6 +60,12 @@ LIMITS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
     ("job_gpus", (1, 2)),
     ("gpu_hours", (0.01, 1)),
     *(("gpus_of", (1, 2, 2)),) * 4,
+)
+#: what requests ask of labels, and which values pass; None: without the label
+LABELS: Final[tuple[tuple[dict[str, Any], tuple[str | None, ...]], ...]] = (
+    ({"requires": {"tier": ["fast"]}}, ("fast",)),
+    ({"requires": {"tier": ["fast", "slow"]}}, ("fast", "slow")),
+    ({"where": ["tier!=slow"]}, ("fast", None)),
 )
 MODELS: Final = {"H100": H100, "L4": "NVIDIA L4"}
 WEIGHTS: Final = {"L4": 0.2}
@@ -111,6 +120,9 @@ class Asks(Driving):
         super().__init__()
         self.models: dict[str, str] = {}  # by host
         self.cameras: dict[str, int] = {}
+        self.labels = random.Random(f"labels {seed}")  # drawn apart: seeds that showed something stay as they were
+        self.tiers: dict[str, list[str | None]] = {}  # by host, the label of each GPU, and last its own
+        self.passing: dict[tuple[str, str], tuple[str | None, ...]] = {}  # by job, the labels that it asks for
         self.of_models: dict[str, dict[str, int]] = {each: {} for each in TENANTS}  # limits of tenants
         self.had_of = {each: Counter[str]() for each in TENANTS}
         self.spent: dict[str, float] = {}  # of tenants with a budget, thousandths of GPU ms
@@ -125,7 +137,13 @@ class Asks(Driving):
             self.cameras[host] = cameras = dice.choice([0, 1, 2])
             counts = {"camera": cameras} if cameras else {}
             more: dict[str, Any] = {"cpu_milli": 32_000, "memory_mib": 64_000, "counts": counts, "capabilities": can}
-            self.worker(host, gpus, MODELS[model], **more)
+            self.tiers[host] = tiers = [self.labels.choice(("fast", "slow", None)) for _ in range(gpus + 1)]
+            pool = [
+                replace(device, labels={"tier": tier} if tier else {})
+                for device, tier in zip(devices(host, [MODELS[model]] * gpus), tiers, strict=False)
+            ]
+            own = {"tier": tiers[-1]} if tiers[-1] else {}
+            self.worker(host, gpu_pool=pool, labels=own, **more)
         self.limits: dict[str, dict[str, float]] = {}
         self.counters: dict[str, int] = {}
         self.held: set[tuple[str, str]] = set()  # jobs that their tenants hold
@@ -201,12 +219,15 @@ class Asks(Driving):
             fields["fair_key"] = dice.choice(("ana", "bo"))
             if dice.random() < 0.2:
                 fields["fair_weight"] = dice.choice((1, 3, 100))
-        answer = self.submit(job, tenant=tenant, on_no_match="wait", **fields)
+        asks, passing = self.labels.choice(LABELS) if self.labels.random() < 0.3 else ({}, ())
+        answer = self.submit(job, tenant=tenant, on_no_match="wait", **fields, **asks)
         over = self.over(tenant, fields)
         assert (answer["kind"] == "accepted") == (not over), (answer, over)
         self.names += 1
         if not over:
             self.jobs[tenant, job] = fields
+            if passing:
+                self.passing[tenant, job] = passing
             if "hold" in fields:
                 self.held.add((tenant, job))
 
@@ -430,12 +451,22 @@ class Asks(Driving):
         for tenant in TENANTS:
             self._judge_limits(tenant)
         self._judge_counters()
+        self._judge_labels()
         for host in self.hosts:
             for key, held in self.workers[host].held.items():
                 asked = decode_request(held.place.body).workload.timeout_s
                 assert asked == self.times.get(key[:2]), f"{key} has {asked} s"
         for tenant, name in self.held:
             assert not self.job(name, tenant).on_workers, f"{tenant}/{name} is on hold, and starts"
+
+    def _judge_labels(self) -> None:
+        """Each GPU of an attempt has the label that its job asks for; one without the label, if its host has it."""
+        for attempt in self.state.attempts():
+            passing = self.passing.get(attempt.name[:2])
+            *of_gpus, own = self.tiers[attempt.worker.id]
+            has = [tier or own for slot, tier in enumerate(of_gpus) if attempt.home >> slot & 1] or [own]
+            assert passing is None or set(has) <= set(passing), f"{attempt.name} has {has}, and asks for {passing}"
+            self.ends["labelled"] += passing is not None
 
     def _judge_limits(self, tenant: str) -> None:
         limits, has, had = self.limits.get(tenant, {}), self.has(tenant), self.had.get(tenant, {})

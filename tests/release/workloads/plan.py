@@ -19,6 +19,8 @@ from tests.release.workloads.themes import (
     ALL,
     BEHIND,
     BEHIND_FROM,
+    LABELLED,
+    LABELLED_FROM,
     LENT,
     LENT_FROM,
     RANGES,
@@ -146,6 +148,12 @@ class Draw:
             spec["computes"] = [self.pick("", "8.0", "8.6", "9.0") for _ in range(count)]
         if self.may("slot modes"):
             spec["slot_modes"] = [self.pick([], ["exclusive"], ["mps"], ["mps", "time-slice"]) for _ in range(count)]
+        if self.may("slot labels"):
+            of = {"zone": ("a", "b"), "tier": ("fast", "slow"), "rev": ("1", "2.5", "x")}
+            spec["slot_labels"] = [
+                {label: self.pick(*values) for label, values in of.items() if self.random.random() < 0.4}
+                for _ in range(count)
+            ]
         if self.may("users"):
             spec["mps_users"] = self.pick({}, {"*": 0}, {"t": 0, "u": 1, "v": 1}, {"t": 0, "*": 1}, {"u": 0})
         if self.may("levels"):
@@ -243,6 +251,10 @@ class Draw:
             }
         if self.chance("requires"):
             fields["requires"] = self.pick({"zone": ["a"]}, {"zone": ["a", "b"]}, {"host": ["w0", "w1"]}, {"no": ["x"]})
+        if self.may("requires of gpus"):
+            both = {"tier": ["slow"], "zone": ["a", "b"]}
+            fields["requires"] = self.pick({"tier": ["fast"]}, {"zone": ["a"]}, both, {})
+            fields["where"] = self.pick([], [], ["zone!=a"], ["rev>=2"], ["rev<2", "tier!=slow"], ["host!=w0"])
         if self.chance("deadline"):
             fields["deadline_s"] = self.pick(1, 20, 60)
         if self.chance("start within"):
@@ -520,7 +532,14 @@ _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
 
 
 #: the themes of the seeds from the first number on
-_KINDS: Final = ((0, THEMES), (ADDED_FROM, ADDED), (LENT_FROM, LENT), (BEHIND_FROM, BEHIND), (RANGES_FROM, RANGES))
+_KINDS: Final = (
+    (0, THEMES),
+    (ADDED_FROM, ADDED),
+    (LENT_FROM, LENT),
+    (BEHIND_FROM, BEHIND),
+    (RANGES_FROM, RANGES),
+    (LABELLED_FROM, LABELLED),
+)
 
 
 def made(seed: int) -> Plan:

@@ -7,6 +7,7 @@ keeps a job waiting, and whether a job could ever start, it reckons itself. Aske
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,6 +23,8 @@ from tests.release.workloads.record import Record
 LEVELS: Final = ("advisory", "guarded", "hard")
 #: the mode that an attempt's number stands for
 MODES: Final = ("", "exclusive", "mps", "time-slice")
+#: what the signs of conditions about numbers say
+_COMPARED: Final = {">=": operator.ge, "<=": operator.le, "<": operator.lt, ">": operator.gt}
 #: how long a job without a time limit must be able to run before a drain, see `lifecycle.windows`
 SETTLE_MS: Final = 600_000
 #: of a tenant's jobs that ask for the same, so many are tried beside a reservation: half of them the first ones
@@ -103,7 +106,7 @@ class Room:
         driver, rules = request.workload.driver, hello.get("drivers_for") or {}
         if driver not in hello["drivers"] or (rules and driver not in rules.get(job.tenant, rules.get("*", ()))):
             return False
-        if any(hello["labels"].get(name) not in values for name, values in request.requires.items()):
+        if gpu is None and not labels_do(hello["labels"], request):
             return False
         if resources and hello["cpu_milli"] and resources.cpu_milli and resources.cpu_milli > self.cpu:
             return False
@@ -131,7 +134,7 @@ class Room:
         Of several that have a name it is always the same one, also while that is taken.
         """
         pool = self.hello["gpu_pool"]
-        answering = [slot for slot, device in enumerate(pool) if answers(device, request)]
+        answering = [slot for slot, device in enumerate(pool) if self.does(device, request)]
         choices = [[slot for slot in answering if one in names(pool[slot])] for one in request.device_ids]
         taken: list[int] = []
         for slots in sorted(choices, key=len):
@@ -141,13 +144,17 @@ class Room:
             taken.append(left[0])
         return taken
 
+    def does(self, device: dict[str, Any], request: Request) -> bool:
+        """Whether a device is one that a request asks for, and has the labels, where its own go before its worker's."""
+        return answers(device, request) and labels_do(self.hello["labels"] | device.get("labels", {}), request)
+
     def takes(self, slot: int, job: Job, request: Request) -> bool:
         """Whether a device takes one more that asks so."""
         device, users, gpu = self.hello["gpu_pool"][slot], self.users[slot], request.effective_gpu
         assert gpu is not None
         mib, percent = share_of(gpu)
         memory, mode = device.get("memory_mib", 0), gpu.effective_sharing
-        if not answers(device, request) or slot in (self.needed if request.preemptible else self.awaited):
+        if not self.does(device, request) or slot in (self.needed if request.preemptible else self.awaited):
             return False
         if mode == "exclusive":
             return not users
@@ -223,6 +230,21 @@ def answers(device: dict[str, Any], request: Request) -> bool:
         if whole or not gpu.min_memory_mib:
             return False
     return gpu.time_slice_index is None or gpu.time_slice_index == device["index"]
+
+
+def labels_do(labels: dict[str, str], request: Request) -> bool:
+    """Whether these labels are what a request requires of labels."""
+    if any(labels.get(name) not in values for name, values in request.requires.items()):
+        return False
+    for text in request.where:
+        name, sign, asked = next(text.partition(each) for each in ("!=", ">=", "<=", "<", ">") if each in text)
+        has = labels.get(name)
+        if sign == "!=":
+            if has == asked:
+                return False
+        elif has is None or not has[:1].isdigit() or not _COMPARED[sign](float(has), float(asked)):
+            return False
+    return True
 
 
 def user_of(hello: dict[str, Any], job: Job, request: Request) -> str:
@@ -381,7 +403,7 @@ def alike(one: Waiting, other: Waiting) -> bool:
 def _asked(who: Waiting) -> tuple[object, ...]:
     request = who.request
     named = (request.workload.driver, request.workload.user, request.preemptible, request.device_ids, request.requires)
-    return (request.effective_gpu, request.resources, who.together, *named, who.job.avoid)
+    return (request.effective_gpu, request.resources, who.together, *named, request.where, who.job.avoid)
 
 
 # --------------------------------------------------------------------------------------------- why something waits

@@ -32,6 +32,8 @@ from tests.release.workloads.themes import (
     ADDED_FROM,
     BEHIND,
     BEHIND_FROM,
+    LABELLED,
+    LABELLED_FROM,
     LENT,
     LENT_FROM,
     RANGES,
@@ -99,6 +101,12 @@ def test_jobs_start_after_those_that_they_name_and_hold_up_nobody_until_then(see
 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, RANGES_FROM))
 def test_of_a_sweep_no_more_run_or_fail_than_may_and_what_failed_is_run_again(seed: int) -> None:
+    found = failure(made(seed))
+    assert not found, f"{found}\npython -m tests.release.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, LABELLED_FROM))
+def test_each_gpu_of_a_job_has_the_labels_that_it_requires_or_its_host_has(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.release.workloads --seed {seed}"
 
@@ -220,6 +228,7 @@ def test_a_plan_is_the_same_for_a_seed_and_every_theme_has_its_turn() -> None:
     assert {made(ADDED_FROM + seed).theme for seed in range(len(ADDED))} == set(ADDED)
     assert {made(LENT_FROM + seed).theme for seed in range(len(LENT))} == set(LENT)
     assert {made(BEHIND_FROM + seed).theme for seed in range(len(BEHIND))} == set(BEHIND)
+    assert {made(LABELLED_FROM + seed).theme for seed in range(len(LABELLED))} == set(LABELLED)
     assert {made(RANGES_FROM + seed).theme for seed in range(len(RANGES))} == set(RANGES)
 
 

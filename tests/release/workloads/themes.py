@@ -137,3 +137,19 @@ RANGES: Final[dict[str, dict[str, float]]] = {
     "sweeps, preempted": _RANGES | {"priority": 1.0, "preemptible": 0.4, "no gpu": 0.02},
     "sweeps in trouble": _RANGES | {"trouble": 0.4, "lead": 0.15, "refuse": 0.15, "keep": 0.2, "reject": 0.2},
 }  # fmt: skip
+#: seeds from here on draw themes of `LABELLED`: GPUs with labels of their own, and jobs that require labels
+LABELLED_FROM: Final = 290_000
+_LABELLED: Final = {
+    "slot labels": 0.8, "label": 0.7, "requires of gpus": 0.6, "requires": 0.0, "submit": 0.6, "no gpu": 0.1,
+    "model": 0.1, "vendor": 0.02, "few drivers": 0.02, "join late": 0.05, "large": 0.0, "exact": 0.1,
+}  # fmt: skip
+LABELLED: Final[dict[str, dict[str, float]]] = {
+    "labelled GPUs": _LABELLED,
+    "labelled GPUs, shared": _LABELLED
+    | {"share": 0.6, "part": 0.6, "prefer": 0.3, "slices": 0.2, "profile": 0.1, "slot modes": 0.3, "spread": 0.2},
+    "labelled GPUs, preempted": _LABELLED | {"priority": 1.0, "preemptible": 0.3, "work": 0.1, "no gpu": 0.02},
+    "labelled GPUs, of gangs": _LABELLED
+    | {"gang": 0.6, "many gpus": 0.4, "operate": 0.2, "limit of time": 0.8, "trouble": 0.1, "lead": 0.04},
+    "labelled GPUs, reserved": _LABELLED
+    | {"many gpus": 0.5, "limit of time": 1.0, "own limit of time": 0.5, "batch": 0.6, "refuse": 0.0, "work": 0.2},
+}  # fmt: skip

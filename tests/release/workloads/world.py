@@ -40,7 +40,7 @@ END: Final = "the case is over"
 
 
 #: of a worker's spec: what is no field of its hello
-_OF_DEVICES: Final = ("models", "numa", "memory_known", "profiles", "computes", "slot_modes")
+_OF_DEVICES: Final = ("models", "numa", "memory_known", "profiles", "computes", "slot_modes", "slot_labels")
 
 
 def _device(worker: str, spec: dict[str, Any], slot: int, model: str) -> Device:
@@ -52,6 +52,7 @@ def _device(worker: str, spec: dict[str, Any], slot: int, model: str) -> Device:
         slot, VENDOR_OF.get(model, "nvidia"), model, f"GPU-of-the-worker-{worker}-{slot}", memory_mib,
         address(worker, slot), slot // numa if numa else -1, computes[slot],
         modes=spec.get("slot_modes", [[]] * len(spec["models"]))[slot],
+        labels=spec.get("slot_labels", [{}] * len(spec["models"]))[slot],
     )  # fmt: skip
     profile = profiles[slot]
     if not profile:

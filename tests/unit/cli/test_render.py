@@ -12,7 +12,7 @@ import pytest
 from msgspec import convert
 
 from moorage.cli.fleet import usage
-from moorage.cli.fleet.workers import model_words, packed, trouble_lines
+from moorage.cli.fleet.workers import kept, model_words, packed, trouble_lines
 from moorage.cli.framework.console import plain, print_err, print_error, print_out
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, hours, table
@@ -30,7 +30,7 @@ from moorage.client.answers import JobInfo, explained_in
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.client.reading import as_struct
-from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.fleet import DeviceRow, WorkerInfo
 from moorage.schemas.answers.jobs import JobRow, ReplicaCounts, ShownJob
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import problem
@@ -771,3 +771,11 @@ def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() 
 @pytest.mark.parametrize(("of", "shown"), [(0, "0.00"), (1.54 / 3600, "0.00043"), (0.004, "0.004"), (12.3456, "12.35")])
 def test_hours_of_a_short_wait_are_not_zero(of: float, shown: str) -> None:
     assert hours(of) == shown
+
+
+def test_a_worker_shows_for_which_modes_its_devices_are_kept_and_their_labels() -> None:
+    devices = [
+        DeviceRow(0, "nvidia", "H100", "GPU-0", slot=0, modes=["mps", "time-slice"], labels={"wall": "a", "tier": "x"}),
+        DeviceRow(1, "nvidia", "H100", "GPU-1", slot=1),
+    ]
+    assert kept(devices) == ["GPU 0: only for jobs with mps or time-slice", "GPU 0: the labels tier=x wall=a"]

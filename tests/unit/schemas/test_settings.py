@@ -371,6 +371,37 @@ def test_modes_that_a_device_is_kept_for_are_some_that_the_worker_offers(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ({"-1": "tier=fast"}, "slot_labels must have positions 0..63 as keys, found '-1'"),
+        ({"gpu0": "tier=fast"}, "slot_labels must have positions 0..63 as keys, found 'gpu0'"),
+        ({"0": ""}, "slot_labels must give slot 0 1..64 labels, found 0"),
+        ({"0": "fast"}, "slot_labels must give slot 0 each label once, .* found 'fast'"),
+        ({"0": "tier=fast wall="}, "found 'wall='"),
+        ({"0": "tier=fast, wall=a"}, "without a comma, found 'tier=fast,'"),
+        ({"0": "a=1 b=2 a=3"}, "found 'a=3'"),
+        ({"0": "t!er=fast"}, "found 't!er=fast'"),
+        ({"0": f"tier={'x' * 257}"}, "a value of 1..256 characters without a comma, found 'tier=x"),
+        ({"3": " ".join(f"l{at}=1" for at in range(65))}, "slot_labels must give slot 3 1..64 labels, found 65"),
+    ],
+)
+def test_labels_of_a_device_are_bounded_and_each_is_given_once(
+    labels: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=why):
+        worker_settings({"slot_labels": labels}, tmp_path, env={})
+
+
+def test_labels_of_a_device_come_from_the_file_a_variable_or_a_flag(tmp_path: Path) -> None:
+    devices = simulated_hosts("3xH100")[0].devices
+    written = {"0": "tier=fast wall=a", "2": "rev=2.0=x"}
+    env = {"MOORAGE_WORKER_SLOT_LABELS": "0=tier=fast wall=a,2=rev=2.0=x"}
+    for held in (worker_settings({"slot_labels": written}, tmp_path, env={}), worker_settings({}, tmp_path, env=env)):
+        found = [device.labels for device in held[0].kept_devices(devices)]
+        assert found == [{"tier": "fast", "wall": "a"}, {}, {"rev": "2.0=x"}]
+
+
+@pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"lease_gid": "4294967295"}, "lease_gid of .worker. must be a whole number, 0..4294967294"),
@@ -387,6 +418,7 @@ def test_what_a_host_cannot_have_is_refused(given: dict[str, str], why: str, tmp
 @pytest.mark.parametrize(
     ("given", "found", "allowed"),
     [
+        ({"slot_labels": {"2": "a=b"}}, "slot_labels names position 2, and this host has 2 devices", "0..1"),
         ({"slot_modes": {"2": "exclusive"}}, "slot_modes names position 2, and this host has 2 devices", "0..1"),
         ({"lent_slots": "0,7"}, "lent_slots names position 7, and this host has 2 devices", "0..1"),
         ({"lent_slots": "-1"}, "lent_slots names position -1, and this host has 2 devices", "0..1"),

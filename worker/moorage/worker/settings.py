@@ -23,6 +23,7 @@ from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worke
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.staying import port_range
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.schemas.where import LABEL_FORM, VALUE_CHARS_MAX, is_label
 from moorage.worker.devices.device_health import PROBATION_S
 from moorage.worker.devices.readers import READERS
 from moorage.worker.devices.readers.base import FREE_WAIT_S
@@ -102,6 +103,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, str],
         setting(
             "Modes that a device is reserved for, by its position, separated by blanks; without an entry, all of modes."
+        ),
+    ] = {}
+    slot_labels: Annotated[
+        dict[str, str],
+        setting(
+            "Labels of a single device, by its position, separated by blanks; each takes the place of the worker's of"
+            " that name."
         ),
     ] = {}
     device_fence: Annotated[
@@ -499,11 +507,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"sharers_max must name mps or time-slice, found {mode!r}")
             if not 0 <= sharers <= SHARERS_MAX[mode]:
                 raise ValueError(f"sharers_max must be 0..{SHARERS_MAX[mode]} for {mode}, found {sharers}")
+        for name, slots in (("slot_modes", self.slot_modes), ("slot_labels", self.slot_labels)):
+            for slot in slots:
+                if not slot.isdecimal() or str(int(slot)) != slot or int(slot) >= GPUS_PER_REPLICA_MAX:
+                    raise ValueError(
+                        f"{name} must have positions 0..{GPUS_PER_REPLICA_MAX - 1} as keys, found {slot[:80]!r}"
+                    )
+        for slot, words in self.slot_labels.items():
+            _labels_in(slot, words)
         for slot, words in self.slot_modes.items():
-            if not slot.isdecimal() or str(int(slot)) != slot or int(slot) >= GPUS_PER_REPLICA_MAX:
-                raise ValueError(
-                    f"slot_modes must have positions 0..{GPUS_PER_REPLICA_MAX - 1} as keys, found {slot[:80]!r}"
-                )
             if not words.split() or not set(words.split()) <= set(self.modes_offered):
                 offered = ", ".join(self.modes_offered)
                 raise ValueError(f"slot_modes must name some of {offered} for slot {slot}, found {words[:80]!r}")
@@ -547,12 +559,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(mode for mode in self.modes if self.sharers_max.get(mode, 1) > 0)
 
     def kept_devices(self, devices: Sequence[Device]) -> list[Device]:
-        """Return a host's devices with the modes that each is kept for.
+        """Return a host's devices with the modes that each is kept for, and with their labels.
 
-        Raises Refused for a position without a device in slot_modes or lent_slots.
+        Raises Refused for a position without a device in slot_modes, slot_labels or lent_slots.
         """
         kept = {int(slot): words.split() for slot, words in self.slot_modes.items()}
-        for name, slots in (("slot_modes", kept), ("lent_slots", self.lent_slots or ())):
+        labels = {int(slot): _labels_in(slot, words) for slot, words in self.slot_labels.items()}
+        for name, slots in (("slot_modes", kept), ("slot_labels", labels), ("lent_slots", self.lent_slots or ())):
             if unknown := [slot for slot in slots if not 0 <= slot < len(devices)]:
                 raise refuse(
                     "failed-precondition",
@@ -562,7 +575,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     allowed=f"0..{len(devices) - 1}" if devices else "none: the host has no device",
                     next=f"give {name} positions of this host's devices, which begin with 0, or remove it",
                 )
-        return [replace(one, modes=kept[slot]) if slot in kept else one for slot, one in enumerate(devices)]
+        return [
+            replace(one, modes=kept.get(slot, one.modes), labels=labels.get(slot, one.labels))
+            for slot, one in enumerate(devices)
+        ]
 
     def shows_uuids(self, devices: Sequence[Device]) -> bool:
         """Return whether NVIDIA devices of this host are shown to CUDA by uuid, not by number.
@@ -580,6 +596,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def modes_lent(self) -> tuple[str, ...]:
         """The modes in which the worker lends GPUs to processes of this host: those on offer, without a managed mps."""
         return tuple(mode for mode in self.modes_offered if mode != "mps" or self.mps != "managed")
+
+
+def _labels_in(slot: str, words: str) -> dict[str, str]:
+    """Return the labels of the device in a slot. Raises ValueError for a text that gives it none, or some twice."""
+    found: dict[str, str] = {}
+    for word in words.split():
+        label, _, value = word.partition("=")
+        if not is_label(label) or not 1 <= len(value) <= VALUE_CHARS_MAX or "," in value or label in found:
+            raise ValueError(
+                f"slot_labels must give slot {slot} each label once, as tier=fast wall=a: a name ({LABEL_FORM}) and a"
+                f" value of 1..{VALUE_CHARS_MAX} characters without a comma, found {word[:80]!r}"
+            )
+        found[label] = value
+    if not 1 <= len(found) <= LABELS_MAX:
+        raise ValueError(f"slot_labels must give slot {slot} 1..{LABELS_MAX} labels, found {len(found)}")
+    return found
 
 
 def mps_folder(settings: WorkerSettings) -> Path:

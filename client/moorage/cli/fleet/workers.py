@@ -126,8 +126,11 @@ def lease(worker: WorkerInfo) -> list[str]:
 
 
 def kept(devices: Sequence[DeviceRow]) -> list[str]:
-    """Return a line for each device that its worker lends only in certain sharing modes."""
-    return [f"GPU {device.slot}: only for jobs with {' or '.join(device.modes)}" for device in devices if device.modes]
+    """Return a line for each device that its worker lends only in certain sharing modes, or that has labels."""
+    lines = [f"GPU {device.slot}: only for jobs with {' or '.join(device.modes)}" for device in devices if device.modes]
+    labelled = ((device.slot, sorted(device.labels.items())) for device in devices if device.labels)
+    words = ((slot, " ".join(f"{label}={value}" for label, value in rows)) for slot, rows in labelled)
+    return lines + [f"GPU {slot}: the labels {text}" for slot, text in words]
 
 
 def driver_words(worker: WorkerInfo) -> list[str]:

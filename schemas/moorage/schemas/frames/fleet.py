@@ -40,6 +40,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     profile: str = ""  # profile of a MIG slice, as 1g.10gb; its `index` and `pci` are those of its GPU
     cdi: list[str] = []  # its names in the host's CDI specs, as nvidia.com/gpu=0
     modes: list[str] = []  # the sharing modes that its worker keeps it for; empty: all that the worker offers
+    labels: dict[str, str] = {}  # its own, which requests may require; each is asked before its worker's of that name
 
 
 def names_of(uuid: str, pci: str, cdi: Iterable[str]) -> list[str]:

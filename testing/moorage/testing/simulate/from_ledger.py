@@ -170,7 +170,8 @@ class TraceWriter:
             for at, each in enumerate(has.gpu_pool)
         ]
         devices: list[dict[str, Any]] = msgspec.to_builtins(named)
-        kept = ("index", "vendor", "name", "uuid", "memory_mib", "compute_capability")
+        kept = ["index", "vendor", "name", "uuid", "memory_mib", "compute_capability"]
+        kept += [] if self._anonymous else ["labels"]
         found = {
             "name": self._name(worker.id),
             "devices": [{key: device[key] for key in kept if key in device} for device in devices],

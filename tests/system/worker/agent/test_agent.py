@@ -291,8 +291,9 @@ async def test_a_device_that_is_kept_for_other_modes_is_told_and_refused(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
     async with world(nats_url, unique, tmp_path) as w:
-        agent = await w.add(slot_modes={"1": "exclusive", "3": "mps time-slice"})
+        agent = await w.add(slot_modes={"1": "exclusive", "3": "mps time-slice"}, slot_labels={"1": "tier=fast wall=a"})
         hello = (await w.leader.joined("w1")).joins[0].hello
+        assert [device.labels for device in hello.gpu_pool] == [{}, {"tier": "fast", "wall": "a"}, {}, {}]
         assert [device.modes for device in hello.gpu_pool] == [[], ["exclusive"], [], ["mps", "time-slice"]]
         assert agent.reporter.hello().gpu_pool == hello.gpu_pool
         await w.leader.want("w1", place(name_of("x"), body(), (1,), mode="mps"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.acts import Epoch
@@ -22,7 +23,15 @@ from moorage.testing.simulate.proof import edited, prove
 from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob, read_whole, uniform_host
 from moorage.testing.simulate.world import BEGIN_MS, World
 
-HOSTS = [uniform_host(f"n{number}", 8, "NVIDIA V100") for number in range(4)]
+
+def host(name: str) -> SimHost:
+    """A host of which two GPUs have a label."""
+    found = uniform_host(name, 8, "NVIDIA V100")
+    labelled = [replace(each, labels={"tier": "fast"} if each.index in (2, 7) else {}) for each in found.devices]
+    return replace(found, devices=tuple(labelled))
+
+
+HOSTS = [host(f"n{number}") for number in range(4)]
 
 
 class Kept(World):
@@ -37,7 +46,7 @@ class Kept(World):
         return self.commit()
 
 
-def week(seed: int, jobs: int = 150) -> tuple[list[TraceJob], list[TraceEvent]]:
+def week(seed: int, jobs: int = 150, *, labels: bool = True) -> tuple[list[TraceJob], list[TraceEvent]]:
     """Jobs of three tenants, gangs, limits and failures among them; limits, shares, cordons, cancels and hosts."""
     rng = random.Random(seed)
     found, events = list[TraceJob](), list[TraceEvent]()
@@ -55,6 +64,8 @@ def week(seed: int, jobs: int = 150) -> tuple[list[TraceJob], list[TraceEvent]]:
             fields["replicas"] = rng.randrange(2, 5)
             if rng.random() < 0.5:
                 fields["gpu"] = {"count": 4, "scheduling": "gang"}
+        if labels and number % 10 == 5 and fields["gpu"]["count"] <= 2:
+            fields["requires"] = {"tier": ["fast"]}
         request = msgspec.convert(fields, Request)
         if number % 40 == 7:
             fields["hold"] = True
@@ -62,7 +73,7 @@ def week(seed: int, jobs: int = 150) -> tuple[list[TraceJob], list[TraceEvent]]:
         found.append(TraceJob(at_ms, runs_ms, tenant, request, attempts))
         if rng.random() < 0.05:
             events.append(TraceEvent(at_ms + rng.randrange(600_000), "cancel", {"tenant": tenant, "job": f"j{number}"}))
-    late = msgspec.to_builtins(uniform_host("late", 8, "NVIDIA V100"))
+    late = msgspec.to_builtins(host("late"))
     events += [
         TraceEvent(1_000, "order", {"verb": "limit", "tenant": "t0", "gpus": 12}),
         TraceEvent(1_000, "order", {"verb": "share", "tenant": "t1", "weight": 3, "gpus": 8}),
@@ -143,7 +154,7 @@ def test_an_event_that_cannot_be_is_refused_with_its_line(line: str, tmp_path: P
 
 
 def test_an_anonymous_trace_names_nobody_and_plays_the_same(tmp_path: Path) -> None:
-    jobs, events = week(7, jobs=30)
+    jobs, events = week(7, jobs=30, labels=False)
     world = played(jobs, events)
     written(world, tmp_path / "t.jsonl", anonymous=True)
     text = (tmp_path / "t.jsonl").read_text()

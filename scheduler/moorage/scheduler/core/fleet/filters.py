@@ -21,6 +21,7 @@ from moorage.schemas.units import many
 
 #: how many names of models, drivers or labels one text shows
 NAMES_SHOWN_MAX: Final = 3
+_NO_LABELS: Final[Mapping[str, str]] = {}
 MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
 
 
@@ -39,6 +40,7 @@ class Offer(Protocol):
     def named(self, shape: Shape) -> list[Device]: ...
     def answering(self, shape: Shape) -> int: ...
     def exactly(self, shape: Shape) -> int: ...
+    def labelled_slots(self, shape: Shape) -> int: ...
     def rooms(self, slots: int, shape: Shape) -> int: ...
 
 
@@ -46,6 +48,7 @@ class Names(Protocol):
     """Gives the names that occur in the fleet."""
 
     def labelled(self, label: str) -> Iterable[str]: ...
+    def gpus_labelled(self, label: str) -> Iterable[str]: ...
     def near_miss(self, shape: Shape, offers: Sequence[Offer]) -> str: ...
 
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
@@ -87,10 +90,14 @@ def shown(names: Iterable[str], between: str = ", ") -> str:
     return between.join([*every[:NAMES_SHOWN_MAX], *(["…"] if len(every) > NAMES_SHOWN_MAX else [])])
 
 
-def has_labels(offer: Offer, shape: Shape) -> bool:
-    """Return whether the hosts have every label that a shape requires, and pass its conditions about labels."""
-    return all(offer.labels.get(label) in allowed for label, allowed in shape.requires.items()) and all(
-        each.holds(offer.labels.get(each.label)) for each in shape.where
+def has_labels(labels: Mapping[str, str], shape: Shape, own: Mapping[str, str] = _NO_LABELS) -> bool:
+    """Return whether hosts with these labels have all that a shape requires, and pass its conditions about them.
+
+    `own` are the labels of one of their GPUs, each asked before the host's of that name.
+    """
+    every = {**labels, **own} if own else labels
+    return all(every.get(label) in allowed for label, allowed in shape.requires.items()) and all(
+        each.holds((labels if each.is_of_place else every).get(each.label)) for each in shape.where
     )
 
 
@@ -210,13 +217,15 @@ def _ports(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     """Return a text about the condition, or the required label, that the fewest workers pass."""
+    if some := [offer for offer in offers if shape.count and offer.kit.slot_labels and offer.labelled_slots(shape)]:
+        return _too_few_labelled(shape, some)
     for each in shape.where:
-        if not any(each.holds(offer.labels.get(each.label)) for offer in offers):
-            known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(each.label))
-            has = f"the fleet has {each.label}={shown(known)}" if known else f"no worker has the label {each.label}"
+        of_gpus = shape.count > 0 and not each.is_of_place
+        if not any(map(each.holds, _values_of(each.label, offers, of_gpus))):
+            has = _has_instead(each.label, names, of_gpus)
             return f"no worker with the driver {shape.driver} has {each}: {has}"
     count = {
-        label: sum(len(offer.hosts) for offer in offers if offer.labels.get(label) in allowed)
+        label: sum(len(offer.hosts) for offer in offers if set(allowed) & _values_of(label, [offer], shape.count > 0))
         for label, allowed in shape.requires.items()
     }
     label = min(count, key=lambda name: (count[name], name), default="")
@@ -224,10 +233,37 @@ def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
         return (
             f"no worker with the driver {shape.driver} has all the labels that it requires, though each label is on one"
         )
-    known = nsmallest(NAMES_SHOWN_MAX + 1, names.labelled(label))
     wanted = shown((f"{label}={value}" for value in shape.requires[label]), " or ")
-    has = f"the fleet has {label}={shown(known)}" if known else f"no worker has the label {label}"
+    has = _has_instead(label, names, shape.count > 0)
     return f"no worker with the driver {shape.driver} is labelled {wanted}: {has}"
+
+
+def _values_of(label: str, offers: Sequence[Offer], of_gpus: bool) -> set[str | None]:
+    """Return the values of a label on these hosts, or `of_gpus` on each of their GPUs; None: without the label."""
+    found = set[str | None]()
+    for offer in offers:
+        value, slots = offer.labels.get(label), offer.kit.slot_labels if of_gpus else ()
+        found.update(dict(labels).get(label, value) for labels in slots)
+        found.update(() if slots else [value])
+    return found
+
+
+def _has_instead(label: str, names: Names, of_gpus: bool) -> str:
+    """Return which values of a label the fleet has, `of_gpus` also on single GPUs."""
+    on_gpus = set(names.gpus_labelled(label))
+    if known := nsmallest(NAMES_SHOWN_MAX + 1, {*names.labelled(label), *(on_gpus if of_gpus else ())}):
+        return f"the fleet has {label}={shown(known)}"
+    return f"the label {label} is on single GPUs, not on workers" if on_gpus else f"no worker has the label {label}"
+
+
+def _too_few_labelled(shape: Shape, offers: Sequence[Offer]) -> str:
+    sets = [
+        offer.answering(shape) & offer.labelled_slots(shape) & each
+        for offer in offers
+        for each in (offer.kit.links if shape.linked else (-1,))
+    ]
+    most = max(map(int.bit_count, sets), default=0)
+    return f"the most matching GPUs{' that NVLink joins' * shape.linked} with its labels on one worker is {most}"
 
 
 def _gpu_drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
@@ -293,7 +329,7 @@ _IN_ORDER: Final = (
     Filter(reasons.NO_CALLS, "host", _lets_answer, _with_driver("lets its jobs reach the server, to answer calls")),
     Filter(reasons.NO_SLEEP, "host", _lets_sleep, _with_driver("can freeze its jobs, as NVIDIA's driver 570 does")),
     Filter(reasons.NO_PORTS, "host", _reaches, _ports),
-    Filter(reasons.LABEL, "labels", has_labels, _labels),
+    Filter(reasons.LABEL, "labels", lambda offer, shape: offer.labelled_slots(shape) != 0, _labels),
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),
     Filter(reasons.SHARING, "host", _shares, _modes),

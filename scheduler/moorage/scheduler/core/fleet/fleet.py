@@ -561,6 +561,11 @@ class Fleet:
             if not fit.reason:
                 yield cls, fit
 
+    def gpus_labelled(self, label: str) -> set[str]:
+        """Return the values that single GPUs have of a label. `labelled` has those of hosts."""
+        every = (dict(labels) for cls in self.classes.values() for labels in cls.kit.slot_labels)
+        return {labels[label] for labels in every if label in labels}
+
     def places(self, shape: Shape) -> tuple[Shape, ...]:
         """Return the shapes for the places in one of which all ranks of a gang run; see `Places.of`."""
         return self._places.of(shape)

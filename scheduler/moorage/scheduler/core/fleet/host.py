@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, failed, has_labels
 from moorage.scheduler.core.fleet.kit import Device, Kit
-from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
+from moorage.scheduler.core.fleet.shape import DeviceAsked, Place, Shape
 from moorage.scheduler.core.fleet.slots import alike, first_alike, first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import Attempt, Worker
@@ -83,6 +83,12 @@ _OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
 _BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
 
 
+def _within(found: Fit, mask: int) -> Fit:
+    """Return this fit on these of its slots alone."""
+    tiers = tuple(tier & mask for tier in found.tiers if tier & mask)
+    return Fit(mask, found.rank, "", mask & found.best_mask or mask, tiers, found.least_mib)
+
+
 class HostClass:
     """Hosts with equal devices, drivers, rules and required labels: a shape fits all of them or none.
 
@@ -90,6 +96,7 @@ class HostClass:
     """
 
     __slots__ = (
+        "_by_label",
         "_ranks",
         "alike",
         "buckets",
@@ -133,6 +140,8 @@ class HostClass:
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
         self._ranks: Memo[tuple[DeviceAsked, int], Fit] = Memo(RANKS_MAX)
+        #: cached fits where its GPUs have labels of their own, by shape index and place
+        self._by_label: Memo[tuple[int, Place | None], Fit] = Memo(RANKS_MAX)
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -141,20 +150,40 @@ class HostClass:
         return self._fit_by_name(shape, found) if shape.by_name else found
 
     def _fit_by_name(self, shape: Shape, found: Fit) -> Fit:
-        if not has_labels(self, shape):
+        if shape.count and self.kit.slot_labels:
+            key = shape.index, shape.place
+            return self._by_label.get(key) or self._by_label.put(key, self._fit_by_slot(shape, found))
+        if not has_labels(self.labels, shape):
             return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found if not shape.device_ids or found.reason else self._exact(shape, found)
 
+    def _fit_by_slot(self, shape: Shape, found: Fit) -> Fit:
+        """Return the fit on those GPUs that have the labels which a shape requires."""
+        slots = self.labelled_slots(shape)
+        if not slots:
+            return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
+        if found.reason or shape.device_ids:
+            return found if found.reason else self._exact(shape, found)
+        mask = found.mask & slots
+        return _within(found, mask) if self.rooms(mask, shape) else _OTHER_LABEL
+
+    def labelled_slots(self, shape: Shape) -> int:
+        """Return the slots of the GPUs that have the labels which a shape requires, their host's included; all (-1) or
+        none, where no GPU has labels of its own, and for a shape without GPUs."""
+        if not shape.count or not self.kit.slot_labels:
+            return -has_labels(self.labels, shape)
+        own = enumerate(map(dict, self.kit.slot_labels))
+        return sum(1 << slot for slot, labels in own if has_labels(self.labels, shape, labels))
+
     def exactly(self, shape: Shape) -> int:
         """Return the slots of the devices that a shape names; 0 if any does not match, or its driver takes no names."""
-        return slots_named(shape.device_ids, self._slots_of, self.answering(shape)) if takes_ids(shape.driver) else 0
+        if not takes_ids(shape.driver):
+            return 0
+        return slots_named(shape.device_ids, self._slots_of, self.answering(shape) & self.labelled_slots(shape))
 
     def _exact(self, shape: Shape, found: Fit) -> Fit:
         mask = self.exactly(shape)
-        if not mask:
-            return _OTHER_DEVICE
-        tiers = tuple(tier & mask for tier in found.tiers if tier & mask)
-        return Fit(mask, found.rank, "", mask & found.best_mask or mask, tiers, found.least_mib)
+        return _within(found, mask) if mask else _OTHER_DEVICE
 
     def _slots_of(self, name: str) -> int:
         if name.isdecimal():

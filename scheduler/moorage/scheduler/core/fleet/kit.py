@@ -30,6 +30,7 @@ class Kit(NamedTuple):
     islands: tuple[tuple[int, ...], ...]
     links: tuple[int, ...]  # the sets of two or more slots that NVLink joins
     kept_for: tuple[tuple[str, ...], ...]  # by slot, the sharing modes that it is restricted to; empty: none
+    slot_labels: tuple[tuple[tuple[str, str], ...], ...]  # by slot, the labels of its device; () if none has any
     drivers: frozenset[str]
     gpu_drivers: frozenset[str]  # drivers whose jobs may have GPUs
     user_drivers: frozenset[str]  # drivers whose jobs may run as any user
@@ -82,6 +83,7 @@ def kit_of(has: Inventory, rules: Rules) -> Kit:
         _islands_of(pool),
         tuple(each for each in _linked(pool) if each.bit_count() > 1),
         tuple(tuple(device.modes) for device in pool),
+        tuple(tuple(sorted(each.labels.items())) for each in pool) if any(each.labels for each in pool) else (),
         frozenset(drivers),
         that(lambda can: can.gpu_enabled),
         any_user,

@@ -243,7 +243,8 @@ class Admission:
         wished = [(each.label, "--prefers") for each in shape.prefers]
         wished += [] if shape.spread_over is None else [(shape.spread_over, "--spread-over")]
         return [
-            f"label: no worker has the label {label}, so {option} changes nothing"
+            f"label: no worker has the label {label}{', only GPUs' * bool(self.fleet.gpus_labelled(label))}, so"
+            f" {option} changes nothing"
             for label, option in dict.fromkeys(wished)
             if label not in self.fleet.labelled
         ]

@@ -70,6 +70,10 @@ class Unmatched:
         """Return the values that the fleet has of a label."""
         return self._fleet.labelled.get(label, ())
 
+    def gpus_labelled(self, label: str) -> Iterable[str]:
+        """Return the values that single GPUs of the fleet have of a label."""
+        return self._fleet.gpus_labelled(label)
+
     def near_miss(self, shape: Shape, offers: Sequence[Offer]) -> str:
         """Return where a requested model is, how these hosts spell it, or which of their devices have it inside a word.
 
