@@ -1,9 +1,9 @@
 """Instructions a job of the scheduler's core, by callgrind: a figure that a busy machine does not change.
 
-`python -m bench.instructions [--tree FOLDER]... [--in-flight 1 100]` prints the least of several hash seeds for each
-checkout (this one if none is named), and how far the seeds are apart. Time, workers and jobs are
-simulated and the same in each run. Counted is what the engine does; not the simulated workers, imports or the garbage
-collector, which does not run under load. Needs valgrind, and a Python whose symbols are not stripped.
+`python -m bench.instructions [--tree FOLDER]... [--in-flight 1 100] [--level 2]` prints the least of several hash seeds
+for each checkout (this one if none is named), and how far the seeds are apart. Time, workers and jobs are simulated and
+the same in each run. Counted is what the engine does; not the simulated workers, imports or the garbage collector,
+which does not run under load. Needs valgrind, and a Python whose symbols are not stripped.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ COUNTED: Final = "sys_call_tracing"
 class Run:
     """A fleet of 8-GPU hosts, and jobs of one GPU that end with the record after their start."""
 
-    def __init__(self, in_flight: int) -> None:
-        self.drive = _engine_alone()
+    def __init__(self, in_flight: int, level: int = 1) -> None:
+        self.drive = _engine_alone(level)
         self.in_flight, self.made, self.live = in_flight, 0, 0
 
     def jobs(self, count: int, call: Callable[..., Any]) -> None:
@@ -78,13 +78,14 @@ def _wanted(payload: bytes) -> Any:
     return driving._decode_wanted(payload)
 
 
-def _engine_alone() -> Driving:
-    """A driver of the core that keeps records, and checks nothing."""
+def _engine_alone(level: int) -> Driving:
+    """A driver of the core that keeps records, at this feature level of the ledger, and checks nothing."""
     from moorage.scheduler.core.engine import Engine
     from tests.unit.scheduler import driving
 
     class Alone(driving.Driving):
         def make_engine(self, state: Any) -> Engine:
+            state.level = level
             return Engine(state, self.config, driving.SUBJECTS, 7 + state.epoch, self.now, self._explain)
 
         def store(self, payload: bytes) -> int:
@@ -97,9 +98,9 @@ def _engine_alone() -> Driving:
     return Alone.with_hosts(*[8] * HOSTS)
 
 
-def _measured(in_flight: int) -> None:
+def _measured(in_flight: int, level: int) -> None:
     """What callgrind runs: some jobs that do not count, then those that do."""
-    run, jobs = Run(in_flight), JOBS.get(in_flight, JOBS_ELSE)
+    run, jobs = Run(in_flight, level), JOBS.get(in_flight, JOBS_ELSE)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -107,11 +108,12 @@ def _measured(in_flight: int) -> None:
     run.jobs(jobs, lambda function, *arguments: sys.call_tracing(function, arguments))
 
 
-def a_job(tree: Path, in_flight: int, seed: int) -> int:
+def a_job(tree: Path, in_flight: int, seed: int, level: int = 1) -> int:
     """Return the instructions a job in a checkout, with one hash seed."""
     command: list[str] = [
         "valgrind", "--tool=callgrind", "--collect-atstart=no", f"--toggle-collect={COUNTED}",
         "--callgrind-out-file=/dev/null", sys.executable, "-P", __file__, "--measured", str(in_flight),
+        "--level", str(level),
     ]  # fmt: skip
     rooms = [tree, *(tree / room for room in ROOMS)]  # before those of this environment
     env = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join(map(str, rooms))}
@@ -127,14 +129,15 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, action="append", help="a checkout; once for each")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 100], help="jobs that are live at once")
     parser.add_argument("--seeds", type=int, default=3, help="how many hash seeds")
+    parser.add_argument("--level", type=int, default=1, help="the ledger's feature level")
     parser.add_argument("--measured", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measured:
-        _measured(options.measured)
+        _measured(options.measured, options.level)
         return
     for in_flight in options.in_flight:
         for tree in options.tree or [Path.cwd()]:
-            found = sorted(a_job(tree.resolve(), in_flight, seed) for seed in range(options.seeds))
+            found = sorted(a_job(tree.resolve(), in_flight, seed, options.level) for seed in range(options.seeds))
             apart = 100 * (found[-1] - found[0]) / found[0]
             print(
                 f"{in_flight:4} in flight  {found[0]:>9,} instructions a job, {apart:.2f} % apart  {tree}", flush=True

@@ -222,8 +222,8 @@ MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mo
 
 def written_id(name: str, body: bytes) -> str:
     """Return the id as a record contains it: empty if `id_of` finds it in the body."""
-    begins = _BEGINS if body.startswith(_BEGINS) else _BEGINS_WIDE
-    return "" if body.startswith(begins) and body.startswith(b'%b"' % name.encode(), len(begins)) else name
+    id = name.encode() + b'"'
+    return "" if body.startswith((_BEGINS + id, _BEGINS_WIDE + id)) else name
 
 
 def id_of(written: str, body: bytes) -> str:

@@ -440,20 +440,22 @@ class Job:
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
-        row = number_of(
-            (
-                self.num,
-                self.rev,
-                self.gang,
-                self.after,
-                self.started,
-                self.name,
-                self.fresh,
-                self.ends,
-                self.attempt_no,
-                self.placed_ms,
-            )
+        has: tuple[object, ...] = (
+            self.num,
+            self.rev,
+            self.gang,
+            self.after,
+            self.started,
+            self.name,
+            self.fresh,
+            self.ends,
+            self.attempt_no,
+            self.placed_ms,
         )
+        if level >= 2:
+            has += (self.ever_ready, self.has_moved, self.refused, self.ended_ms, self.placed_many, self.left_ms)
+            has += (self.ran, self.well_on)
+        row = number_of(has)
         # what most jobs lack is left out: it costs nothing, and a later release may add to it
         if self.hold is not None or self.priority >= 0:
             row = number_of((row, "order", self.hold, self.priority))
@@ -476,13 +478,10 @@ class Job:
         row = number_of((row, "avoid", self.avoid)) if self.avoid else row
         if level < 2:
             return row
-        marks, ended = (self.ever_ready, self.has_moved, self.refused), (self.ended_ms, self.placed_many, self.left_ms)
-        row = number_of((row, "facts", marks, ended, self.ran))
         row = number_of((row, "lent", self.lent)) if any(self.lent) else row
         row = number_of((row, "peaks", self.peaks)) if self.peaks is not None else row
         row = number_of((row, "relimit", self.relimit)) if self.relimit is not None else row
         row = number_of((row, "reported", self.reported)) if self.reported is not None else row
-        row = number_of((row, "well", self.well_on)) if self.well_on else row
         row = number_of((row, "promised", self.promised)) if self.promised is not None else row
         return number_of((row, "wants", self.wants, self.numbers)) if self.wants is not None else row
 
@@ -759,24 +758,22 @@ class Replica:
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
-        row = number_of(
-            (
-                self.job.num,
-                self.index,
-                self.state,
-                self.attempt_no,
-                self.fence,
-                self.retries,
-                self.losses,
-                self.refusals,
-                self.not_before,
-                self.after,
-            )
+        has: tuple[object, ...] = (
+            self.job.num,
+            self.index,
+            self.state,
+            self.attempt_no,
+            self.fence,
+            self.retries,
+            self.losses,
+            self.refusals,
+            self.not_before,
+            self.after,
         )
+        row = number_of(has if level < 2 else (*has, self.ended, self.deaths))
         row = number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
         if level < 2:
             return row
-        row = number_of((row, "facts", self.ended, self.deaths))
         row = number_of((row, "stored", self.stored, self.untold)) if self.stored or self.untold else row
         row = number_of((row, "saved", self.saved)) if self.saved else row
         row = number_of((row, "sets", self.sets)) if self.sets else row
@@ -875,9 +872,13 @@ class Attempt:
     )  # fmt: skip
 
     def digest_row(self, level: int) -> int:
-        row = number_of(
-            (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
-        )
+        replica, worker = self.replica, self.worker
+        has: tuple[object, ...] = (
+            replica.job.num, replica.index, self.fence, worker.num, self.mask, self.mode, self.phase
+        )  # fmt: skip
+        if level >= 2:
+            has += (self.began_ms, self.ever_ready, self.has_frozen, self.leased_ms, self.not_frozen)
+        row = number_of(has)
         row = number_of((row, "rate", self.rate_milli)) if self.rate_milli else row
         row = number_of((row, "notice", self.notice_s)) if self.notice_s else row
         row = number_of((row, "freeze", self.wakes)) if self.freeze else row
@@ -886,8 +887,6 @@ class Attempt:
         row = number_of((row, "preemptible")) if self.preemptible else row
         if level < 2:
             return row
-        frozen = self.has_frozen, self.leased_ms, self.not_frozen
-        row = number_of((row, "facts", self.began_ms, self.ever_ready, frozen))
         row = number_of((row, "begun", self.begun)) if self.begun is not None else row
         return number_of((row, "ready", self.ready_ms, self.unready_ms)) if self.ready_ms or self.unready_ms else row
 
