@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,12 +42,18 @@ async def failed_numbers(client: Connected, shown: JobInfo, most: int = ASKED_MA
 
 
 async def failed_replicas(
-    client: Connected, shown: JobInfo, most: int = NAMED_MAX, stored_max: int | None = None
+    client: Connected,
+    shown: JobInfo,
+    most: int = NAMED_MAX,
+    stored_max: int | None = None,
+    *,
+    may_read: bool = False,
 ) -> list[FailedReplica]:
     """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept.
 
-    What another tenant's job wrote or brought is that tenant's: only items in the request are told of it. Items are not
-    looked for among files of the job that take more than `stored_max` bytes in the bucket.
+    What another tenant's job wrote or brought is that tenant's: only items in the request are told of it, and last
+    lines if this key `may_read` its output. Items are not looked for among files of the job that take more than
+    `stored_max` bytes in the bucket.
     """
     rows = await _failed_rows(client, shown, most)
     numbers = [row.replica for row in rows]
@@ -61,8 +68,8 @@ async def failed_replicas(
             said = f"ended with replica {rank}"
             return FailedReplica(row.replica, row.state, row.code, said, items.get(row.replica), worker=worker)
         async with at_once:
-            tried = row.attempt and is_own
-            last = await _last_line(client, shown.job, row.replica, row.attempt) if tried else ""
+            tried = row.attempt and (is_own or may_read)
+            last = await _last_line(client, shown, row.replica, row.attempt) if tried else ""
         return FailedReplica(row.replica, row.state, row.code, row.why, items.get(row.replica), last, worker)
 
     return list(await asyncio.gather(*map(one, rows)))
@@ -99,13 +106,14 @@ async def items_of(
     return {number: every[number] for number in numbers if number < len(every)}
 
 
-async def _last_line(client: Connected, job: str, replica: int, attempt: int) -> str:
+async def _last_line(client: Connected, shown: JobInfo, replica: int, attempt: int) -> str:
     """Return the last line of an attempt's stderr that has a letter or digit, and is no rule of `=` and `-` alone.
 
     It is "" if there is none, or its worker is away.
     """
     try:
-        page = await read_page(client.read, job, replica, attempt, "err", -TAIL_BYTES, TAIL_BYTES)
+        read = partial(client.read, tenant=shown.tenant or None)
+        page = await read_page(read, shown.job, replica, attempt, "err", -TAIL_BYTES, TAIL_BYTES)
     except ClientError:
         return ""
     text = page.text if page.data is None else page.data.decode(errors="replace")

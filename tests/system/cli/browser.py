@@ -20,6 +20,8 @@ _QUIET: Final = (
     "--disable-component-update",
     "--disable-sync",
 )
+OVER: Final = """Math.max(document.documentElement.scrollWidth - innerWidth,
+  ...[...document.querySelectorAll(".card")].map(each => each.scrollWidth - each.clientWidth))"""
 WIDE: Final = 1400
 PHONE: Final = 420
 HIGH: Final = 900
@@ -59,8 +61,8 @@ class Tab:
             self.wrong.append(f"asked {url}")
 
     async def overflow(self) -> Any:
-        """Return by how many pixels the page is wider than the screen."""
-        return await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        """Return by how many pixels the page is wider than the screen, or what is in a card wider than the card."""
+        return await self.page.evaluate(OVER)
 
 
 @contextlib.asynccontextmanager

@@ -158,7 +158,8 @@ def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknow
     for said in ("<b>8</b> GPUs there", "<b>50 %</b> granted"):
         assert said in summary.html
     assert "most of all for: all GPUs" in summary.html
-    assert "nothing so far" in draw_series.past(SeriesAnswer(), "1d")[1].html
+    nothing = draw_series.past(SeriesAnswer(), "1d")[1].html
+    assert ("nothing so far" in nothing, "a point is" in nothing, "<td" in nothing) == (True, False, False)
 
 
 def test_the_past_says_whom_the_fleet_kept_waiting_the_longest_first() -> None:
@@ -232,6 +233,13 @@ def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:
     troubles.append(Trouble("10 jobs of acme", "can never run"))
     (verdict, *_) = draw.fleet(structs.replace(a_view(), troubles=troubles))
     assert re.findall(r'href="([^"]*)"', verdict.html) == ["/worker/n01", "/job/acme/train-42", "/queue?tenant=acme"]
+
+
+def test_a_late_answer_is_said_and_dims_nothing() -> None:
+    """The style sheet dims a page whose head has a trouble."""
+    heads = [draw.head(a_view(), "some of it is old", late=late).html for late in (True, False)]
+    assert ["some of it is old" in html for html in heads] == [True, True]
+    assert ['class="trouble"' in html for html in heads] == [False, True]
 
 
 def test_a_cell_has_a_word_and_a_sign_and_only_a_host_that_changed_is_sent_again() -> None:
@@ -624,14 +632,16 @@ async def test_jobs_that_are_over_come_in_pages_of_the_leader(node: Node, unique
 
 async def test_a_sweep_has_the_counts_that_the_list_of_jobs_has(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
-        sweep = await client.submit(["sh", "-c", "test $MOORAGE_INDEX != 2"], job="sweep", replicas=4)
+        fails = "test $MOORAGE_INDEX != 2 || { echo out of memory >&2; exit 1; }"
+        sweep = await client.submit(["sh", "-c", fails], job="sweep", replicas=4)
         await client.wait([sweep], "60s")
         await (await sweep.again(failed=True)).cancel()
     async with served(env=node.env()) as page:
         cookie = await page.entered()
         assert "done 4 (1 failed: 2)" in (await page.get(f"/queue?tenant={unique}", Cookie=cookie)).text
         text = (await page.get(f"/job/{unique}/sweep", Cookie=cookie)).text
-        for words in ("done 4 (1 failed: 2)", "sweep-again-1", "1 of 4 failed"):
+        said = '<td class="below">out of memory</td>'  # where a key may read the output of all tenants
+        for words in ("done 4 (1 failed: 2)", "sweep-again-1", "1 of 4 failed", said):
             assert words in text, words
 
 
@@ -660,6 +670,7 @@ async def test_an_address_may_name_a_moment_of_the_past(node: Node, unique: str)
         assert "as it was at" in text
         assert text.count("leased, use not known") >= 2
         assert "sim: all GPUs are simulated" in text
+        assert "Fits now" not in text
         wrong = (await page.get("/?at=nonsense", Cookie=cookie)).text
         assert "error[invalid-argument]" in wrong
         for path in (f"/job/{unique}/was", "/worker/sim-0001", "/usage"):  # they show what is now

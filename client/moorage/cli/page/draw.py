@@ -100,8 +100,9 @@ def document(at: str, parts: Sequence[Part], *, tabs: Sequence[Tab], title: str,
     )
 
 
-def head(view: View, trouble: str = "") -> Part:
-    """Return what stands at the top of every page: whether GPUs are simulated, who leads, and what this is as of."""
+def head(view: View, trouble: str = "", *, late: bool = False) -> Part:
+    """Return what stands at the top of every page: whether GPUs are simulated, who leads, and what this is as of. A
+    trouble dims the page, but for one that is answers that come `late`."""
     words = [f"leader {view.leader or 'unknown'}", f"epoch {view.epoch}"] if view.sees_fleet else []
     if view.past:
         words = ["as it was at", utc(view.at_ms)[:10]]
@@ -112,6 +113,7 @@ def head(view: View, trouble: str = "") -> Part:
         words=[*words, f"{utc(view.at_ms)[11:19]} UTC"],
         sim=sim,
         trouble=trouble,
+        late=late,
         wrong=len(view.troubles),
         grave=sum(each.grave for each in view.troubles),
     )

@@ -213,7 +213,7 @@ def _by_what(told: SeriesAnswer) -> dict[str, Row]:
 
 
 def _step(told: SeriesAnswer) -> str:
-    return age(told.step_ms)
+    return age(told.step_ms) if told.series else ""
 
 
 def is_known(told: SeriesAnswer) -> bool:

@@ -216,7 +216,7 @@ class Page:
             parts = [draw.trouble("the leader has not answered so far") if limit_s is None else draw.to_come()]
         if parts is None:
             return None
-        parts = [draw.head(view, self._source.told(ages, past=view.past)), *parts]
+        parts = [draw.head(view, self._source.told(ages, past=view.past), late=not self._source.trouble), *parts]
         self._drawn = {each: found for each, found in self._drawn.items() if now_s - found[0] < 1}
         self._drawn[key] = now_s, parts
         return parts

@@ -296,15 +296,18 @@ class Source:
             if not over:
                 with contextlib.suppress(MoorageError):
                     use = await use_rows(own or self.client, job, None, tenant)
+            output = await self._output(own, tenant, shown)
+            may_read = not output or output[0] != OUTPUT_IS_ITS
             failed: list[FailedReplica] = []
             if shown.replicas is not None and shown.replicas.ended:
                 with contextlib.suppress(MoorageError):
-                    failed = await failed_replicas((own or self.client)._wire, shown, FAILED_ROWS)
+                    by = (own or self.client)._wire
+                    failed = await failed_replicas(by, shown, FAILED_ROWS, may_read=may_read)
             told = await told_of(self.client, shown, tenant)
             life = SeriesAnswer()
             with contextlib.suppress(MoorageError):  # what counts may be behind
                 life = await self._series({"job": job}, tenant)
-            return JobDetail(shown, why, use, await self._output(own, tenant, shown), failed, told, life)
+            return JobDetail(shown, why, use, output, failed, told, life)
 
         detail: JobDetail = await self.kept(("job", tenant, job), ROUND_S, ask)
         return detail
