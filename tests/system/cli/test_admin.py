@@ -75,12 +75,37 @@ async def test_a_job_is_started_on_a_cordoned_worker_by_name_and_no_other_is(nod
             assert (await client.job("check").result("60s")).state == "SUCCEEDED"
             told = [(change.state, change.by) for change in (await client.job("check").show()).changes]
             assert ("PLACED", "operator") in told
+            ran = await node.run("run", *flags, "--place", "--job", "at-once", "--", "echo", "well", tenant=unique)
+            assert (ran.code, ran.out) == (0, "well\n"), ran.err
+            wide = ("--on", "sim-0001", "--gpu", "4xH100", "--job")
+            kept = await node.run("submit", *wide, "keeps", "--place", "--", "sleep", "600", tenant=unique)
+            assert (kept.code, "1 replica placed on sim-0001" in kept.err) == (0, True), kept.err
+            full = await node.run("submit", *wide, "full", "--place", "--", "true", tenant=unique)
+            assert (full.code, full.out) == (1, "full\n")
+            assert "job full stays accepted: moorage cancel full ends it" in full.err
+            assert "job full cannot start on sim-0001: the worker has no room for it now" in full.err
             assert (await client.job("first").show()).state == "QUEUED"
         acts = (await node.run("admin", "acts", "--since", "1h", "--verb", "place", "--json")).frame["data"]["acts"]
         assert next(row for row in acts if row["tenant"] == unique)["what"] == "1 replica on sim-0001"
     finally:
         await node.run("cancel", "all", tenant=unique)
         await node.run("uncordon", "sim-0001")
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ([], ""),
+        (["--on", "a", "--on", "b"], "a b"),
+        (["--on", "a", "--dry-run"], "a --dry-run"),
+        (["--on", "a", "--instead-of", "j"], "a --instead-of"),
+    ],
+)
+async def test_who_has_a_job_placed_names_one_worker_for_one_job(node: Node, flags: list[str], found: str) -> None:
+    refused = await node.run("submit", "--place", *flags, "--", "true")
+    assert (refused.code, refused.err.startswith("error[invalid-argument]: --place starts one job on one")) == (2, True)
+    assert f"found {found}," in refused.err or not found
+    assert "moorage admin place JOB --on WORKER" in refused.err
 
 
 @pytest.mark.slow

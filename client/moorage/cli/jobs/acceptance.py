@@ -15,17 +15,22 @@ import msgspec
 from moorage.cli.framework.console import here, print_err, report, word_here
 from moorage.cli.framework.render import is_asleep, waits
 from moorage.client.answers import explained_in
-from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
+from moorage.client.errors import ClientError, NoScheduler, NotPermitted, Unreachable, rejected, word_to_explain
 from moorage.schemas.frames import Accepted
 from moorage.schemas.names import exactly
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
+    from moorage.cli.jobs.job_flags import JobFlags
     from moorage.client.client import AsyncClient
     from moorage.client.job import AsyncJob
     from moorage.schemas.answers.jobs import Explained
     from moorage.schemas.job import Request
 
 T = TypeVar("T")
+PLACE_HELP: Final = (
+    "With one --on, an operator's right: start it there at once, though the worker is cordoned or others come earlier."
+)
 
 #: what a warning means that is a code alone
 _WARNINGS: Final = {
@@ -77,6 +82,32 @@ def print_cancel_interrupted(job: str, *, before: bool) -> None:
     word = exactly(job) + here()
     report(f"interrupted before the scheduler answered: job {job} may have been cancelled")
     report(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
+
+
+def worker_of_place(flags: JobFlags, refused: Sequence[str] = ()) -> str:
+    """Return the one worker of --on, for --place. Raises `Rejected` where that is another number of them, or beside
+    options that are `refused`."""
+    if len(flags.on or ()) != 1 or refused:
+        raise rejected(
+            "invalid-argument", "--place starts one job on one worker", found=" ".join([*(flags.on or ()), *refused]),
+            allowed="--place --on WORKER, once" + (f", without {' and '.join(refused)}" if refused else ""),
+            next="moorage admin place JOB --on WORKER starts one that waits",
+        )  # fmt: skip
+    return (flags.on or [""])[0]
+
+
+async def place_now(client: AsyncClient, job: str, worker: str) -> None:
+    """Have an operator's act start a job that was accepted on a worker, also a cordoned one. Raises what that ends
+    with, and says first that the job stays accepted."""
+    try:
+        done = await client.admin.place(job, worker)
+    except ClientError as error:
+        word = word_here(job)
+        report(f"job {job} stays accepted: moorage cancel {word} ends it")
+        if isinstance(error, NotPermitted):
+            report(f"an operator starts it there: moorage admin place {word} --on {worker} --tenant {client.tenant}")
+        raise
+    report(f"{many(done.members or 0, 'replica')} placed on {worker}")
 
 
 def print_unread_stdin() -> None:

@@ -17,11 +17,14 @@ from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.jobs.acceptance import (
+    PLACE_HELP,
     accepted,
     begin_below_ctrl_c,
+    place_now,
     print_interrupted,
     print_unread_stdin,
     print_warnings,
+    worker_of_place,
 )
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
@@ -70,6 +73,7 @@ def run(
         ),
     ] = False,
     no_prefix: NoPrefix = False,
+    place: Annotated[bool, Parameter(help=PLACE_HELP)] = False,
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
@@ -82,7 +86,7 @@ def run(
     The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
-    async def work(client: AsyncClient, request: Request) -> int | None:
+    async def work(client: AsyncClient, request: Request, worker: str) -> int | None:
         job_id = request.job or ""
         submitted = False
 
@@ -96,6 +100,8 @@ def run(
             print_warnings(job.accepted)
             if not terminal:
                 print_unread_stdin()
+            if worker:
+                await place_now(client, job_id, worker)
 
         def detach() -> bool:
             if submitted:
@@ -139,6 +145,7 @@ def run(
         sweep = sweep_of(flags, command)
         words = own_program(command, flags.driver, flags.setup)
         own = refusing(flags)
+        worker = worker_of_place(flags) if place else ""
         warn_of_timeout(options.timeout, flags.time_limit)
         request = request_of(with_any(own), words, sweep)
 
@@ -147,7 +154,8 @@ def run(
             chosen = await offered(client.plan, wanted, words, asked, sweep)
             if terminal:
                 chosen = _with_terminal(chosen, options)
-            return await work(client, await with_files(client, flags.with_, chosen, sweep, data=flags.data))
+            sent = await with_files(client, flags.with_, chosen, sweep, data=flags.data)
+            return await work(client, sent, worker)
 
         return with_client(options, follow, sends=True)
 

@@ -12,11 +12,14 @@ from moorage.cli.framework.fleets import are_several, ask_each, each_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import (
+    PLACE_HELP,
     accepted,
     begin_below_ctrl_c,
+    place_now,
     print_accepted,
     print_interrupted,
     print_unread_stdin,
+    worker_of_place,
 )
 from moorage.cli.jobs.bringing import packed_address, refuse_jobs, send_files, with_files, with_packed
 from moorage.cli.jobs.from_shell import own_program, warn_of_timeout
@@ -62,6 +65,7 @@ def submit(
         Parameter(help="With --instead-of: fields of the request to change, as a JSON object.", value="JSON"),
     ] = None,
     dry_run: Annotated[bool, Parameter(help="Print the request as JSON, and send nothing.")] = False,
+    place: Annotated[bool, Parameter(help=PLACE_HELP)] = False,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
@@ -72,6 +76,9 @@ def submit(
     """
 
     def act() -> int:
+        refused = [name for name, given in (("--instead-of", instead_of), ("--dry-run", dry_run)) if given]
+        if place and refused:
+            worker_of_place(flags, refused)
         if instead_of is not None:
             from moorage.cli.jobs.instead import instead
 
@@ -88,11 +95,14 @@ def submit(
                 _check_flags_of_requests(flags, command)  # before stdin is read
             found = read_job_file(file)
             if not isinstance(found, Said):
+                if place:
+                    worker_of_place(flags, [f"-f {file}"])
                 return _submit_requests(file, found, flags, command, options, dry_run=dry_run)
             said = found.under(flags, command)
+        worker = worker_of_place(said.flags, ["a gang for each item"] * has_trials(said.flags)) if place else ""
         if are_several(options) and not dry_run:
-            return _submit_request(said, _sooner(said, options, file, flags), file, flags, dry_run=False)
-        return _submit_request(said, options, file, flags, dry_run=dry_run)
+            return _submit_request(said, _sooner(said, options, file, flags), file, flags, dry_run=False, worker=worker)
+        return _submit_request(said, options, file, flags, dry_run=dry_run, worker=worker)
 
     return guarded(options, act)
 
@@ -141,7 +151,9 @@ def _lateness(planned: Plan) -> tuple[int, float]:
     return order, float(planned.in_ms.p50_ms) if planned.in_ms is not None else 0.0
 
 
-def _submit_request(said: Said, options: RowOptions, file: str | None, given: JobFlags, *, dry_run: bool) -> int:
+def _submit_request(
+    said: Said, options: RowOptions, file: str | None, given: JobFlags, *, dry_run: bool, worker: str
+) -> int:
     flags = refusing(said.flags)
     warn_of_timeout(options.timeout, flags.time_limit)
     command = own_program(said.command, flags.driver, flags.setup)
@@ -158,7 +170,11 @@ def _submit_request(said: Said, options: RowOptions, file: str | None, given: Jo
         wanted, asked = await with_newest(client, flags, command, request, sweep)
         chosen = await offered(client.plan, wanted, command, asked, sweep)
         print_unread_stdin()
-        return await _one(client, await with_files(client, flags.with_, chosen, sweep, data=flags.data), options)
+        sent = await with_files(client, flags.with_, chosen, sweep, data=flags.data)
+        code = await _one(client, sent, options)
+        if worker and code is None:
+            await place_now(client, sent.job or "", worker)
+        return code
 
     return with_client(options, one, sends=True)
 
