@@ -69,6 +69,30 @@ class Series:
         self.fine, self.coarse = Ring(steps.fine_ms, DAY_MS), Ring(steps.coarse_ms, KEPT_MS)
         self.sum, self.count = 0.0, 0
 
+    @classmethod
+    def of_zeros(cls, steps: Steps, beside: Series, at_ms: int) -> Series:
+        """Return a series that is zero wherever `beside`, whose steps are no longer, has a number up to `at_ms`."""
+        made = cls(steps)
+        for ring, other in ((made.fine, beside.fine), (made.coarse, beside.coarse)):
+            ring.last, times = at_ms // ring.step_ms, ring.step_ms // other.step_ms
+            first = ring.last - len(ring.values) + 1
+            numbers = other.between(first * times, (ring.last + 1) * times)
+            for at in range(len(ring.values)):
+                if any(value == value for value in numbers[at * times : (at + 1) * times]):
+                    ring.values[(first + at) % len(ring.values)] = 0.0
+        begin_ms = at_ms // steps.coarse_ms * steps.coarse_ms
+        before = beside.fine.between(begin_ms // beside.fine.step_ms, at_ms // beside.fine.step_ms)
+        made.count = sum(value == value for value in before)
+        return made
+
+    def copy(self, steps: Steps) -> Series:
+        """Return a series of its own with the same numbers and `steps`."""
+        made = Series(steps)
+        for ring, own in ((made.fine, self.fine), (made.coarse, self.coarse)):
+            ring.values, ring.last = own.values[:], own.last
+        made.sum, made.count = self.sum, self.count
+        return made
+
     def put(self, at_ms: int, value: float) -> None:
         step, wide = at_ms // self.fine.step_ms, at_ms // self.coarse.step_ms
         if self.fine.last >= 0 and self.fine.last * self.fine.step_ms // self.coarse.step_ms != wide:

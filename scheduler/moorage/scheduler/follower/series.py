@@ -101,6 +101,7 @@ class AllSeries:
         self._waited: deque[tuple[str, int]] = deque(maxlen=WAITS_MAX)  # tenant and ms, of jobs that began
         self._begun = {num for num, job in state.jobs.items() if job.started}
         self.left_out = 0
+        self._made_zeros: dict[Steps, tuple[int, Series]] = {}  # and the ms of the step for which they are
 
     def told_use(self, told: Told, at_ms: int) -> None:
         """Note what hosts, pools, jobs and services do, as the leader has heard it."""
@@ -237,9 +238,18 @@ class AllSeries:
             if self._counts[name[0]] >= most and not self._make_room(name[0]):
                 self.left_out += 1
                 return
-            series = self._series[name] = Series(steps)
+            series = self._series[name] = self._zeros(steps, at_ms) if _is_part(name) else Series(steps)
             self._counts[name[0]] += 1
         series.put(at_ms, value)
+
+    def _zeros(self, steps: Steps, at_ms: int) -> Series:
+        """Return the series of what was none so far: else the mean of its first step would leave out what came before
+        it, and parts of the fleet would be more than the fleet."""
+        made = self._made_zeros.get(steps)
+        if made is None or made[0] != at_ms:  # many tenants may come at once
+            whole = self._series.get(("fleet", "", "gpus"), Series(CLOSE))
+            made = self._made_zeros[steps] = at_ms, Series.of_zeros(steps, whole, at_ms)
+        return made[1].copy(steps)
 
     def _make_room(self, of: str) -> bool:
         """Forget one series that had no number for a day; return whether there was one."""
@@ -357,6 +367,11 @@ class AllSeries:
                 answer.series[f"job/{job}/{what}"] = row
         plain: dict[str, Any] = msgspec.to_builtins(answer)
         return plain
+
+
+def _is_part(name: Name) -> bool:
+    """Return whether a series is of a part of the fleet's numbers: what it is not told of is none."""
+    return name[0] in ("cause", "pool", "tenant", "tenants") and name[2] in ("gpus", "granted", "used", "waiting")
 
 
 def _ring(empty: Ring, values: bytes, last: int) -> Ring:

@@ -102,6 +102,28 @@ def test_each_step_has_what_was_granted_used_and_waited() -> None:
     assert "host/w1/granted" not in of_host
 
 
+@pytest.mark.parametrize("of", ["tenant", "tenants"])
+def test_what_comes_late_in_a_step_was_none_before_so_parts_are_no_more_than_the_fleet(
+    monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setitem(KEPT, "tenant", (CLOSE, 160 if of == "tenant" else 0))
+    drive = Watched.with_hosts(2, 2)
+    drive.now = 10 * DAY_MS
+    drive.passes(480_000)  # until 180 s of five minutes are over
+    for name in ("a", "b", "c"):
+        drive.submit(name, gpu={"count": 2}, run={"driver": "noop"})
+    drive.passes(130_000)  # until the next five minutes have begun
+    told = drive.told()
+    assert told["step_ms"] == CLOSE.coarse_ms
+    for what, at_end in (("granted", 4), ("waiting", 1)):
+        *before, last = known(told["series"][f"tenant/t/{what}"])
+        assert set(before) == {0}
+        assert at_end * 0.3 < last < at_end * 0.5, "some 12 of 30 samples"
+    assert {name[0] for name in drive.series._series if name[1:] == ("t", "granted")} == {of}  # type: ignore[union-attr]
+    month = drive.told(since_s=31 * 86_400)["series"]
+    assert known(month["tenant/t/granted"])[-1] < 2
+
+
 def test_hosts_with_one_label_pool_are_summed_and_drawn_by_its_name() -> None:
     drive = Watched()
     drive.now = 10 * DAY_MS
