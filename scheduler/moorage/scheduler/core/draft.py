@@ -359,10 +359,13 @@ class Draft:
         """Return whether acts of this class may be written: older schedulers that follow the ledger know them."""
         return self.state.level >= kind.LEVEL
 
-    def about_to_change(self, job: Job, replica: Replica | None = None) -> None:
-        """Have a job's row, or a replica's, set back with the record: no act tells what changes, as at a level below
-        the act's."""
-        self._undo.row_of(job, replica)
+    def tell(self, act: AnyAct) -> None:
+        """Write an act. Below its feature level the record lacks it, and this leader's state alone has what it says."""
+        if self.may(type(act)):
+            self.add(act)
+        else:
+            self._undo.act(act)
+            act.fold(Folding(self.state, self.seq, self.time_ms, self.state.epoch, self.state.level, []))
 
     def add(self, act: AnyAct) -> None:
         if self.steps or self.accepts:

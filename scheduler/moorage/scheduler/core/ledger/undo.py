@@ -140,15 +140,6 @@ class Undo:
         else:
             self._tables.append((job.rows, index, _GONE))
 
-    def row_of(self, job: Job, replica: Replica | None) -> None:
-        """Copy the row of a job, or of a replica of it that has one."""
-        if job.num >= self._new:
-            return
-        if replica is None:
-            self._job(job)
-        else:
-            self.replica(job, replica)
-
     def replica(self, job: Job, replica: Replica) -> None:
         """Copy the row of a replica of a job, of which a step is about to change it."""
         rows = self._rows

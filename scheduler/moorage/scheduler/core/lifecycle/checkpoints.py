@@ -10,7 +10,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Stored
-from moorage.scheduler.core.ledger.gang_sets import common_of, note_set
+from moorage.scheduler.core.ledger.gang_sets import common_of
 from moorage.scheduler.core.ledger.state import Attempt, Replica
 from moorage.schemas.errors import CHECKPOINT_NOT_STORED, reason_of
 from moorage.schemas.frames import START_FAILED, GangSets, Report
@@ -26,7 +26,7 @@ def note_running(draft: Draft, attempt: Attempt, report: Report) -> None:
     digest, behind = report.checkpoint or "", f"{CHECKPOINT_NOT_STORED}: "
     attempt.unstored = report.detail.removeprefix(behind) if report.detail.startswith(behind) else ""
     if attempt.is_current and 0 < len(digest) <= DIGEST_CHARS_MAX and not _is_known(attempt, digest):
-        _note(draft, attempt, digest, report.code if report.code > 0 else -1)
+        _write(draft, attempt.replica, attempt.no, digest, report.code if report.code > 0 else -1)
 
 
 def note_unread(draft: Draft, attempt: Attempt) -> None:
@@ -64,21 +64,8 @@ def note_checkpoint(draft: Draft, attempt: Attempt, report: Report) -> None:
         digest = ""
     before = attempt.replica.stored_by(attempt.no)
     if digest != before if digest else not before:
-        _note(draft, attempt, digest, -1)
+        _write(draft, attempt.replica, attempt.no, digest)
 
 
-def _note(draft: Draft, attempt: Attempt, digest: str, step: int) -> None:
-    _write(draft, attempt.replica, attempt.no, digest, step)
-
-
-def _write(draft: Draft, replica: Replica, no: int, digest: str, step: int) -> None:
-    job = replica.job
-    if draft.may(Stored):
-        draft.add(Stored(job.num, replica.index, no, digest, step))
-        return
-    for row in job.rows.values() if job.gang else (replica,):
-        draft.about_to_change(job, row)
-    if digest or step < 0:
-        replica.note_checkpoint(no, digest, draft.time_ms, step)
-    if job.gang and step >= 0:
-        note_set(job, replica, no, step, digest)
+def _write(draft: Draft, replica: Replica, no: int, digest: str, step: int = -1) -> None:
+    draft.tell(Stored(replica.job.num, replica.index, no, digest, step))

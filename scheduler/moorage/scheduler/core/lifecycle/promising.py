@@ -5,17 +5,11 @@ from __future__ import annotations
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Promising
 from moorage.scheduler.core.ledger.acts import Promised
-from moorage.scheduler.core.ledger.state import Promise
 
 
 def promise(draft: Draft, event: Promising) -> None:
-    """Promise a start to a job that has none yet and still waits for its first. Below the feature level of the act this
-    leader alone knows it."""
+    """Promise a start to a job that has none yet and still waits for its first."""
     job = draft.state.jobs.get(event.job)
     if job is None or job.over or job.started or job.attempts or job.promised is not None:
         return
-    if draft.may(Promised):
-        draft.add(Promised(job.num, event.by_ms, event.p50_ms, event.p90_ms, event.runs))
-    else:
-        draft.about_to_change(job)
-        job.promised = Promise(draft.time_ms, event.by_ms, event.p50_ms, event.p90_ms, event.runs)
+    draft.tell(Promised(job.num, event.by_ms, event.p50_ms, event.p90_ms, event.runs))

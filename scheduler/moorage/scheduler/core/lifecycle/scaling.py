@@ -273,10 +273,7 @@ class Scaling:
         if not lent[0] and request.scale is None:
             wanted = request.copies  # what `max_running` allows of them may change
         draft.add(Scale(job.num, wanted, why))
-        if draft.may(Lends):
-            draft.add(Lends(job.num, *lent))
-        else:
-            job.lent = lent  # soft: a new leader finds what it can in the number that is wanted
+        draft.tell(Lends(job.num, *lent))  # a new leader that lacks it finds what it can in the number that is wanted
         draft.rescaled.append(job)
         if service is not None:
             service.moved_ms, service.low_ms = draft.time_ms, None

@@ -139,26 +139,14 @@ def _streak(draft: Draft, replica: Replica) -> int:
 
 
 def _note_used(draft: Draft, attempt: Attempt, report: Report) -> None:
-    """Record what an attempt used, as measured by its worker; do nothing if the report does not say.
-
-    Below the feature level of their acts, this leader alone knows what it had at most and what it reported.
-    """
+    """Record what an attempt used, as measured by its worker; do nothing if the report does not say."""
     used, peaks, job = used_of(report.detail), report.peaks, attempt.replica.job
     if used is not None:
         draft.add(Used(job.num, *used))
     if peaks is not None and peaks.is_known and peaks.fits:
-        if draft.may(Peaked):
-            draft.add(Peaked(job.num, *astuple(peaks)))
-        else:
-            draft.about_to_change(job)
-            job.note_peaks(peaks)
+        draft.tell(Peaked(job.num, *astuple(peaks)))
     if report.reported and fits(report.reported):
-        replica, values = attempt.replica.index, encode(report.reported).decode()
-        if draft.may(LastReported):
-            draft.add(LastReported(job.num, replica, values))
-        else:
-            draft.about_to_change(job)
-            job.note_reported(replica, values)
+        draft.tell(LastReported(job.num, attempt.replica.index, encode(report.reported).decode()))
 
 
 def _code(report: Report) -> int:
