@@ -167,9 +167,11 @@ async def test_nothing_stays_on_a_page_that_it_no_longer_has(node: Node, unique:
     await node.run("cancel", "later", tenant=unique)
 
 
-async def test_a_sweep_is_a_grid_with_its_failures_first(node: Node, unique: str) -> None:
-    words = ["--", "sh", "-c", "test $MOORAGE_INDEX != 7 || { echo no luck >&2; exit 3; }"]
-    await node.run("submit", "--job", "grid", "--replicas", "40", *words, tenant=unique)
+async def test_a_sweep_is_a_grid_with_its_failures_first(node: Node, unique: str, tmp_path: Path) -> None:
+    words = ["--", "sh", "-c", "test $MOORAGE_INDEX != 7 || (echo no luck >&2; exit 3)"]
+    items = tmp_path / "items.txt"
+    items.write_text("".join(f"seed-{at}\n" for at in range(40)))
+    await node.run("submit", "--job", "grid", "--each-line", str(items), *words, tenant=unique)
     await node.run("wait", "grid", tenant=unique)
     env = node.env() | {"MOORAGE_TENANT": unique}
     async with browser() as running, served(env=env) as page, tab(running, page.url) as seen:
@@ -177,14 +179,18 @@ async def test_a_sweep_is_a_grid_with_its_failures_first(node: Node, unique: str
         await seen.page.goto(f"{page.url}/job/{unique}/grid")
         rows = seen.page.locator("#replicas tbody tr")
         await expect(rows).to_have_count(1, timeout=SEEN_MS)
-        assert (await rows.first.locator("td").all_inner_texts())[:4] == ["7", "-", "3", "no luck"]
+        told = await rows.first.locator("td").all_inner_texts()
+        assert told[:4] == ["7", "seed-7", "3", "no luck"]
         await expect(seen.page.locator("#replicas code")).to_have_text("moorage again grid --failed")
         grid = seen.page.locator("#replicas canvas")
         assert await grid.get_attribute("data-letters") == "." * 7 + "F" + "." * 32
         await grid.focus()
         for _ in range(8):
             await seen.page.keyboard.press("ArrowRight")
-        await expect(seen.page.locator(".grid-words")).to_have_text("replica 7: failed")
+        of_cell = seen.page.locator(".grid-words")
+        await expect(of_cell).to_have_text(f"replica 7: failed, seed-7, code 3, no luck, {told[4]}")
+        await seen.page.keyboard.press("ArrowRight")
+        await expect(of_cell).to_have_text("replica 8: succeeded")
         failed = seen.page.locator("button[data-letter=F]")
         await failed.click()
         await expect(failed).to_have_attribute("aria-pressed", "true")

@@ -101,7 +101,16 @@ function tellCell(grid, at) {
   const each = Number(grid.dataset.each), first = numberAt(grid, at * each), last = numberAt(grid, at * each + each - 1);
   const word = document.querySelector(`button[data-letter="${letter}"]`)?.textContent.slice(2) ?? letter;
   const which = each === 1 ? `replica ${first}` : `replicas ${first} to ${last ?? "the last"}`;
-  grid.parentElement.querySelector(".grid-words").textContent = `${which}: ${word}`;
+  const said = each === 1 ? saidOf(grid, String(first)) : [];
+  grid.parentElement.querySelector(".grid-words").textContent = [`${which}: ${word}`, ...said].join(", ");
+}
+
+// What the table of failures says of a replica, if it has it: item, code, last line, host.
+function saidOf(grid, replica) {
+  const rows = [...grid.parentElement.querySelectorAll("tbody tr")];
+  const cells = rows.find((row) => row.cells[0].textContent === replica)?.cells ?? [];
+  const [, item, code, said, host] = [...cells].map((cell) => cell.textContent.trim());
+  return [item === "-" ? "" : item, code && `code ${code}`, said, host].filter(Boolean);
 }
 
 main.addEventListener("mousemove", (event) => {
