@@ -212,7 +212,7 @@ class Engine:
         self.schedules = Schedules(state, self.admission.malformed)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, reader.requests, config, self.room.telling)
-        self._forgetting = Forgetting(state, int(config.history_keep * 1000))
+        self._forgetting = Forgetting(state, int(config.history_keep * 1000), self.lifecycle)
         self.unready = Unready(state, self.fleet, self.lifecycle)
         self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,

@@ -61,6 +61,35 @@ def test_once_is_for_the_workers_of_now_and_ends_with_the_last_of_them() -> None
     assert (drive.job("check").state, on(drive, "check")) == ("SUCCEEDED", {"w0": 1, "w1": 1})
 
 
+@pytest.mark.parametrize("did", ["ran", "waits", "was never there"])
+def test_what_waits_for_a_worker_that_an_operator_has_forgotten_ends_and_a_job_for_once_with_it(did: str) -> None:
+    drive = fleet(1, 1)
+    if did != "ran":
+        drive.operate("cordon", "w1")
+    drive.submit("check", each_worker="once", gpu={}, retries_on_lost=9)
+    drive.submit("stands", each_worker=True, gpu={}, retries_on_lost=9)
+    drive.submit("other", gpu={}, replicas=9, run={"driver": "process", "argv": ["each_worker"]})
+    drive.settle()
+    if did == "was never there":
+        drive.run_out("w0")
+    drive.workers["w1"].die()
+    drive.pass_time(60_000)
+    assert drive.job("check").live
+    assert drive.operate("forget", "w1", why="sold")["changed"]
+    drive.pass_time(5_000)
+    for _ in range(3):
+        drive.run_out("w0")
+    assert drive.job("check").counts == {"SUCCEEDED": 1, "CANCELLED": 1}
+    assert drive.job("check").over
+    assert "its worker is gone for good" in [row[8] for row in drive.job("check").history]
+    assert "its worker is gone for good" in [row[8] for row in drive.job("stands").history]
+    assert drive.job("other").counts.get("CANCELLED", 0) == 0
+    drive.worker("w2")
+    drive.settle()
+    drive.run_out("w2")
+    assert on(drive, "stands")["w2"] == 1, "it goes on for those that join"
+
+
 def test_once_without_a_worker_is_for_the_first_that_joins() -> None:
     drive = Driving()
     drive.submit("check", gpu={}, each_worker="once")

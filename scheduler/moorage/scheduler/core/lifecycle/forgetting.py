@@ -4,7 +4,7 @@ Tenants are forgotten once nothing is known of them.
 
 A worker is forgotten once it has been away for as long as the history is kept, or an operator has said so, and no job
 in memory names it: what ran there, what a job avoids there, or whose end a job waits for. Its number is not given
-again.
+again. What waits for that worker alone, of a job for each worker, ends then: it would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Flag, Forget, ForgetTenants
 from moorage.scheduler.core.ledger.acts.tenant import is_blank
 from moorage.scheduler.core.ledger.acts.worker import may_be_forgotten
-from moorage.scheduler.core.ledger.state import WORKER, Job, State, Worker
+from moorage.scheduler.core.ledger.state import QUEUED, WORKER, Job, State, Worker
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.ranges import is_in
 
 #: how often the workers that are away are checked, in seconds
 FORGET_EVERY_S: Final = 3600
@@ -25,16 +27,20 @@ FORGET_EVERY_S: Final = 3600
 JOBS_AT_ONCE: Final = 5_000
 #: the most workers, or tenants, forgotten in one record; others follow a second later
 FORGET_MAX: Final = 512
+#: why a replica ends that waits for a worker alone
+GONE: Final = "its worker is gone for good"
 
 
 class Forgetting:
     """Reads the jobs in memory a part each second, whenever some worker has been away for `away_ms`."""
 
-    def __init__(self, state: State, away_ms: int) -> None:
+    def __init__(self, state: State, away_ms: int, lifecycle: Lifecycle) -> None:
         self._state = state
+        self._lifecycle = lifecycle
         self._away_ms = away_ms
         self._next_ms = 0  # ledger time of the next check
-        self._away: set[int] = set()  # numbers of workers to forget, unless a job names them
+        self._gone: tuple[int, ...] = ()  # numbers of workers to forget
+        self._away: set[int] = set()  # those of them that no job read so far names
         self._unread: Iterator[int] | None = None  # numbers of the jobs not read yet
         self._blank: list[str] = []  # tenants to forget
 
@@ -52,18 +58,29 @@ class Forgetting:
             self._next_ms = draft.time_ms + FORGET_EVERY_S * 1000
             self._blank = [tenant.name for tenant in self._state.tenants.values() if is_blank(self._state, tenant)]
             self._away = {worker.num for worker in self._state.workers.values() if self._is_away(draft, worker)}
+            self._gone = tuple(sorted(self._away))
             self._unread = iter(list(self._state.jobs)) if self._away else None
         if self._unread is not None:
             some = list(islice(self._unread, JOBS_AT_ONCE))
             for num in some:
                 job = self._state.jobs.get(num)
                 if job is not None:
+                    self._give_up(draft, job)
                     self._away -= _named(job)
             if len(some) == JOBS_AT_ONCE:
                 return
             self._unread = None
         if self._away:
             self._forget(draft)
+
+    def _give_up(self, draft: Draft, job: Job) -> None:
+        """End the replicas of a job for each worker that wait for one which is to be forgotten."""
+        if not job.live or b"each_worker" not in job.body or not self._lifecycle.request_of(job).each_worker:
+            return
+        for num in self._gone:
+            row = job.rows.get(num)
+            if is_in(job.fresh, num) or (row is not None and row.state == QUEUED):
+                self._lifecycle.cancel(draft, job, GONE, ((num, num),))
 
     def _forget_tenants(self, draft: Draft) -> None:
         """Write the act for some tenants that are still blank. Cancels, orders and submits come later in the record."""
