@@ -42,8 +42,10 @@ SERVICE_NUMBERS: Final = ("calls", "errors", "members", "running", "ran_p50", "r
 #: jobs with a life, and values of one that it reported
 JOBS_MAX: Final = 1_000
 REPORTED_MAX: Final = 6
-#: points of an answer, and waits of five minutes whose quantiles are taken
+#: points of a row, and numbers of an answer, which is one frame: of many tenants the steps are coarser. Waits of five
+#: minutes whose quantiles are taken
 POINTS_MAX: Final = 288
+NUMBERS_MAX: Final = 90_000
 WAITS_MAX: Final = 4_096
 _NEXT: Final = "moorage usage --help"
 _QUANTILES: Final = (("wait_p50", 0.5), ("wait_p90", 0.9))
@@ -333,7 +335,8 @@ class AllSeries:
         if wanted:
             span_ms = until_ms - from_ms
             own_ms = min(self._series[name].step_ms(span_ms) for name in wanted)
-            answer.step_ms = own_ms * max(1, -(-span_ms // (own_ms * POINTS_MAX)))
+            points = min(POINTS_MAX, NUMBERS_MAX // len(wanted))
+            answer.step_ms = own_ms * max(1, -(-span_ms // (own_ms * points)))
             answer.from_ms = from_ms // answer.step_ms * answer.step_ms
         for of, name, what in sorted(wanted):
             row = self._series[of, name, what].over(from_ms, until_ms, answer.step_ms)

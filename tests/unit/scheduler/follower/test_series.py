@@ -24,6 +24,7 @@ from moorage.scheduler.follower.told import Told
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger import state_bytes as snapshots
+from moorage.schemas.codec import FRAME_BYTES_MAX
 from moorage.schemas.errors import Problem
 from moorage.schemas.waited import SeriesAnswer
 from tests.unit.scheduler.driving import H100, Driving
@@ -280,6 +281,21 @@ def test_what_is_kept_of_200_hosts_has_a_bound_of_64_mib_and_what_is_left_out_is
     answer = series.answer(None, {})
     assert isinstance(answer, dict)
     assert answer["left_out"] is True
+
+
+def test_an_answer_about_very_many_tenants_is_one_frame_with_coarser_steps() -> None:
+    """A thousand tenants of a day were too large for a frame, and Past had none of them."""
+    drive = Watched.with_hosts(1, 1)
+    drive.now = 10 * DAY_MS
+    drive.passes(30_000)
+    assert drive.series is not None
+    few = drive.told()["step_ms"]
+    for number in range(1_000):
+        drive.series._put(("tenants", f"a-tenant-with-a-long-name-{number}", "granted"), drive.now, 1234.567)
+    told = drive.told()
+    assert len(msgspec.json.encode(told)) < FRAME_BYTES_MAX
+    assert told["step_ms"] > few
+    assert len(told["series"]) > 1_000
 
 
 @pytest.mark.parametrize("since_s", [0, "x", 32 * 86_400, True])
