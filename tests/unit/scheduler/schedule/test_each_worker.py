@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.answers.views import replicas_of
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.rank.ranker import Pack
 from tests.unit.scheduler.driving import Driving
 
 
@@ -18,8 +20,8 @@ def on(drive: Driving, name: str) -> dict[str, int]:
     return dict(Counter(drive.state.worker_by_num[row[5]].id for row in placed))
 
 
-def fleet(*gpus: int, **more: Any) -> Driving:
-    drive = Driving()
+def fleet(*gpus: int, config: Config | None = None, **more: Any) -> Driving:
+    drive = Driving(config)
     for number, count in enumerate(gpus):
         drive.worker(f"w{number}", count, **more)
     return drive
@@ -48,6 +50,18 @@ def test_each_worker_that_fits_runs_it_once_and_so_does_one_that_joins_later() -
     assert (drive.job("warm").state, drive.job("warm").counts) == ("CANCELLED", {"SUCCEEDED": 2, "CANCELLED": 1})
     number = drive.state.workers["new"].num
     assert replicas_of(drive.job("warm")).ended == {"CANCELLED": str(number)}
+
+
+def test_a_new_leader_counts_it_as_one_arrival_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as one for each worker that may ever join: rankers weigh what comes by how much of it has come."""
+    arrivals = list[int]()
+    monkeypatch.setattr(Pack, "arrived", lambda _, shape, replicas: arrivals.append(replicas))
+    drive = fleet(1, config=Config(ranker="pack"))
+    drive.submit("monitor", gpu={}, each_worker=True)
+    drive.submit("sweep", gpu={}, replicas=3)
+    drive.settle()
+    drive.lead()
+    assert arrivals == [1, 3, 1, 3]
 
 
 def test_once_is_for_the_workers_of_now_and_ends_with_the_last_of_them() -> None:

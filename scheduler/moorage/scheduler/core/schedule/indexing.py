@@ -129,8 +129,9 @@ class Indexing:
             try:
                 if job.awaits:
                     self.room.add(job)  # first: ends are told also to a job that is left out
-                self._index(job, self.requests.request_of(job))
-                self.planner.placing.arrived(self.requests.shape_of(job), job.size)
+                request = self.requests.request_of(job)
+                self._index(job, request)
+                self.planner.placing.arrived(self.requests.shape_of(job), request.copies)  # as when it was submitted
             except Exception as raised:
                 self._failed(job, raised)
 
