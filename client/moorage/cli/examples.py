@@ -244,6 +244,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "admin trace": (
         "moorage admin trace week.jsonl --since 7d",
+        "moorage admin trace --keep 1GiB",
         "moorage admin trace - --anonymous",
     ),
     "admin backup": (

@@ -114,6 +114,7 @@ class Subjects:
         self.follower_all = f"{prefix}.follower.>"
         self.follower_chunk = f"{prefix}.follower.chunk"
         self.follower_saved = f"{prefix}.follower.saved"
+        self.trace_events = f"{prefix}.trace.events"
         self.schedule_all = f"{prefix}.schedule.>"
         self.schedule_wishes = f"{prefix}.schedule.wish.>"
         self.schedule_runs = f"{prefix}.schedule.run.>"
@@ -128,6 +129,7 @@ class Subjects:
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.follower_stream = f"{upper}_FOLLOWER"
+        self.trace_stream = f"{upper}_TRACE"
         self.schedule_stream = f"{upper}_SCHEDULE"
         self.request_stream = f"{upper}_REQUEST"
         self.request_none = f"{prefix}.request"  # of the stream for all where each tenant has its own: nobody's
@@ -381,5 +383,8 @@ class Subjects:
             ),
             SubjectRow(
                 f"{p}.follower.chunk, .saved", "ledger", "schedulers", "schedulers", "what was counted up to a record"
+            ),
+            SubjectRow(
+                f"{p}.trace.events", "ledger", "leader", "schedulers", "what records tell a trace, if it is kept"
             ),
         ]

@@ -123,7 +123,7 @@ async def test_of_a_ledger_that_was_cut_it_says_what_can_no_longer_be_shown(nats
         assert [row.get("recorded", True) for row in after][:3] == [False] * 3, "by its outcome alone"
         again = made.drive.attempt("wide", tenant="u").fence
         assert [row["state"] for row in await made.told(again) if row.get("job") == "wide"] == ["PLACED"]
-        trace = await read_trace(nats_server.url, unique, TraceWriter, None)
+        trace, _ = await read_trace(nats_server.url, unique, TraceWriter, None)
         assert (trace.records, trace.is_cut) == (made.stored - cut, True), "it begins with the older snapshot"
 
 

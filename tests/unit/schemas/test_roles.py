@@ -49,6 +49,7 @@ def test_nobody_has_a_right_on_the_ledger_or_a_wildcard_over_all(role: str) -> N
     own = {USER_INFO} if role == "scheduler" else set()  # which tells a user of itself alone
     for subject in {*may.publish, *may.subscribe} - own:
         assert not subject.startswith(("moorage.ledger", "moorage.snapshot", "$SYS", ">", "*")), subject
+        assert not {SUBJECTS.trace_events, SUBJECTS.trace_stream} & {subject, subject.rpartition(".")[2]}, subject
         assert subject not in ("moorage.>", "$JS.>", "$JS.API.>"), subject
 
 

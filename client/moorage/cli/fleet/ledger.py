@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SETTINGS: Final = f"The schedulers' {FILE_HELP[0].lower()}{FILE_HELP[1:]}"
 #: a trace with less than this part of the time asked for says so
 _SPAN_MIN: Final = 0.9
+#: bounds of the stream of traces
+KEPT_MIN: Final = 16 * 1024**2
+KEPT_MAX: Final = 1024**4
 REPLICAS: Final = (
     "Copies of the ledger. Default: the schedulers' setting; without it, as many as the ledger of the backup had."
 )
@@ -66,9 +69,13 @@ def backup(
 
 
 def trace(
-    to: Annotated[Path, Parameter(help="A new file, or - for the standard output.")],
+    to: Annotated[Path | None, Parameter(help="A new file, or - for the standard output.")] = None,
     /,
     *,
+    keep: Annotated[
+        str | None,
+        Parameter(help="From now on keep what traces need, in a stream of so many bytes; off: no more.", value="SIZE"),
+    ] = None,
     since: Annotated[
         str | None, Parameter(help="Only what came since; by default all that the ledger has.", value="DURATION")
     ] = None,
@@ -82,8 +89,29 @@ def trace(
 
     It has what decides, of a command the workload's name alone, and no environment or user's label. `moorage
     simulate FILE --prove` plays it. The ledger goes back to the older of its two snapshots; what stood there comes
-    first. Like a scheduler, this needs the ledger's own account, and only reads.
+    first. With `--keep 1GiB` the schedulers keep what traces need in a stream of its own, some 500 bytes a job, from
+    which the oldest goes; a trace then begins there. Like a scheduler, this needs the ledger's own account.
     """
+    if (to is None) == (keep is None):
+        raise rejected(
+            "invalid-argument", "moorage admin trace writes a FILE, or takes --keep",
+            allowed="one of both", next="moorage admin trace FILE, or moorage admin trace --keep 1GiB",
+        )  # fmt: skip
+
+    def turn() -> int:
+        from moorage.scheduler.ledger.traced import keep as keep_traces
+        from moorage.scheduler.settings import ledger_url
+
+        assert keep is not None
+        size = _kept_bytes(keep)
+        held, target = scheduler_of(settings, options)
+        url = ledger_url(held.ledger_url_file) or target or held.nats
+        kept = run(keep_traces(url, held.prefix, size))
+        if options.json:
+            emit({"kind": "kept", "stream": kept, "bytes": size})
+            return 0
+        print_out(f"{kept}\tkeeps what traces need, up to {keep}" if size else f"{kept}\tis not kept any more")
+        return 0
 
     def act() -> int:
         from moorage.client.durations import seconds
@@ -95,7 +123,8 @@ def trace(
         since_ms = None if since is None else int(seconds(since) * 1000)
         make = partial(TraceWriter, anonymous=anonymous)
         url = ledger_url(held.ledger_url_file) or target or held.nats
-        written = run(read_trace(url, held.prefix, make, since_ms))
+        written, read = run(read_trace(url, held.prefix, make, since_ms))
+        assert to is not None
         if str(to) == "-":
             sys.stdout.buffer.writelines(written.lines())
         else:
@@ -105,11 +134,32 @@ def trace(
         said = f"{many(written.jobs, 'job')} of {many(written.records, 'record')} from {written.since}"
         said += f", {age(written.span_ms)}"
         print_err(said + (f"; not told: {told}" if told else ""))
+        if read.is_cut and (since_ms is None or written.span_ms < since_ms):
+            print_err("the stream of traces has a gap: what came before it is left out")
         if since_ms is not None and written.is_cut and written.span_ms < since_ms * _SPAN_MIN:
-            print_err(f"the ledger goes back no further than that, and not {since}: snapshot_records says how far")
+            longer = "the stream of traces grows" if read.from_stream else "moorage admin trace --keep 1GiB keeps more"
+            print_err(f"neither ledger nor stream goes back further than that, and not {since}: {longer}")
         return 0
 
-    return ledger_guarded(options, act)
+    return ledger_guarded(options, act if keep is None else turn)
+
+
+def _kept_bytes(text: str) -> int:
+    """Return the bytes that a stream of traces is to have; 0 for off. Raises `Rejected`."""
+    from moorage.schemas.units import size_bytes
+
+    if text == "off":
+        return 0
+    try:
+        size = size_bytes(text)
+    except ValueError:
+        size = 0
+    if not KEPT_MIN <= size <= KEPT_MAX:
+        raise rejected(
+            "invalid-argument", "--keep is a size or off", found=text, allowed="off, or 16MiB to 1TiB",
+            next="moorage admin trace --keep 1GiB",
+        )  # fmt: skip
+    return size
 
 
 def restore(

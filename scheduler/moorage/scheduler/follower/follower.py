@@ -28,6 +28,7 @@ from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.series import AllSeries
 from moorage.scheduler.follower.told import Told
+from moorage.scheduler.follower.trace_stream import TraceStream
 from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.follower.waits import Waits
 from moorage.scheduler.ledger.evidence import Placements
@@ -117,6 +118,7 @@ class Follower:
         self._past = FleetPast()
         self._placed = Placements()
         self._history = History(world, subjects, config, replicas, lambda job: self._waits.waited(job))
+        self._trace = TraceStream(jetstream, subjects)
         self._saved_seq = 0
         self._trouble, self._next = "", ""
         self._asked = asyncio.Event()
@@ -184,6 +186,7 @@ class Follower:
             log.warning("what the follower of the ledger has counted is of another ledger, %s", self._state.ledger_id)
             written = self._go_on(None)
         await self._history.begin(self._state, written.last, written.jobs)
+        await self._trace.begin(self._state)
         self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
 
     def _go_on(self, saved: Saved | None) -> Written:
@@ -205,6 +208,7 @@ class Follower:
             return
         written = self._go_on(saved)
         await self._history.begin(self._state, written.last, written.jobs)
+        await self._trace.begin(self._state)
         await self._catch_up()
         await self._save()
 
@@ -223,6 +227,7 @@ class Follower:
             await self._bridge()
             await self._fold_through(last)
         await self._history.write()
+        await self._trace.write()
 
     async def _fold_through(self, last: int) -> None:
         async for seq, record, folded in self._ledger.fold_range(self._state, last):
@@ -234,6 +239,8 @@ class Follower:
             self._past.fold(self._state, record, folded)
             if self._history.take(folded):
                 await self._history.write()
+            if self._trace.fold(seq, record, folded):
+                await self._trace.write()
             if seq % FOLD_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -250,6 +257,7 @@ class Follower:
         self._waits.bridge(state, gap.until_ms)
         self._series.bridge(state)
         self._history.bridge(state, gap, told)
+        await self._trace.begin(state)
         if gap.is_restore:
             log.info("a restore: history and GPU time go on behind record %d of the restored ledger", gap.through_seq)
         else:
@@ -263,6 +271,7 @@ class Follower:
 
     async def _save(self) -> None:
         await self._history.write()
+        await self._trace.write(mark=True)
         written = Written(self._history.last, self._history.written_jobs())
         told = self._acts, self._waits, self._series, self._past, self._placed
         await self._saves.write(Saved(self._state, self._usage, written, *told))

@@ -223,7 +223,8 @@ async def restore(
         queue_from, stale = await _check_queue(of_users, subjects, state, own)
         replaced = await _replaced(jetstream, subjects)
         await _check_room(jetstream, subjects, replicas, ROOM_BYTES + ROOM_TIMES * header.size_bytes)
-        kept = [(jetstream, each) for each in (subjects.follower_stream, subjects.schedule_stream)]
+        own_kept = subjects.follower_stream, subjects.schedule_stream, subjects.trace_stream
+        kept = [(jetstream, each) for each in own_kept]
         kept += [(of_users, each) for each in _streams_of_users(subjects, own) if each not in stale]
         await _copy(kept, replicas, say)
         if count_the_rest is not None and await info_of(jetstream, subjects.ledger_stream) is not None:

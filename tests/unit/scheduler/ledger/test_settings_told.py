@@ -8,6 +8,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.acts import Settings
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.ledger.trace_events import TraceEvents
 from moorage.schemas.release import RELEASE
 from moorage.testing.simulate.from_ledger import TraceWriter
 from tests.levels import know_next, raise_level
@@ -34,7 +35,7 @@ def test_settings_are_told_once_as_the_level_is_raised_and_in_a_term_that_has_ot
     drive.lead()
     drive.pass_time(5_000)
     assert told(drive) == [wanted], "the next leader has the same"
-    head = msgspec.json.decode(next(TraceWriter(drive.shadow).lines()))
+    head = msgspec.json.decode(next(TraceWriter(TraceEvents(drive.shadow).base()).lines()))
     assert (head["release"], head["settings"]) == (RELEASE, dict(wanted.values))
 
 
@@ -43,7 +44,7 @@ def test_below_the_level_nothing_is_told() -> None:
     drive.worker("w0", 1)
     drive.pass_time(5_000)
     assert told(drive) == []
-    assert "settings" not in msgspec.json.decode(next(TraceWriter(drive.shadow).lines()))
+    assert "settings" not in msgspec.json.decode(next(TraceWriter(TraceEvents(drive.shadow).base()).lines()))
 
 
 def test_only_what_is_not_the_default_is_told() -> None:

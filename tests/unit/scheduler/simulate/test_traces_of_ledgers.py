@@ -16,6 +16,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.ledger.trace_events import Batch, TraceEvents
 from moorage.schemas.errors import Refused
 from moorage.schemas.job import Request
 from moorage.testing.simulate.from_ledger import TraceWriter
@@ -98,10 +99,12 @@ def played(jobs: list[TraceJob], events: list[TraceEvent], hosts: list[SimHost] 
 def written(world: Kept, path: Path, *, anonymous: bool = False) -> TraceWriter:
     state = State()
     fold(state, Record(FORMAT, 1, 1, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)]), 1)
-    writer = TraceWriter(state, anonymous=anonymous)
+    events = TraceEvents(state)
+    writer = TraceWriter(events.base(), anonymous=anonymous)
     for seq, payload in enumerate(world.payloads, 2):
         record = decode_record(payload)
-        writer.follow(record, fold(state, record, seq))
+        told = events.follow(record, fold(state, record, seq))
+        writer.take(Batch(state.ledger_id, seq - 1, seq, state.time_ms, [(state.time_ms, told)]))
     path.write_bytes(b"".join(writer.lines()))
     return writer
 
