@@ -11,10 +11,10 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
+from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.acts import Epoch
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.play import Held, Play
@@ -81,7 +81,7 @@ class World(Play):
             config, ended_max=min(config.ended_max, ENDED_MAX), finished_rows=min(config.finished_rows, FINISHED_MAX)
         )
         state = State()
-        epoch = Record(FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)])
+        epoch = Record(records.FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)])
         fold(state, epoch, 1)
         super().__init__(Engine(state, config, Subjects(), _LEADER, 0), BEGIN_MS)
         self.jobs = jobs

@@ -177,9 +177,12 @@ def test_what_is_changed_changes_placements_and_nothing_changed_none(tmp_path: P
     written(played(jobs, events), tmp_path / "t.jsonl")
     trace = read_whole(tmp_path / "t.jsonl")
 
-    def differs(**config: Any) -> bool:
-        again = played(trace.jobs, changed, hosts=[], **config)
+    def differs(jobs: list[TraceJob] | None = None, **config: Any) -> bool:
+        again = played(jobs or trace.jobs, changed, hosts=[], **config)
         return bool(prove(trace.jobs, again.placed).kinds)
+
+    def without(verb: str) -> list[TraceEvent]:
+        return [event for event in trace.events if event.kind != "order" or event.data["verb"] != verb]
 
     changed = edited(trace.events)
     assert not differs()
@@ -191,3 +194,11 @@ def test_what_is_changed_changes_placements_and_nothing_changed_none(tmp_path: P
     assert differs()
     changed = edited(trace.events)
     assert differs(ranker="headroom")
+    assert differs(reserve_after=0.0)
+    changed = without("cordon")
+    assert differs()
+    changed = without("share")
+    assert differs()
+    changed = edited(trace.events)
+    like = msgspec.structs.replace
+    assert differs([like(job, request=like(job.request, priority=50)) for job in trace.jobs])
