@@ -75,21 +75,29 @@ def install_extra(name: str) -> str:
     try:
         found = distribution("moorage")
     except PackageNotFoundError:  # its sources are on Python's path
-        return pip_install(f"{_from_here(str(Path(__file__).resolve().parents[3]))}[{name}]")
+        return _install_moorage(f"{_from_here(str(Path(__file__).resolve().parents[3]))}[{name}]")
     source = json.loads(found.read_text("direct_url.json") or "{}")
     url = source.get("url", "")
     if not url:
-        return pip_install(f"moorage[{name}]=={found.version}")
+        return _install_moorage(f"moorage[{name}]=={found.version}")
     if not url.startswith("file:"):
         vcs = source.get("vcs_info")
-        return pip_install(f"moorage[{name}] @ " + (f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url))
+        return _install_moorage(f"moorage[{name}] @ " + (f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url))
     from urllib.parse import unquote, urlsplit
 
     path = unquote(urlsplit(url).path)
     if not os.path.exists(path):
         return pip_install(*_of_extra(found, name))
     is_editable = source.get("dir_info", {}).get("editable", False)
-    return pip_install(*(["-e"] if is_editable else []), f"{_from_here(path)}[{name}]")
+    return _install_moorage(f"{_from_here(path)}[{name}]", *(["-e"] if is_editable else []))
+
+
+def _install_moorage(wanted: str, *options: str) -> str:
+    import shlex
+
+    if "archive-v0" in Path(sys.prefix).parts:  # uvx made it: what is installed there, the next run does not have
+        return f"uvx --from {shlex.quote(wanted)} moorage …"
+    return pip_install(*options, wanted)
 
 
 def _of_extra(found: Distribution, name: str) -> list[str]:

@@ -41,14 +41,16 @@ def test_other_users_jobs_pass_the_folder_of_root_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_it_says_how_to_find_its_command_where_the_path_has_it_not(tmp_path: Path, is_there: bool) -> None:
-    """As after `make up`, which activates no environment."""
+@pytest.mark.parametrize(("is_there", "by_uv"), [(True, False), (False, False), (True, True)])
+async def test_it_says_how_to_find_its_command_where_the_path_has_it_not(
+    tmp_path: Path, is_there: bool, by_uv: bool
+) -> None:
+    """As after `make up`, which activates no environment, and with uvx, whose PATH the next terminal lacks."""
     beside = Path(sys.executable).parent
-    path = f"{beside}:/usr/bin:/bin" if is_there else "/usr/bin:/bin"
-    async with node_on(tmp_path / "home", env={"PATH": path}) as node:
+    env = {"PATH": f"{beside}:/usr/bin:/bin" if is_there else "/usr/bin:/bin"}
+    async with node_on(tmp_path / "home", env=env | ({"UV": "/usr/bin/uv"} if by_uv else {})) as node:
         line = f"  export PATH={beside}:$PATH"
-        assert (line not in talk(node.folder).splitlines()) == is_there
+        assert (line not in talk(node.folder).splitlines()) == (is_there and not by_uv)
 
 
 @pytest.mark.slow

@@ -78,6 +78,13 @@ def test_a_wheel_names_its_file_and_the_packages_once_that_is_gone(
     assert install_extra("page") == "pip install 'starlette<2,>=1.0' 'uvloop<1'"
 
 
+def test_what_uvx_runs_is_run_by_it_again_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of its cache serves one command, and the next one gets another."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "uv" / "archive-v0" / "Ndx7"))
+    came(tmp_path, monkeypatch, {"url": f"file://{tmp_path}", "dir_info": {}})
+    assert install_extra("page") == "uvx --from '.[page]' moorage …"
+
+
 @pytest.mark.parametrize(
     ("source", "command"),
     [

@@ -315,7 +315,8 @@ class Node:
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]
         beside = Path(sys.executable).with_name("moorage")
-        if beside.exists() and shutil.which("moorage") != str(beside):  # as after `make up`
+        # as after `make up`; what uv runs has it in its own PATH alone
+        if beside.exists() and ("UV" in os.environ or shutil.which("moorage") != str(beside)):
             lines.append(f"  export PATH={shlex.quote(str(beside.parent))}:$PATH")
         if not self._is_default_folder:
             lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
