@@ -158,6 +158,8 @@ def test_a_day_is_drawn_as_layers_with_their_numbers_in_words_and_what_is_unknow
     for said in ("<b>8</b> GPUs there", "<b>50 %</b> granted"):
         assert said in summary.html
     assert "most of all for: all GPUs" in summary.html
+    zeros = SeriesAnswer(from_ms=0, until_ms=600_000, step_ms=300_000, series={"fleet//gpus": [0.0, 0.0]})
+    assert "up to 0<" in draw_series.past(zeros, "1d")[1].html
     nothing = draw_series.past(SeriesAnswer(), "1d")[1].html
     assert ("nothing so far" in nothing, "a point is" in nothing, "<td" in nothing) == (True, False, False)
 

@@ -273,9 +273,11 @@ def _chart(
             base = [base[at] if value is None else value for at, value in enumerate(top)]
     values = [value for top in tops for value in top if value is not None]
     least = min(values, default=0.0) if line else 0.0
-    most = most or max(values, default=0) or 1
+    told_most = most = most or max(values, default=0)
     if line and most == least:
         least, most = least - 1, most + 1
+        told_most = most
+    most = most or 1  # a chart of zeros has a height, too
     shown = []
     below = [0.0] * count
     for (label, row, kind), top in zip(layers, tops, strict=True):
@@ -298,7 +300,8 @@ def _chart(
     ]
     known_any = any(each["path"] for each in shown)
     return {
-        "name": name, "title": title, "layers": shown, "most": _number(most, unit) if known_any else "", "marks": marks,
+        "name": name, "title": title, "layers": shown, "marks": marks,
+        "most": _number(told_most, unit) if known_any else "",
         "wide": WIDE, "high": HIGH, "known": known_any, "least": _number(least, unit) if line else "",
     }  # fmt: skip
 
