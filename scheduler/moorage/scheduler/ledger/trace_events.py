@@ -98,7 +98,8 @@ class TraceEvents:
         for job in sorted(live, key=lambda job: (not job.attempts, job.placed_ms, job.num)):
             self._arrives(job)
             for attempt in job.attempts:
-                self._events.append(["runs", job.num, attempt.replica.index, attempt.no])
+                stands = attempt.worker.id, slots_of(attempt.mask)
+                self._events.append(["runs", job.num, attempt.replica.index, attempt.no, *stands])
         if state.settings[0]:
             self._events.append(["settings", state.settings[0], dict(state.settings[1])])
         made, self._events = self._events, []

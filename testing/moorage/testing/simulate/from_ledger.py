@@ -108,7 +108,7 @@ class TraceWriter:
     def _move(self, at_ms: int, kind: str, num: int, *what: Any) -> None:
         line = self._jobs[num]
         if kind == "runs":
-            index, attempt = what
+            index, attempt, *_ = what  # where it stands is not played yet
             self._since[num, index] = attempt, at_ms
         elif kind == "placed":
             index, attempt, host, slots = what
