@@ -72,9 +72,9 @@ def debian(tmp_path: Path) -> Debian:
 
 
 def test_a_package_is_installed_upgraded_removed_and_purged_without_a_network(made: list[Path], debian: Debian) -> None:
-    (debian.tree / "root/moorage.deb").write_bytes(made[0].read_bytes())
+    (debian.tree / "moorage.deb").write_bytes(made[0].read_bytes())
     for _ in ("first", "again"):
-        debian.run("dpkg -i ~/moorage.deb")
+        debian.run("dpkg -i /moorage.deb")
         assert debian.run("moorage --version").strip() == build()
     assert "v2." in debian.run("/opt/moorage/bin/nats-server --version")
     assert "aiohttp" in debian.run("/opt/moorage/bin/python -c 'import aiohttp; print(aiohttp)'"), "for the door"
@@ -89,7 +89,7 @@ def test_a_package_is_installed_upgraded_removed_and_purged_without_a_network(ma
     assert (debian.tree / "etc/moorage/key").read_text() == "mine\n", "keys and ledgers are a site's own"
     left = [*(debian.tree / "usr").rglob("*moorage*")]
     assert not left
-    debian.run("dpkg -i ~/moorage.deb; rm /etc/moorage/key; dpkg --purge moorage")
+    debian.run("dpkg -i /moorage.deb; rm /etc/moorage/key; dpkg --purge moorage")
     assert not (debian.tree / "etc/moorage").exists()
     assert "moorage" not in debian.run("getent passwd")
 
