@@ -180,7 +180,7 @@ def test_the_page_shows_the_map_and_no_job(fleet: Fleet) -> None:
     happens(
         "both hosts are on the map", lambda: 'data-worker="n01"' in shown("/") and 'data-worker="n02"' in shown("/")
     )
-    assert "takes an operator&#x27;s key" in shown("/queue")
+    assert "takes an operator&#39;s key" in shown("/queue")
 
 
 def test_ports_are_on_loopback_alone(fleet: Fleet) -> None:
