@@ -75,6 +75,14 @@ def _body(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [], "max_tokens": 3, **more}
 
 
+async def test_a_service_that_has_just_come_is_listed_at_once(node: Node, unique: str) -> None:
+    async with door(node) as url, aiohttp.ClientSession(url) as http:
+        async with http.get("/v1/models") as answer:
+            before = {row["id"] for row in (await answer.json())["data"]}
+        async with served(node, f"c-{unique}"[:40], f"m-{unique}"), http.get("/v1/models") as answer:
+            assert {row["id"] for row in (await answer.json())["data"]} - before == {f"m-{unique}"}
+
+
 async def test_openais_api_through_the_door(node: Node, unique: str) -> None:
     chat, model = f"c-{unique}"[:40], f"m-{unique}"
     async with served(node, chat, model, f"{model}-lora"), door(node) as url, aiohttp.ClientSession(url) as http:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 ASK_S: Final = 2.0
 #: models that are not known are asked for at once, at most this often: callers wait for that, and are not refused
 MISSED_S: Final = 0.25
+#: how long who lists the models waits for an answer
+LISTED_S: Final = 1.0
 
 log = logging.getLogger("moorage.door")
 
@@ -36,6 +39,14 @@ class Models:
     @property
     def rows(self) -> Mapping[str, ServiceRow]:
         """The service of each model."""
+        return self._rows
+
+    async def listed(self) -> Mapping[str, ServiceRow]:
+        """Return the service of each model as of now, or as last told if no scheduler answers within `LISTED_S`."""
+        if not self.is_stale:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LISTED_S):
+                    await self._ask_since(asyncio.get_running_loop().time() - MISSED_S)
         return self._rows
 
     async def service_of(self, model: str) -> str | None:

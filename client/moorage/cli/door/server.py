@@ -25,6 +25,7 @@ from moorage.cli.door.models import Models
 from moorage.cli.door.problems import DoorProblem, problem_of
 from moorage.client.affinity import KEY_CHARS_MAX
 from moorage.client.errors import ClientError
+from moorage.schemas.answers.jobs import ServiceRow
 from moorage.schemas.http_service import HTTP_HEADERS, HTTP_METHOD, HTTP_PATH, HTTP_STATUS, passed_on, target_trouble
 from moorage.schemas.names import is_service
 from moorage.schemas.served import Answer, is_header
@@ -127,7 +128,7 @@ class Door:
                 ("", ""),
                 ("", request.path[10:]),
             ):
-                return self._list(models, key, request.path[len("/v1/models/") :], exposed)
+                return self._list(await models.listed(), key, request.path[len("/v1/models/") :], exposed)
             with self._begun(key), _Held(self) as held:
                 call = await self._call_of(request, models, key, held)
                 service = call.service
@@ -207,13 +208,15 @@ class Door:
 
     # -- what is asked
 
-    def _list(self, models: Models, key: Key | None, one: str, exposed: dict[str, str]) -> web.Response:
+    def _list(
+        self, known: Mapping[str, ServiceRow], key: Key | None, one: str, exposed: dict[str, str]
+    ) -> web.Response:
         rows = [
             {
                 "id": model, "object": "model", "created": row.accepted_ms // 1000, "owned_by": row.service,
                 "moorage": {"service": row.service, "state": "ready" if row.members else "asleep"},
             }
-            for model, row in sorted(models.rows.items()) if key is None or key.may_call(row.service)
+            for model, row in sorted(known.items()) if key is None or key.may_call(row.service)
         ]  # fmt: skip
         if not one:
             return web.json_response({"object": "list", "data": rows}, headers=exposed)
